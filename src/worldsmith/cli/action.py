@@ -70,14 +70,14 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
     head, topic = take_help(head, os.path.exists)
     if commands()[name].by == "word" and (not head or head[0].startswith("-")):
         if topic is None:
-            raise UserError(f"select one:\n{kinds_in_words(name)}")
-        print_text(kinds_in_words(name))
+            raise UserError(f"select one:\n{list_variants(name)}")
+        print_text(list_variants(name))
         return 0
     with mistakes_of_the_user():
         prefix, kinds, words = choose_action(name, head)
         file = words.own.get(SETTINGS)
         if topic is not None:
-            texts = [text for kind in kinds if (text := help_of(name, prefix, kind, words, file, topic))]
+            texts = [text for kind in kinds if (text := format_help(name, prefix, kind, words, file, topic))]
             if not texts:
                 raise UserError(f"no flag has '{topic}' in its name or description")
             print_text("\n".join(texts).removesuffix("\n"))
@@ -94,9 +94,9 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
             print_warning(warning)
         action: Action = loaded.tree.build()
         if DRYRUN in words.own:
-            told = [format_report(spec)] if spec is not None else []
-            told += [f"starts   {processes} processes, which share the work"] if processes > 1 else []
-            return show_plan(action, loaded, told, with_tree=SHOW_TREE in words.own)
+            first_lines = [format_report(spec)] if spec is not None else []
+            first_lines += [f"starts   {processes} processes, which share the work"] if processes > 1 else []
+            return show_plan(action, loaded, first_lines, with_tree=SHOW_TREE in words.own)
         result = action.run()
         return print_result(result, as_json=JSON in words.own) if is_first() else result.code
 
@@ -132,7 +132,7 @@ def load_settings(prefix: str, kind: type[Action], words: Words, tail: list[str]
     """
     if words.spec is not None:
         name_classes(words.spec.data, kind.Config)
-    with mistakes_in("the command"):
+    with name_error_source("the command"):
         return finish(*draft_settings(prefix, kind.Config, words, kind.places, words.own.get(SETTINGS), tail))
 
 
@@ -165,15 +165,15 @@ def choose_action(name: str, head: list[str]) -> tuple[str, list[type[Action]], 
         read_spec_words(name, words, settings=SETTINGS)
     if PARENT in words.own:
         adopt_parent(words.own[PARENT], words, kinds, words.own.get(SETTINGS))
-    if commands()[name].by == "model" and (model := named_place(words, "model", words.loose)):
-        kinds = [kind_for_model(name, model, base=named_place(words, "base"))]
+    if commands()[name].by == "model" and (model := find_model_name(words, "model", words.loose)):
+        kinds = [kind_for_model(name, model, base=find_model_name(words, "base"))]
     return prefix, kinds, words
 
 
-def kinds_in_words(name: str) -> str:
+def list_variants(name: str) -> str:
     """Returns lines that list the variants of the command `name`, each with the first line of its description."""
-    about = {kind: (inspect.getdoc(cls) or "").partition("\n")[0] for kind, cls in kinds_of(name).items()}
-    return "\n".join(f"  worldsmith {name} {kind} …\n      {text}" for kind, text in about.items())
+    descriptions = {kind: (inspect.getdoc(cls) or "").partition("\n")[0] for kind, cls in kinds_of(name).items()}
+    return "\n".join(f"  worldsmith {name} {kind} …\n      {text}" for kind, text in descriptions.items())
 
 
 def sort_action_words(head: list[str], kinds: list[type[Action]]) -> Words:
@@ -187,7 +187,7 @@ def sort_action_words(head: list[str], kinds: list[type[Action]]) -> Words:
     return sort_words(head, [unset_tree(kind.Config) for kind in kinds], OWN, aliases)
 
 
-def named_place(words: Words, field: str, loose: Sequence[str] = ()) -> str | None:
+def find_model_name(words: Words, field: str, loose: Sequence[str] = ()) -> str | None:
     """Returns the name or path that a command has for a model.
 
     Args:
@@ -209,7 +209,7 @@ def named_place(words: Words, field: str, loose: Sequence[str] = ()) -> str | No
     return given[0] if given and isinstance(given[0], str) else None
 
 
-def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str | None, topic: str) -> str:
+def format_help(name: str, prefix: str, kind: type[Action], words: Words, file: str | None, topic: str) -> str:
     """Returns the help text of an action.
 
     Args:
@@ -234,7 +234,7 @@ def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str 
             *aliases,
         ]
     )
-    return action_help(usage, draft, options_of(name, kind), topic)
+    return action_help(usage, draft, applicable_options(name, kind), topic)
 
 
 def join_lines(text: str) -> str:
@@ -242,22 +242,22 @@ def join_lines(text: str) -> str:
     return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
 
 
-def options_of(name: str, kind: type[Action]) -> dict[str, str]:
+def applicable_options(name: str, kind: type[Action]) -> dict[str, str]:
     """Returns the general options that apply to an action class of the command `name`: option -> help text."""
-    meant = {SPEC: reads_specs(name) or name in ("tune", "generate"), PARENT: reads_model(kind)}
-    return {option: text for option, text in OPTIONS.items() if meant.get(option.partition(" ")[0], True)}
+    applies = {SPEC: reads_specs(name) or name in ("tune", "generate"), PARENT: reads_model(kind)}
+    return {option: text for option, text in OPTIONS.items() if applies.get(option.partition(" ")[0], True)}
 
 
-def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree: bool) -> int:
+def show_plan(action: Action, loaded: Loaded, first_lines: Sequence[str], *, with_tree: bool) -> int:
     """Prints the dry run of an action and returns the exit code.
 
     Args:
         action: Action whose plan is printed.
         loaded: Its settings.
-        told: Lines printed before the plan.
+        first_lines: Lines printed before the plan.
         with_tree: Whether to print all settings with their origins after the plan.
     """
-    code = print_result(Result(chain(told, action.plan())))
+    code = print_result(Result(chain(first_lines, action.plan())))
     if with_tree:
         from worldsmith.config.write.annotate import show_tree
 
@@ -277,7 +277,7 @@ def print_result(result: Result, *, as_json: bool = False) -> int:
 
 
 @contextmanager
-def mistakes_in(where: str) -> Iterator[None]:
+def name_error_source(where: str) -> Iterator[None]:
     """Context manager: config errors name `where` as their source."""
     try:
         yield
@@ -297,33 +297,33 @@ def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:
     Raises:
         UserError: If more processes than GPUs are requested, or another number than `worldsmith launch` has started.
     """
-    asked, device = getattr(loaded.tree, PROCESSES, None), getattr(loaded.tree, "device", None)
-    if asked is None:
+    requested, device = getattr(loaded.tree, PROCESSES, None), getattr(loaded.tree, "device", None)
+    if requested is None:
         return 1
     if os.environ.get("WORLD_SIZE") or os.environ.get("RANK"):
-        if asked != world_size():
+        if requested != world_size():
             raise UserError(
                 f"the launch already has {world_size()} processes, which share the work: omit --{PROCESSES}"
             )
         return 1
-    if asked == 1:
+    if requested == 1:
         return 1
     import torch
 
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
     if spec is None or loaded.places.get((PROCESSES,)) != spec.spec.place("num_gpus"):
-        if 0 < gpus < asked and device is None:
+        if 0 < gpus < requested and device is None:
             raise UserError(
-                f"--{PROCESSES} {asked}: each needs a GPU, but this machine has {gpus}; use --{PROCESSES} {gpus}"
+                f"--{PROCESSES} {requested}: each needs a GPU, but this machine has {gpus}; use --{PROCESSES} {gpus}"
             )
-        return int(asked)
-    running = 1 if device is not None else max(1, min(asked, gpus))
-    if running < asked:
+        return int(requested)
+    running = 1 if device is not None else max(1, min(requested, gpus))
+    if running < requested:
         found = f"this machine has {gpus or 'no'} {'GPU' if gpus == 1 else 'GPUs'}"
         reason = found if device is None else f"--device is {device}"
         advice = f"; --{PROCESSES} N starts N nevertheless" if not gpus or device is not None else ""
         loaded.warnings.append(
-            f"num_gpus requests {asked} processes, each with its own GPU, but {reason}: {running} of {asked} "
+            f"num_gpus requests {requested} processes, each with its own GPU, but {reason}: {running} of {requested} "
             f"processes {'answers' if running == 1 else 'answer'}{advice}"
         )
     return running

@@ -23,7 +23,7 @@ from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.monitor.terminal_text import text_width
 
 REQUIRED = "required"
-MOST_CHOICES = 8
+MAX_CHOICES = 8
 """Max number of classes listed for a flag; with more, the placeholder is CLASS."""
 TYPES = {int: "INT", float: "NUMBER", str: "TEXT", bool: "true|false", type(None): "null", Any: "VALUE"}
 
@@ -155,7 +155,7 @@ def _choices(hint: Any, current: str) -> str:
     names = class_choices(hint)
     roots = {(owner_of(cls) or cls).__name__ for cls in nested_config_classes(hint) if cls.__subclasses__()}
     leaves = [name for name in names if name not in roots or name == current]
-    return "|".join(leaves) if 0 < len(leaves) <= MOST_CHOICES else "CLASS"
+    return "|".join(leaves) if 0 < len(leaves) <= MAX_CHOICES else "CLASS"
 
 
 def _line(path: Path, kind: str, value: str, origin: str, doc: str) -> str:

@@ -88,7 +88,7 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
 
     format_last_resort()
     try:
-        with stoppable(name):
+        with interruptible(name):
             import_packages(packages)
             package_words = [word for option in packages for word in option]
             if name == "launch":
@@ -122,7 +122,7 @@ def run_launch(words: Sequence[str], packages: Sequence[str]) -> int:
 
 
 @contextmanager
-def stoppable(name: str) -> Iterator[None]:
+def interruptible(name: str) -> Iterator[None]:
     """Context manager: sets the effect of Ctrl-C until the command `name` installs its own handler.
 
     `train`, `launch` and launched processes have no state to save yet and exit at once. Other commands get a
@@ -138,7 +138,7 @@ def stoppable(name: str) -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
-                leave_interrupted()
+                exit_interrupted()
             frame = frame.f_back
         raise KeyboardInterrupt
 
@@ -153,7 +153,7 @@ def stoppable(name: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, former)
 
 
-def leave_interrupted() -> None:
+def exit_interrupted() -> None:
     """Exits the process at once with the code for an interrupt, without cleanup."""
     os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in [*load_installed(), *broken]:
         print_warning(problem.render())
     if args.name:
-        print_one(found[0], args.json)
+        print_recipe(found[0], args.json)
     elif args.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
@@ -90,23 +90,23 @@ def describe_data(loader: Any) -> str | None:
     return None
 
 
-def print_one(found: dict[str, Any], as_json: bool) -> None:
+def print_recipe(entry: dict[str, Any], as_json: bool) -> None:
     """Prints one recipe: its facts, and its changes to its parent recipe or, without a parent, its complete config.
 
     Args:
-        found: Result of `describe_recipe`.
+        entry: Result of `describe_recipe`.
         as_json: Whether to print the facts and the changes as JSON.
     """
-    tree, parent = get_recipe(found["name"]), found["starts_from"]
+    tree, parent = get_recipe(entry["name"]), entry["starts_from"]
     changes = recipe_changes(get_recipe(parent), tree) if parent else []
     if as_json:
         named = [{"path": path, "before": before, "after": after} for path, before, after in changes]
-        print(json.dumps({**found, "changes": named}, indent=2, ensure_ascii=False))
+        print(json.dumps({**entry, "changes": named}, indent=2, ensure_ascii=False))
         return
-    size = f", {short_number(found['parameters'])} parameters" if found["parameters"] is not None else ""
-    print_text(f"{found['name']}: {found['doc']}".rstrip(": "))
-    print_text(f"  task    {found['task']}\n  model   {found['model']}{size}\n  data    {found['data']}")
-    print_text(f"  module  {found['module']}\n  from    {parent or 'no other recipe: it sets the complete config'}")
+    size = f", {short_number(entry['parameters'])} parameters" if entry["parameters"] is not None else ""
+    print_text(f"{entry['name']}: {entry['doc']}".rstrip(": "))
+    print_text(f"  task    {entry['task']}\n  model   {entry['model']}{size}\n  data    {entry['data']}")
+    print_text(f"  module  {entry['module']}\n  from    {parent or 'no other recipe: it sets the complete config'}")
     if not parent:
         print(f"\n{to_yaml(tree)}", end="")
         return
@@ -131,16 +131,16 @@ def _shown(tree: Config, path: Path) -> str:
     return write(value, LAUNCH_WORD) or "''"
 
 
-def print_list(found: list[dict[str, Any]]) -> None:
+def print_list(recipes: list[dict[str, Any]]) -> None:
     """Prints the recipes by model: a line with name, size and parent recipe, and the description below it.
 
     Lines break between words, and never between `from` and the name of the parent recipe.
 
     Args:
-        found: Results of `describe_recipe`.
+        recipes: Results of `describe_recipe`.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for entry in found:
+    for entry in recipes:
         groups.setdefault((entry["model"], entry["task"]), []).append(entry)
     for number, ((model, task), entries) in enumerate(groups.items()):
         print(*[""] * (number > 0), f"{model}, task {task}:", sep="\n")

@@ -53,14 +53,14 @@ class RunCommand:
         docs, hints = field_docs(config), annotated_hints(config)
         for name, hint in hints.items():
             flags = [*filter(None, [aliases.get(name)]), f"--{name.replace('_', '-')}"]
-            about: dict[str, Any] = {"help": " ".join(docs[name].split()), "default": SUPPRESS}
+            options: dict[str, Any] = {"help": " ".join(docs[name].split()), "default": SUPPRESS}
             if hint is bool:
-                parser.add_argument(*flags, action="store_true", **about)
+                parser.add_argument(*flags, action="store_true", **options)
                 continue
             limits = [limit for member in union_members(hint) for limit in get_args(member)[1:]]
             least = next((limit.ge for limit in limits if isinstance(limit, Range)), None)
-            kind: Callable[[str], Any] = str if least is None else run_source.count_from(int(least))
-            parser.add_argument(*flags, type=kind, metavar=self.kind.metavars.get(name, "N"), **about)
+            kind: Callable[[str], Any] = str if least is None else run_source.integer_from(int(least))
+            parser.add_argument(*flags, type=kind, metavar=self.kind.metavars.get(name, "N"), **options)
         parser.add_argument(JSON, action="store_true", help=OPTIONS[JSON])
         parser.epilog = f"{self.epilog} {ABOUT_RUNS}".lstrip()
 
@@ -113,7 +113,7 @@ class GivenWords:
 
     def unknown_source(self) -> str | None:
         source: str | None = self.args.source
-        return None if source is None or run_source.names_source(source) else source
+        return None if source is None or run_source.is_source_name(source) else source
 
     def load_for_dataset(self, recipe: str, dataset: Any) -> Loaded:
         args = copy(self.args)
@@ -140,6 +140,6 @@ class GivenWords:
         if args.module:
             return ["--module", args.module, "--config", args.config, "--", *words]
         if args.spec:
-            said = args.spec_words or []
-            return ["--spec", args.spec, *said, "--", *words[len(said) :]]
+            spec_words = args.spec_words or []
+            return ["--spec", args.spec, *spec_words, "--", *words[len(spec_words) :]]
         return [args.source or args.sft_toml, "--", *words]

@@ -52,12 +52,12 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(overrides=[], flags=[], spec_words=None, policy=None)
 
 
-def count_from(least: int) -> Callable[[str], int]:
-    """Returns an argparse type for integers that are at least `least`."""
+def integer_from(minimum: int) -> Callable[[str], int]:
+    """Returns an argparse type for integers that are at least `minimum`."""
 
     def read(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, found '{text}'")
+        if not text.isdigit() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"expected an integer of at least {minimum}, found '{text}'")
         return int(text)
 
     return read
@@ -80,13 +80,13 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
         SystemExit: For invalid arguments, and after help is printed on request.
     """
     own = {option for action in parser._actions for option in action.option_strings}
-    words, topic = take_help(list(words), names_source)
+    words, topic = take_help(list(words), is_source_name)
     rest, flags = split_flags(words, own)
     args, extra = parser.parse_known_args(rest)
     if extra and args.source and not args.spec and is_spec(args.source):
         args.spec, args.source = args.source, None
     if args.spec:
-        args.spec_words, args.policy = without_search(
+        args.spec_words, args.policy = take_search_policy(
             args.spec, [word for word in (args.source, *extra) if word], getattr(args, "parent", None)
         )
         args.source = None
@@ -99,7 +99,7 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
             f"unexpected argument '{extra[0]}'. Overrides of single values come last, after --: … -- {extra[0]}"
         )
     if not any(sources(args)):
-        args.source = take_source(flags, names_source)
+        args.source = take_source(flags, is_source_name)
     args.flags, args.own_options = flags, sorted(own)
     if topic is not None:
         print_help(parser, args, topic or None)
@@ -107,7 +107,7 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     return args
 
 
-def without_search(spec: str, words: list[str], parent: str | None = None) -> tuple[list[str], Policy | None]:
+def take_search_policy(spec: str, words: list[str], parent: str | None = None) -> tuple[list[str], Policy | None]:
     """Removes the search policy (``automl_policy=…``) from the arguments of a spec.
 
     Args:
@@ -231,12 +231,12 @@ def source_name(args: argparse.Namespace) -> str:
     return str(args.spec or args.sft_toml or args.source)
 
 
-def take_help(words: list[str], is_no_topic: Callable[[str], bool]) -> tuple[list[str], str | None]:
+def take_help(words: list[str], is_not_topic: Callable[[str], bool]) -> tuple[list[str], str | None]:
     """Removes the request for help from a command's arguments.
 
     Args:
         words: Arguments before ``--``.
-        is_no_topic: Returns whether the argument after ``--help`` is not a topic but, for example, a file.
+        is_not_topic: Returns whether the argument after ``--help`` is not a topic but, for example, a file.
 
     Returns:
         The other arguments, and the topic of the help: a section or word; empty for the complete help; None if no help
@@ -245,12 +245,12 @@ def take_help(words: list[str], is_no_topic: Callable[[str], bool]) -> tuple[lis
     for index, word in enumerate(words):
         if word in ("-h", "--help"):
             topic = next(iter(words[index + 1 :]), "")
-            topic = "" if topic.startswith("-") or is_no_topic(topic) else topic
+            topic = "" if topic.startswith("-") or is_not_topic(topic) else topic
             return words[:index] + words[index + 1 + bool(topic) :], topic
     return words, None
 
 
-def names_source(word: str) -> bool:
+def is_source_name(word: str) -> bool:
     """Returns whether an argument is the path of a config file, a run folder or the name of a recipe."""
     try:
         return word.lower().endswith(FILES) or os.path.isfile(os.path.join(word, "config.yaml")) or is_recipe(word)
@@ -258,7 +258,7 @@ def names_source(word: str) -> bool:
         return False
 
 
-def started_as() -> list[str]:
+def start_command() -> list[str]:
     """Returns the command and arguments with which this process was started, without secrets."""
     program, *arguments = sys.argv
     if Path(program).name in MODULES:

@@ -110,13 +110,13 @@ def write_all(folder: str | None, style: str) -> int:
     forms = all_forms()
     files = spec_files(forms, style)
     for name, text in files.items():
-        place = pathlib.Path(folder) / name
+        path = pathlib.Path(folder) / name
         if text is None:
-            place.unlink(missing_ok=True)
-            print(f"{place} could not be generated; the manifest states why", file=sys.stderr)
+            path.unlink(missing_ok=True)
+            print(f"{path} could not be generated; the manifest states why", file=sys.stderr)
             continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_text(place, text)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
     written = sum(text is not None for text in files.values())
     print(f"{folder}: wrote {written} files for the actions {', '.join(forms)}")
     return int(None in files.values())
@@ -227,7 +227,7 @@ class _TreePart:
             self.lines += [f"`type: {tag_of(cls)}`", ""]
         self.fields(cls)
         for name, kind in annotated_hints(cls).items():
-            self.below((*path, name), kind)
+            self.child_sections((*path, name), kind)
 
     def fields(self, cls: type[Config]) -> None:
         """Adds the Markdown table of a class's fields to the page."""
@@ -245,16 +245,16 @@ class _TreePart:
                 default = "required" if name in required else f"`{write(defaults[name], SHOWN)}`"
             self.lines.append(_row([f"`{name}`", kind, default, docs.get(name, "")]))
 
-    def below(self, path: tuple[str, ...], hint: Any) -> None:
+    def child_sections(self, path: tuple[str, ...], hint: Any) -> None:
         """Adds all sections that a field at `path` of type `hint` can contain to the page."""
         for member in union_members(hint):
             if get_origin(member) in (list, dict):
                 key = "NAME" if get_origin(member) is dict else "0"
-                self.below((*path, key), get_args(member)[-1])
-        for cls in self.used(path) if Configurable.Config in union_members(hint) else loadable_classes(hint):
+                self.child_sections((*path, key), get_args(member)[-1])
+        for cls in self.classes_at(path) if Configurable.Config in union_members(hint) else loadable_classes(hint):
             self.section(path, cls, hint)
 
-    def used(self, path: Path) -> Iterable[type[Config]]:
+    def classes_at(self, path: Path) -> Iterable[type[Config]]:
         """Returns the section classes that the recipes have at a path, for a field that accepts any component."""
         found = (find(tree, path) for tree in self.trees.values())
         return dict.fromkeys(type(node) for node in found if isinstance(node, Config))

@@ -15,7 +15,7 @@ from worldsmith.distributed.stop_signals import PREEMPTED
 
 SAVE_BEFORE = 120
 """Seconds before its time limit at which a job receives the signal to save."""
-MOST_MACHINES, MOST_ON_ONE = 10_000, 4_096
+MAX_MACHINES, MAX_PER_MACHINE = 10_000, 4_096
 """Max machines of a job, and max GPUs or cores of one machine: larger numbers are typos."""
 TIME = re.compile(r"[0-9]+(?::[0-9]+){0,2}|[0-9]+-[0-9]+(?::[0-9]+){0,2}|UNLIMITED|INFINITE")
 OPTION = re.compile(r"(?P<name>--[a-z][a-z0-9-]*)(?:=(?P<value>.+))?")
@@ -101,22 +101,22 @@ def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
     for name in SET_BY_SCRIPT:
         if getattr(args, name) != parser.get_default(name):
             raise UserError(f"worldsmith launch --slurm: the script sets --{name.replace('_', '-')}; omit it")
-    least, _, most = args.nnodes.partition(":")
-    if most not in ("", least):
+    nodes, _, max_nodes = args.nnodes.partition(":")
+    if max_nodes not in ("", nodes):
         raise UserError(f"worldsmith launch --slurm: --nnodes must be one number, found {shorten(args.nnodes)}")
-    machines = whole_number("nnodes", least, MOST_MACHINES, least=1)
+    machines = parse_integer("nnodes", nodes, MAX_MACHINES, minimum=1)
     gpus = args.nproc_per_node if args.gpus_per_node is None else args.gpus_per_node
     if args.gpus_per_node is None and not gpus.isdigit():
         raise UserError(f"worldsmith launch --slurm: --nproc-per-node {shorten(gpus)} also needs --gpus-per-node N")
-    count = whole_number("nproc-per-node" if args.gpus_per_node is None else "gpus-per-node", gpus, MOST_ON_ONE)
+    count = parse_integer("nproc-per-node" if args.gpus_per_node is None else "gpus-per-node", gpus, MAX_PER_MACHINE)
     if args.time is not None and not TIME.fullmatch(args.time):
-        raise refused("time", "minutes, hours:minutes:seconds or days-hours", args.time)
+        raise invalid_value("time", "minutes, hours:minutes:seconds or days-hours", args.time)
     if args.cpus_per_task is not None:
-        whole_number("cpus-per-task", args.cpus_per_task, MOST_ON_ONE, least=1)
+        parse_integer("cpus-per-task", args.cpus_per_task, MAX_PER_MACHINE, minimum=1)
     names = {"job-name": args.job_name, "partition": args.partition, "account": args.account, "qos": args.qos}
     for name, value in names.items():
         if value is not None and (not value or not value.isprintable() or "/" in value):
-            raise refused(name, "a name of printable characters without '/'", value)
+            raise invalid_value(name, "a name of printable characters without '/'", value)
     given = {
         "job-name": args.job_name or "worldsmith",
         "nodes": str(machines),
@@ -131,14 +131,14 @@ def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
         "output": "slurm-%x-%j.out",
     }
     lines = [f"#SBATCH --{name}={shlex.quote(value)}" for name, value in given.items() if value is not None]
-    lines += ["#SBATCH --open-mode=append", "#SBATCH --requeue", *map(directive, args.sbatch)]
+    lines += ["#SBATCH --open-mode=append", "#SBATCH --requeue", *map(sbatch_line, args.sbatch)]
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_options(own)
     rest = own.parse_known_args(head)[1]
     return SCRIPT.format(directives="\n".join(lines), preempted=PREEMPTED, words=shlex.join([*rest, *words]))
 
 
-def directive(option: str) -> str:
+def sbatch_line(option: str) -> str:
     """Returns the #SBATCH line of an additional option.
 
     Args:
@@ -146,29 +146,29 @@ def directive(option: str) -> str:
     """
     found = OPTION.fullmatch(option)
     if found is None or not option.isprintable():
-        raise refused("sbatch", "--name or --name=value of printable characters", option)
+        raise invalid_value("sbatch", "--name or --name=value of printable characters", option)
     value = "" if found["value"] is None else f"={shlex.quote(found['value'])}"
     return f"#SBATCH {found['name']}{value}"
 
 
-def whole_number(name: str, text: str, most: int, *, least: int = 0) -> int:
+def parse_integer(name: str, text: str, maximum: int, *, minimum: int = 0) -> int:
     """Parses the value of an option as an integer.
 
     Args:
         name: Name of the option without dashes, for the message.
         text: Value of the option.
-        most: Max allowed value.
-        least: Min allowed value.
+        maximum: Max allowed value.
+        minimum: Min allowed value.
 
     Raises:
         UserError: If the value is not an integer in this range.
     """
     number = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
-    if not least <= number <= most:
-        raise refused(name, f"an integer from {least} to {most}", text)
+    if not minimum <= number <= maximum:
+        raise invalid_value(name, f"an integer from {minimum} to {maximum}", text)
     return number
 
 
-def refused(name: str, expected: str, value: str) -> UserError:
+def invalid_value(name: str, expected: str, value: str) -> UserError:
     """Returns the error for an invalid value of an option of ``--slurm``."""
     return UserError(f"worldsmith launch --slurm: --{name}: expected {expected}, found {shorten(repr(value))}")

@@ -64,7 +64,7 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     form, file = form_of(form_name), words.own[SPEC]
     dotted = [word for word in words.loose if _DOTTED.fullmatch(word)]
     words.loose = [word for word in words.loose if word not in dotted]
-    asked, (policy, dotted) = route(form_name, dotted), take_policy(dotted)
+    policy_route, (policy, dotted) = route(form_name, dotted), take_policy(dotted)
     spec = read_spec(form, file, dotted)
     key = MODEL_KEYS.get(form_name)
     parent = words.own.get(PARENT) or spec.outside.get(PARENT_KEY)
@@ -78,10 +78,10 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
         words.own[PARENT] = str(parent)
     words.spec = require_translated(spec)
     if policy is not None:
-        text = f"{asked.said}: the policy applies to train and tune"
+        text = f"{policy_route.said}: the policy applies to train and tune"
         words.spec.lines.append(ReportLine(POLICY, "unneeded", text, stated=True, warn=True))
     if parent and key:
-        leave_to_parent(words.spec)
+        drop_parent_settings(words.spec)
         words.spec.lines = [line for line in words.spec.lines if line.key != key]
         instead = f", instead of {named}" if named else ""
         words.spec.report(
@@ -273,16 +273,16 @@ def key_of_word(form: SpecForm, word: str) -> str:
     return form.aliases.get(key, key)
 
 
-def leave_to_parent(t: SpecTranslation) -> None:
+def drop_parent_settings(translation: SpecTranslation) -> None:
     """Removes settings that the parent supplies from a translated spec, in place.
 
     These are the model, and the image sampling that the spec does not state.
     """
-    t.data.pop("model", None)
-    media = t.data.get("processor", {}).get("media", {})
+    translation.data.pop("model", None)
+    media = translation.data.get("processor", {}).get("media", {})
     for name, keys in SAMPLING.items():
-        if not any(t.is_stated(key) for key in keys):
+        if not any(translation.is_stated(key) for key in keys):
             media.pop(name, None)
-            for key in set(keys) & {line.key for line in t.lines}:
-                t.lines = [line for line in t.lines if line.key != key]
-                t.report(key, "unneeded", "as in the parent")
+            for key in set(keys) & {line.key for line in translation.lines}:
+                translation.lines = [line for line in translation.lines if line.key != key]
+                translation.report(key, "unneeded", "as in the parent")

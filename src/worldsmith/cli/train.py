@@ -19,7 +19,7 @@ from worldsmith.actions.action import mistakes_of_the_user
 from worldsmith.cli import run_source
 from worldsmith.cli.action import is_first, print_result
 from worldsmith.cli.run_command import GivenWords
-from worldsmith.cli.run_source import COMMAND_VARIABLE, count_from, started_as
+from worldsmith.cli.run_source import COMMAND_VARIABLE, integer_from, start_command
 from worldsmith.cli.spec_and_parent import LOAD_PATH, PARENT_HELP, adopt_parent_run
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.draft import Loaded
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "would fail",
     )
     parser.add_argument(
-        "--gpus", type=count_from(1), metavar="N", help="with --rehearse or --dryrun: number of ranks of the run"
+        "--gpus", type=integer_from(1), metavar="N", help="with --rehearse or --dryrun: number of ranks of the run"
     )
     parser.add_argument(
         "--gpu", metavar="WORD", help="with --dryrun: also plan its memory and time, as `worldsmith plan` does"
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     Raises ConfigError or UserError for what the user can fix.
     """
     refuse_ignored(args)
-    of_spec, parent = args.spec_words, args.parent
+    given_spec_words, parent = args.spec_words, args.parent
     adopt_parent_run(args)
     if args.rehearse:
         return rehearse(args)
@@ -101,14 +101,14 @@ def run(args: argparse.Namespace) -> int:
             continue  # --gpus sets the number of processes
         logging.getLogger("worldsmith").warning("warning: %s", warning)
     if args.spec and args.policy is None and is_main:
-        of_run = words[len(args.spec_words) :]
-        if args.spec_words != of_spec:  # the weights are those of a parent
-            of_run = [word for word in of_run if word.partition("=")[0] != LOAD_PATH]
-        command = run_source.search_command(args.spec, [*(of_spec or ()), *of_run], parent)
+        run_words = words[len(args.spec_words) :]
+        if args.spec_words != given_spec_words:  # the weights are those of a parent
+            run_words = [word for word in run_words if word.partition("=")[0] != LOAD_PATH]
+        command = run_source.search_command(args.spec, [*(given_spec_words or ()), *run_words], parent)
         logging.getLogger("worldsmith").info("note: this trains once; `%s` searches for settings", command)
     if args.dryrun:
-        asked = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}
-        return dryrun(loaded, show_tree=args.show_tree, **asked)
+        settings = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}
+        return dryrun(loaded, show_tree=args.show_tree, **settings)
     follow_launcher()
     origins = describe_origins(loaded) if is_main else None
     launch = Launch(config_path=loaded.source, overrides=words, origins=origins, variables=loaded.variables)
@@ -139,18 +139,18 @@ def refuse_ignored(args: argparse.Namespace) -> None:
         )
 
 
-def dryrun(loaded: Loaded, *, show_tree: bool, **asked: Any) -> int:
+def dryrun(loaded: Loaded, *, show_tree: bool, **settings: Any) -> int:
     """Prints the plan of a training run; returns the exit code.
 
     Args:
         loaded: Config of the run.
         show_tree: Whether to print the resolved config after the plan.
-        **asked: Settings of `DryRun`, such as `gpus`.
+        **settings: Settings of `DryRun`, such as `gpus`.
     """
     from worldsmith.actions.dry_run import DryRun
 
     with mistakes_of_the_user():
-        code = print_result(DryRun.Config(**asked).build(run=loaded).run())
+        code = print_result(DryRun.Config(**settings).build(run=loaded).run())
     print(f"---\n{to_yaml(loaded.tree)}" if show_tree else "", end="")
     return code
 
@@ -184,7 +184,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
             complete = completion(run_path(tree.job), resolve(tree))
             if complete is not None:
                 if is_first():
-                    print_text("\n".join([complete, *next_lines(run_path(tree.job))]))
+                    print_text("\n".join([complete, *next_step_lines(run_path(tree.job))]))
                 return 0
             trainer = tree.build(resume_changed=resume_changed, launch=launch)  # the class that the recipe names
         try:
@@ -193,13 +193,13 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
             raise
         except OSError as error:  # before training it is a mistake of the user, as in every command
             logging.getLogger("worldsmith").exception("error: a file could not be read or written")
-            say_what_it_means(error, tree, trainer)
+            print_explanation(error, tree, trainer)
             return 1
         trainer.world.barrier()  # torchrun ends all ranks when one leaves with another code than 0
     except (DataError, FloatingPointError, SaveError) as error:
         if not is_said(str(error)):
             logging.getLogger("worldsmith").error("error: %s", error)
-        say_what_it_means(error, tree, trainer)
+        print_explanation(error, tree, trainer)
         return 1
     except (ConfigError, UserError, OSError):
         raise
@@ -207,7 +207,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
         lost = lost_partner(error) if isinstance(error, RuntimeError) else None
         if lost is None:
             print_message(traceback.format_exc().rstrip("\n"))
-            say_what_it_means(error, tree, trainer)
+            print_explanation(error, tree, trainer)
         elif not is_said(lost):
             advice = "so this one also ends; the same command resumes from the last checkpoint"
             logging.getLogger("worldsmith").error("error: %s, %s", lost, advice)
@@ -223,11 +223,11 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
         return PREEMPTED
     if trainer.world.is_main:
         print_text(f"done: {trainer.iteration} steps; run folder: {trainer.run_folder}")
-        print_text("\n".join(next_lines(trainer.run_folder)))
+        print_text("\n".join(next_step_lines(trainer.run_folder)))
     return 0
 
 
-def next_lines(folder: Path) -> list[str]:
+def next_step_lines(folder: Path) -> list[str]:
     """Returns lines with commands that use the finished run in `folder`.
 
     Commands that require data that is not known are omitted. The result is empty if the run folder cannot be read.
@@ -251,14 +251,14 @@ def resume_command(name: str) -> str:
         name: Name of a run that was started without a name; it is added, so that the command does not start a new run.
             Empty: the command already selects the run.
     """
-    words = shlex.split(os.environ.get(COMMAND_VARIABLE, "")) or started_as()
+    words = shlex.split(os.environ.get(COMMAND_VARIABLE, "")) or start_command()
     if name:
         end = words.index("--") if "--" in words else len(words)
         words[end:end] = ["--job.name", name]
     return shlex.join(words)
 
 
-def say_what_it_means(error: Exception, tree: Trainer.Config, trainer: Trainer | None) -> None:
+def print_explanation(error: Exception, tree: Trainer.Config, trainer: Trainer | None) -> None:
     """Prints an explanation and a fix if an error is a known one, from one process per machine.
 
     Args:

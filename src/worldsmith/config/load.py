@@ -18,10 +18,10 @@ from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.config.words.overrides import (
     Override,
     chosen_recipe,
+    fixed_recipe_problem,
     parse_overrides,
     recipe_name,
     take_recipe,
-    whole_tree_problem,
 )
 
 __all__ = ["Loaded", "load", "read_draft"]
@@ -82,13 +82,13 @@ def read_draft(
     if os.path.isdir(source) and os.path.exists(os.path.join(source, RUN_CONFIG)):
         return _read_yaml(os.path.join(source, RUN_CONFIG), overrides)
     if (dialect := find_run_dialect([source], is_spec=spec_words is not None)) is not None:
-        return _over_one_recipe(dialect, [source], spec_words or (), overrides)
+        return _read_with_dialect(dialect, [source], spec_words or (), overrides)
     if source.lower().endswith(".toml"):
         return read_recipe_toml(source, overrides)
     if source.lower().endswith((".yaml", ".yml", ".json")):
         return _read_yaml(source, overrides)
     chosen, rest = take_recipe(overrides)
-    return _named(source, chosen), rest
+    return _read_recipe(source, chosen), rest
 
 
 def is_spec(source: str) -> bool:
@@ -97,7 +97,7 @@ def is_spec(source: str) -> bool:
     return dialect is not None and dialect.is_spec
 
 
-def _over_one_recipe(
+def _read_with_dialect(
     dialect: RunDialect, files: Sequence[str], words: Sequence[str], overrides: Sequence[Override]
 ) -> tuple[Draft, list[Override]]:
     """Reads files of another system, whose config always starts from the recipe of the dialect.
@@ -114,7 +114,7 @@ def _over_one_recipe(
     draft = dialect.read_files(files, words)
     chosen, rest = take_recipe(overrides)
     if chosen:
-        draft.problems.append(whole_tree_problem(chosen, dialect.recipe))
+        draft.problems.append(fixed_recipe_problem(chosen, dialect.recipe))
     return draft, rest
 
 
@@ -124,7 +124,7 @@ def _read_stack(
     from worldsmith.config.yaml.stack import read_stack
 
     if (dialect := find_run_dialect(files)) is not None:
-        return _over_one_recipe(dialect, files, spec_words or (), overrides)
+        return _read_with_dialect(dialect, files, spec_words or (), overrides)
     return read_stack(files, overrides)
 
 
@@ -142,7 +142,7 @@ def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Ov
     name = getattr(find(tree, ("job",)), "experiment", "")
     chosen, rest = take_recipe(overrides)
     if chosen and recipe_name(chosen) != name:
-        problems.append(whole_tree_problem(chosen, name))
+        problems.append(fixed_recipe_problem(chosen, name))
     draft = Draft(
         source=file,
         tree=tree,
@@ -164,7 +164,7 @@ def _lineage(name: str) -> Recipes:
     return list(lineage(name)) if isinstance(name, str) and name and is_recipe(name) else []
 
 
-def _named(source: str, chosen: Override | None) -> Draft:
+def _read_recipe(source: str, chosen: Override | None) -> Draft:
     if not is_recipe(source) and (os.path.exists(source) or os.sep in source):
         message = "expected the name of a recipe, a .toml, .yaml or .json file, or a run folder; found none of these"
         advice = did_you_mean(source, recipe_names())

@@ -66,7 +66,7 @@ def class_of(tag: Any) -> type[Config]:
         ValueError: If `tag` is not a dotted name, is outside the trusted packages, or names no such class.
     """
     _check_name(tag)
-    found = _named(_new_names().get(tag, tag) if tag.startswith("worldsmith.") else tag)
+    found = _import_object(_new_names().get(tag, tag) if tag.startswith("worldsmith.") else tag)
     if isinstance(found, type) and issubclass(found, Configurable):
         return found.Config
     if isinstance(found, type) and issubclass(found, Config):
@@ -86,13 +86,13 @@ def _check_name(tag: Any) -> None:
         raise ValueError(f"'{tag}' is not a class name; write it as package.module.Class")
     package = tag.partition(".")[0]
     if package not in _TRUSTED:
-        way_out = f"if you trust it, add --trust {package}"
+        suggestion = f"if you trust it, add --trust {package}"
         if package in sys.stdlib_module_names:
-            way_out = "Python's standard library cannot be trusted"
-        raise ValueError(f"'{tag}' is outside the trusted packages ({', '.join(trusted_packages())}); {way_out}")
+            suggestion = "Python's standard library cannot be trusted"
+        raise ValueError(f"'{tag}' is outside the trusted packages ({', '.join(trusted_packages())}); {suggestion}")
 
 
-def _named(tag: str) -> Any:
+def _import_object(tag: str) -> Any:
     """Imports and returns the object with the dotted name `tag`.
 
     Raises:

@@ -106,12 +106,17 @@ class Search(Mark):
     def json_schema(self) -> dict[str, Any]:
         """Returns the content of the JSON Schema keyword ``x-automl``."""
         scale = "choice" if self.choices else "power_of_two" if self.power_of_two else "log" if self.log else "linear"
-        said = {"minimum": self.low, "maximum": self.high, "choices": list(self.choices), "weights": list(self.weights)}
+        values = {
+            "minimum": self.low,
+            "maximum": self.high,
+            "choices": list(self.choices),
+            "weights": list(self.weights),
+        }
         cond = [*([self.when] if self.when else []), *([f"{TIMES}{self.ratio_of}"] if self.ratio_of else [])]
         return {
             "enabled": self.on,
             "scale": scale,
-            **{name: value for name, value in said.items() if value not in (None, [])},
+            **{name: value for name, value in values.items() if value not in (None, [])},
             **({"cond": " and ".join(cond)} if cond else {}),
         }
 
@@ -153,8 +158,8 @@ def marks_of(hint: Any) -> list[Mark]:
     found: list[Mark] = []
     for member in (hint,) if get_origin(hint) is Annotated else union_members(hint):
         if get_origin(member) is Annotated:
-            inner, *said = get_args(member)
-            found += [*marks_of(inner), *(mark for mark in said if isinstance(mark, Mark))]
+            inner, *annotations = get_args(member)
+            found += [*marks_of(inner), *(mark for mark in annotations if isinstance(mark, Mark))]
     return found
 
 
@@ -166,12 +171,12 @@ def marks_schema(hint: Any) -> dict[str, Any]:
     """
     marks = marks_of(hint)
     searches = [mark for mark in marks if isinstance(mark, Search)]
-    needed = list(dict.fromkeys(path for mark in searches for path in mark.depends_on))
+    dependencies = list(dict.fromkeys(path for mark in searches for path in mark.depends_on))
     cases = [mark.json_schema() for mark in searches]
     automl = {**cases[0], **({"cases": cases} if len(cases) > 1 else {})} if cases else None
     return {
         **({"x-automl": automl} if automl else {}),
-        **({"x-depends-on": needed} if needed else {}),
+        **({"x-depends-on": dependencies} if dependencies else {}),
         **({"examples": examples} if (examples := [mark.value for mark in marks if isinstance(mark, Example)]) else {}),
         **({"x-popular": True} if any(isinstance(mark, Popular) for mark in marks) else {}),
     }

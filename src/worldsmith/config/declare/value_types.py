@@ -135,7 +135,7 @@ def misfit(path: Path, hint: Any, value: Any) -> Problem:
         hint: Type that the field has.
         value: Value that was found.
     """
-    return replace(mismatch(path, describe_hint(hint), value), hint=_meant(value, union_members(hint)))
+    return replace(mismatch(path, describe_hint(hint), value), hint=_suggest(value, union_members(hint)))
 
 
 def mismatch(path: Path, expected: str, value: Any) -> Problem:
@@ -240,7 +240,7 @@ def _fit_float(value: int | float, path: Path, problems: list[Problem]) -> float
     return number
 
 
-def _meant(value: Any, members: tuple[Any, ...]) -> str | None:
+def _suggest(value: Any, members: tuple[Any, ...]) -> str | None:
     for member in members:
         if get_origin(member) is Literal and isinstance(value, str):
             advice = did_you_mean(value, [choice for choice in get_args(member) if isinstance(choice, str)])

@@ -49,12 +49,12 @@ def registered() -> dict[str, Recipe]:
     return _RECIPES
 
 
-def load_installed(group: str = GROUP, what: str = "recipes") -> list[Problem]:
+def load_installed(group: str = GROUP, contents: str = "recipes") -> list[Problem]:
     """Imports the modules that installed packages list in an entry point group, each once per process.
 
     Args:
         group: Entry point group. That of recipes includes the recipes of installed model families.
-        what: What the modules contain, for messages, such as "recipes".
+        contents: What the modules contain, for messages, such as "recipes".
 
     Returns:
         One problem per module whose import failed, now or earlier.
@@ -70,9 +70,9 @@ def load_installed(group: str = GROUP, what: str = "recipes") -> list[Problem]:
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "an installed package"
         source = f"of {package} (entry point '{point.name}' of {point.group})"
         try:
-            module = import_module(point.module, f"the {what} {source}")
+            module = import_module(point.module, f"the {contents} {source}")
             if point.group == FAMILIES and (recipes := getattr(module, point.attr).recipes) is not None:
-                import_module(recipes, f"the {what} {source}")
+                import_module(recipes, f"the {contents} {source}")
         except ConfigError as error:
             _LOADED[key] = error.problems
     return [problem for key, problems in _LOADED.items() if key[0] in groups for problem in problems]
@@ -99,12 +99,12 @@ def search_here() -> None:
     importlib.invalidate_caches()
 
 
-def import_module(name: str, what: str) -> ModuleType:
+def import_module(name: str, description: str) -> ModuleType:
     """Imports a module and trusts its package; if the import fails, the recipes that it registered are removed.
 
     Args:
         name: Dotted name of the module.
-        what: Description of the module, as the beginning of the message.
+        description: Description of the module, as the beginning of the message.
 
     Returns:
         The module.
@@ -120,15 +120,15 @@ def import_module(name: str, what: str) -> ModuleType:
         raise_interrupt(error)
         registered().clear()
         registered().update(before)
-        raise ConfigError([_import_problem(name, what, error)]) from error
+        raise ConfigError([_import_problem(name, description, error)]) from error
     return module
 
 
-def _import_problem(name: str, what: str, error: BaseException) -> Problem:
+def _import_problem(name: str, description: str, error: BaseException) -> Problem:
     missing = isinstance(error, ModuleNotFoundError) and error.name is not None
     if missing and (name == error.name or name.startswith(f"{error.name}.")):  # type: ignore[attr-defined]
         hint = "it is neither installed, nor in the working directory, nor on PYTHONPATH"
-        return Problem("", f"{what} cannot be imported: module '{error.name}' does not exist", hint=hint)  # type: ignore[attr-defined]
+        return Problem("", f"{description} cannot be imported: module '{error.name}' does not exist", hint=hint)  # type: ignore[attr-defined]
     place = blamed_line(error)
     where = f", at {place.file}:{place.line}" if place else ""
-    return Problem("", f"{what} cannot be imported: {type(error).__name__}: {error}{where}")
+    return Problem("", f"{description} cannot be imported: {type(error).__name__}: {error}{where}")

@@ -72,7 +72,7 @@ def recipe(
         taken = registered().get(name)
         if taken and (taken.module, _qualname(taken.make)) != (function.__module__, _qualname(function)):
             raise ValueError(f"recipe '{name}' of {function.__module__} is already registered by {taken.module}")
-        _check_shape(function, name, starts_from)
+        _check_signature(function, name, starts_from)
         make = _starting_from(starts_from, function) if starts_from else cast(Callable[[], Config], function)
         doc = (inspect.getdoc(function) or "").partition("\n")[0]
         registered()[name] = Recipe(name, make, function.__module__, doc, starts_from, tuple(aliases), variables or {})
@@ -221,7 +221,7 @@ def adopt_function(module: ModuleType, name: str) -> str:
     raise ConfigError([Problem("", message, hint=f"{advice} {listing}" if advice else listing)])
 
 
-def _check_shape(function: Callable[..., Any], name: str, starts_from: str | None = None) -> None:
+def _check_signature(function: Callable[..., Any], name: str, starts_from: str | None = None) -> None:
     """Raises TypeError, with a suggestion, if a function does not have the parameters of a recipe.
 
     Args:
@@ -232,9 +232,9 @@ def _check_shape(function: Callable[..., Any], name: str, starts_from: str | Non
     parameters = inspect.signature(function).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if starts_from and len(required) != 1:
-        shape = f"def {function.__name__}(config: Trainer.Config) -> Trainer.Config: ..."
+        example = f"def {function.__name__}(config: Trainer.Config) -> Trainer.Config: ..."
         raise TypeError(
-            f"recipe '{name}' starts from '{starts_from}' and receives its config as one argument: `{shape}`"
+            f"recipe '{name}' starts from '{starts_from}' and receives its config as one argument: `{example}`"
         )
     if not starts_from and required:
         raise TypeError(
@@ -254,7 +254,7 @@ def _starting_from(parent: str, function: Callable[..., Config]) -> Callable[[],
 
 def _register(function: Callable[..., Config], module: ModuleType, name: str) -> str:
     try:
-        _check_shape(function, name)
+        _check_signature(function, name)
     except TypeError as error:
         raise ConfigError([Problem("", str(error))]) from None
     key = f"{module.__name__}:{name}"

@@ -11,7 +11,7 @@ from worldsmith.config.errors import Problem, WrongValueError, code_problem
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import class_defaults
 
-MOST = 20
+MAX_PROBLEMS = 20
 """Max number of problems per section, since a check may fail again after each repair."""
 
 
@@ -79,7 +79,7 @@ class _Checks:
         return self.problems[::-1]
 
     def check(self, path: Path) -> None:
-        for _ in range(MOST):
+        for _ in range(MAX_PROBLEMS):
             section = find(self.tree, path)
             if not isinstance(section, Config):  # a parent section was reset to its default, which has no section here
                 return

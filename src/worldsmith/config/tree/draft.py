@@ -155,7 +155,7 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept
         keep_unset=keep_unset,
         variables=lambda: variables_of(name for name, _ in draft.recipes()),
     )
-    late = [_derived(problem, draft.places, sources) for problem in late]
+    late = [_move_to_source(problem, draft.places, sources) for problem in late]
     draft.problems += [problem.at(draft.place) for problem in locate(late, draft.places)]
     if draft.problems:
         raise ConfigError(draft.problems, resolved, draft.places)
@@ -163,7 +163,7 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept
     return Loaded(resolved, warnings, draft.tree, draft.source, draft.places, sources, draft.recipes, now, draft.report)
 
 
-def _derived(problem: Problem, places: dict[Path, Place], sources: dict[Path, list[str | Path]]) -> Problem:
+def _move_to_source(problem: Problem, places: dict[Path, Place], sources: dict[Path, list[str | Path]]) -> Problem:
     """Moves a problem about the result of a reference to the position of the value to which the reference leads.
 
     Args:
@@ -180,8 +180,10 @@ def _derived(problem: Problem, places: dict[Path, Place], sources: dict[Path, li
         for path, steps in sources.items():
             written = next((step for step in steps if isinstance(step, tuple) and step in places), None)
             if starts_with(path, concern) and written and isinstance(written, tuple):
-                told = f"{format_path(path)} is {steps[0]}"
-                return replace(problem.at(places[written]), hint=f"{problem.hint}; {told}" if problem.hint else told)
+                explanation = f"{format_path(path)} is {steps[0]}"
+                return replace(
+                    problem.at(places[written]), hint=f"{problem.hint}; {explanation}" if problem.hint else explanation
+                )
     return problem
 
 
@@ -192,7 +194,7 @@ def give_way(draft: Draft) -> None:
     of the recipe, since TOML has no null. Two alternatives in one layer stay and are reported as a contradiction.
     """
     for path, section, given in alternatives(draft.tree):
-        layers = {name: _layer(draft.places.get((*path, name))) for name in given}
+        layers = {name: _layer_rank(draft.places.get((*path, name))) for name in given}
         chosen = [name for name in given if layers[name] == max(layers.values()) > 0]
         for name in given if len(chosen) == 1 else ():
             if name == chosen[0]:
@@ -203,6 +205,6 @@ def give_way(draft: Draft) -> None:
             remember(draft.places, (*path, name), draft.places[(*path, chosen[0])])
 
 
-def _layer(place: Place | None) -> int:
+def _layer_rank(place: Place | None) -> int:
     """Returns the priority of the layer that set a value: 0 recipe, 1 file, 2 flag, 3 override."""
     return 0 if place is None else {"flag": 2, "override": 3}.get(place.file, 1)

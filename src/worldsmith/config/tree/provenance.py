@@ -188,11 +188,12 @@ def from_place(place: Place) -> Origin:
 
 def _with_references(origins: dict[Path, Origin], sources: Mapping[Path, Sequence[str | Path]]) -> dict[Path, Origin]:
     return {
-        path: _led(origin, sources[path], origins) if path in sources else origin for path, origin in origins.items()
+        path: _add_reference(origin, sources[path], origins) if path in sources else origin
+        for path, origin in origins.items()
     }
 
 
-def _led(origin: Origin, steps: Iterable[str | Path], origins: Mapping[Path, Origin]) -> Origin:
+def _add_reference(origin: Origin, steps: Iterable[str | Path], origins: Mapping[Path, Origin]) -> Origin:
     """Returns an origin with the reference and a description of the values to which it leads.
 
     Args:
@@ -200,12 +201,12 @@ def _led(origin: Origin, steps: Iterable[str | Path], origins: Mapping[Path, Ori
         steps: Text of the reference, and the paths or descriptions of the values by which it was resolved.
         origins: Origins of all values.
     """
-    told, written = [], ""
+    targets, written = [], ""
     for step in steps:
         if isinstance(step, tuple):
-            told.append(f"{format_path(step)} ({origin_of(origins, step)})")
+            targets.append(f"{format_path(step)} ({origin_of(origins, step)})")
         elif is_reference(step):
             written = step
         else:
-            told.append(step)
-    return replace(origin, reference=written or None, leads_to=", ".join(told) or None)
+            targets.append(step)
+    return replace(origin, reference=written or None, leads_to=", ".join(targets) or None)

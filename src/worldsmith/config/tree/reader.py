@@ -203,7 +203,8 @@ class Reader:
         spans: Source positions of the data, by path in the data.
         places: Receives the source position of each value that was set, by path in the config.
         known: Valid paths, for suggestions.
-        whole: Whether the config starts from no recipe: a table in the files then replaces the default of its field.
+        without_recipe: Whether the config starts from no recipe: a table in the files then replaces the default of its
+            field.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class Reader:
         spans: Mapping[Path, Span] | None = None,
         places: dict[Path, Place] | None = None,
         known: Iterable[Path] = (),
-        whole: bool = False,
+        without_recipe: bool = False,
     ) -> None:
         self.problems = problems
         self.warnings = [] if warnings is None else warnings
@@ -223,7 +224,7 @@ class Reader:
         self.spans = spans or {}
         self.places = {} if places is None else places
         self.known = known
-        self.whole = whole
+        self.without_recipe = without_recipe
 
     def section(self, classes: list[type], below: Any, above: Any, path: Path = (), source: Path = ()) -> Any:
         """Converts a dict to a config section.
@@ -315,7 +316,7 @@ class Reader:
 
     def table(self, inner: Any, below: Any, above: dict[Any, Any], path: Path, source: Path) -> Any:
         former = below if self.merge and isinstance(below, dict) else {}
-        is_default = self.whole and not any(starts_with(written, path) for written in self.places)
+        is_default = self.without_recipe and not any(starts_with(written, path) for written in self.places)
         kept = {} if is_default else dict(former)
         wrong = False
         for key, raw in above.items():

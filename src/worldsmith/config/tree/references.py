@@ -224,9 +224,9 @@ class _Resolver:
                 return self.fail(f"{raw!r} has no closing brace")
             if start > position:
                 pieces.append(raw[position:start])
-            whole = start == 0 and end == len(raw) - 1
-            found = self.reference(raw[start + 2 : end], hint if whole else str)
-            if found is _FAILED or whole:
+            is_single = start == 0 and end == len(raw) - 1
+            found = self.reference(raw[start + 2 : end], hint if is_single else str)
+            if found is _FAILED or is_single:
                 return found
             if isinstance(found, (Config, list, dict)):
                 return self.fail(
@@ -267,25 +267,25 @@ class _Resolver:
         if found is not None:
             if "${" in found:
                 return self.fail(f"the environment variable '{name}' itself contains a reference ({found!r})")
-            self.came_from(f"{VARIABLE}{name}")
+            self.record_step(f"{VARIABLE}{name}")
             value = decode(found)
             problems: list[Problem] = []
             fit(found, hint, (), problems, references=False)
             return found if not problems else value  # a string field gets the string, even if it looks like a number
         if not comma and (fits("", hint) if self.keep_unset == "names" else self.keep_unset):
-            self.came_from(f"{name} is not set")
+            self.record_step(f"{name} is not set")
             return f"${name}" if self.keep_unset == "names" else f"${{oc.env:{argument}}}"
         if not comma:
             self.unset.setdefault(name, []).append(self.active[-1])
             return _FAILED
-        self.came_from(f"its default, {name} is not set")
+        self.record_step(f"its default, {name} is not set")
         try:
             return read_text(default.strip(), hint)
         except ValueError as error:
             return self.fail(f"the default of ${{oc.env:{name},…}} cannot be parsed: {error}")
 
     def time(self, argument: str) -> Any:
-        self.came_from("the time of loading")
+        self.record_step("the time of loading")
         try:
             return self.now.strftime(argument)
         except ValueError as error:
@@ -326,10 +326,10 @@ class _Resolver:
                 )
             hint = child_hint(raw, part, hint)
             raw = found
-        self.came_from(path)
+        self.record_step(path)
         return self.value(path, raw, hint)
 
-    def came_from(self, source: str | Path) -> None:
+    def record_step(self, source: str | Path) -> None:
         self.sources[self.active[-1]].append(source)
 
     def fail(self, message: str, *, hint: str | None = None) -> Any:

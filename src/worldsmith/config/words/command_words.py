@@ -71,7 +71,7 @@ def sort_words(
         takes = takes and not equals and not follows.startswith("--") and follows.partition("=")[0] not in aliases
         values = (value,) if equals else (pending.pop(0),) if takes else ()
         if name not in own:
-            _add(found.flags, TypedFlag(name.lstrip("-"), values), joined=kind is FlagKind.LIST)
+            _append_flag(found.flags, TypedFlag(name.lstrip("-"), values), joined=kind is FlagKind.LIST)
         elif own[name] and not values:
             raise UserError(f"{name} needs a value")
         else:
@@ -109,7 +109,9 @@ def draft_settings(
         reader = Reader(draft.problems, draft.warnings, merge=True, spans=document.spans, places=draft.places)
         found = reader.section([cls], draft.tree, document.data)
         draft.tree = found if isinstance(found, Config) else draft.tree
-    placed = _place(words.loose, places, takes_rest=bool(places) and flag_kind(draft.tree, places[-1]) is FlagKind.LIST)
+    placed = _assign_positionals(
+        words.loose, places, takes_rest=bool(places) and flag_kind(draft.tree, places[-1]) is FlagKind.LIST
+    )
     flags = [*words.flags, *placed]
     for name, values in ((flag.name, flag.values) for flag in placed):
         if any(flag.name.replace("-", "_") == name for flag in words.flags):
@@ -130,7 +132,7 @@ def draft_settings(
     return draft, overrides
 
 
-def _place(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> list[TypedFlag]:
+def _assign_positionals(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> list[TypedFlag]:
     """Converts positional arguments to flags; arguments for which no field is left are omitted.
 
     Args:
@@ -162,7 +164,7 @@ def read_settings_file(file: str) -> Document:
     return document
 
 
-def _add(flags: list[TypedFlag], flag: TypedFlag, *, joined: bool) -> None:
+def _append_flag(flags: list[TypedFlag], flag: TypedFlag, *, joined: bool) -> None:
     """Appends a flag to a list in place.
 
     Args:

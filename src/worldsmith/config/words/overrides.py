@@ -105,7 +105,7 @@ def chosen_recipe(override: Override) -> Config:
         raise ConfigError(replace(p, path="job.experiment", place=override.place) for p in error.problems) from None
 
 
-def whole_tree_problem(override: Override, name: str) -> Problem:
+def fixed_recipe_problem(override: Override, name: str) -> Problem:
     """Returns the problem of an override that selects a recipe for a file whose config is already complete.
 
     Args:

@@ -111,17 +111,17 @@ def split_flags(words: Sequence[str], own: Collection[str]) -> tuple[list[str], 
     """
     rest: list[str] = []
     flags: list[TypedFlag] = []
-    inside = False
+    follows_flag = False
     for word in words:
         name, equals, value = word.partition("=")
         if word.startswith("--") and len(word) > 2:
-            inside = name not in own
-            if inside:
+            follows_flag = name not in own
+            if follows_flag:
                 flags.append(TypedFlag(name[2:], (value,) if equals else ()))
                 continue
         elif word in own:  # -h
-            inside = False
-        if inside:
+            follows_flag = False
+        if follows_flag:
             flags[-1] = TypedFlag(flags[-1].name, (*flags[-1].values, word))
         else:
             rest.append(word)
@@ -203,10 +203,10 @@ class _FlagReader:
             elif nested_config_classes(target.hint) and get_origin(target.hint) not in (list, dict):
                 choices += self.section(flag, target)
             elif holds_sections(target.hint):
-                if (given := self.given(flag, target, negated)) is not None:
-                    choices += self.chosen(flag, target, given)
-            elif (given := self.given(flag, target, negated)) is not None:
-                leaves[index] = Override("++" if target.new else "", target.path, given, flag.place)
+                if (parsed := self.parse_value(flag, target, negated)) is not None:
+                    choices += self.select_sections(flag, target, parsed)
+            elif (parsed := self.parse_value(flag, target, negated)) is not None:
+                leaves[index] = Override("++" if target.new else "", target.path, parsed, flag.place)
         return [*choices, *(leaves[index] for index in sorted(leaves))]
 
     def parts(self, flag: TypedFlag) -> Path | None:
@@ -228,7 +228,7 @@ class _FlagReader:
         target = self.walk(parts)
         if target:
             return target, False
-        for positive in _without_no(parts):
+        for positive in _positive_paths(parts):
             target = self.walk(positive)
             if target and _members(target.hint) == [bool]:
                 return target, True
@@ -270,7 +270,7 @@ class _FlagReader:
             path = (*path, key)
         return _Target(path, hint, node)
 
-    def given(self, flag: TypedFlag, target: _Target, negated: bool) -> str | Literal | None:
+    def parse_value(self, flag: TypedFlag, target: _Target, negated: bool) -> str | Literal | None:
         """Returns the value that a flag sets.
 
         Args:
@@ -320,20 +320,20 @@ class _FlagReader:
             hint = f"name its class ({names}) or set a field, such as --{name}.…"
             self.problem(flag, "this is a section, not a value", hint=hint)
             return []
-        return self.chosen(flag, target, flag.values[0])
+        return self.select_sections(flag, target, flag.values[0])
 
-    def chosen(self, flag: TypedFlag, target: _Target, given: str | Literal) -> list[Override]:
+    def select_sections(self, flag: TypedFlag, target: _Target, value: str | Literal) -> list[Override]:
         """Builds the override of a flag that creates sections, and applies it so that their fields become flags.
 
         Args:
             flag: Flag, for the position.
             target: Config value that the flag sets.
-            given: Unparsed text or literal of the new value.
+            value: Unparsed text or literal of the new value.
 
         Returns:
             The override; empty, with an added problem, for a mistake.
         """
-        made = Override("++" if target.new else "", target.path, given, flag.place)
+        made = Override("++" if target.new else "", target.path, value, flag.place)
         mistakes: list[Problem] = []
         apply_overrides(self.tree, [made], mistakes, [])
         self.problems += mistakes
@@ -361,7 +361,7 @@ def _same_name(part: str, names: Collection[str]) -> str:
     return part if part in names else part.replace("-", "_")
 
 
-def _without_no(parts: Path) -> list[Path]:
+def _positive_paths(parts: Path) -> list[Path]:
     """Returns the paths of the booleans that a flag path such as ``no-a.b`` or ``a.no-b`` may set to false."""
     found: list[Path] = []
     for index in {0, len(parts) - 1}:

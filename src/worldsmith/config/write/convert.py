@@ -105,7 +105,7 @@ def to_toml(loaded: Loaded) -> Converted:
     draft, _ = read_recipe_text(text, "<toml>", [])
     give_way(draft)
     rest = find_changes(draft.tree, loaded.raw)
-    words = [_word(change) for change in rest]
+    words = [_format_override(change) for change in rest]
     _require_same(draft.tree, words, loaded.raw)
     return Converted(text, rest, words)
 
@@ -154,7 +154,7 @@ def write_new(file: str, text: str, force: bool) -> None:
         raise UserError(f"{file} cannot be written: {error.strerror}") from None
 
 
-def _word(change: Change) -> str:
+def _format_override(change: Change) -> str:
     """Returns a change as an override for the command line; raises ValueError for text that it cannot contain."""
     path = format_path(change.path)
     if change.new is ABSENT:
@@ -181,18 +181,18 @@ def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
         if is_missing(tree, target):
             continue
         value, before = find(tree, target), find(base, target)
-        if not same_value(value, before) and (stated := _stated(value, before, entry)) is not None:
+        if not same_value(value, before) and (toml_value := _toml_value(value, before, entry)) is not None:
             section = table
             for part in entry.path[:-1]:
                 section = section.setdefault(part, {})
-            section[entry.path[-1]] = stated
+            section[entry.path[-1]] = toml_value
     custom = getattr(tree, OPAQUE, {})
     if not same_value(custom, getattr(base, OPAQUE, {})):
         table[OPAQUE] = custom
     return table
 
 
-def _stated(value: Any, before: Any, entry: TomlField) -> Any:
+def _toml_value(value: Any, before: Any, entry: TomlField) -> Any:
     """Returns the value that a recipe TOML needs for a key.
 
     Args:
@@ -257,10 +257,20 @@ def _write_module(tree: Config, name: str, *, base: tuple[str, Config] | None, o
     else:
         decorator, head, doc = f"@recipe({python_text(name)})", f"def {function}() -> {root}:", "The complete config."
         body = writer.statement("return ", tree)
-    text = "\n".join([decorator, head, f'    """{_safe(doc)}"""', *(f"    {line}" for line in body)])
+    text = "\n".join([decorator, head, f'    """{_escape_for_docstring(doc)}"""', *(f"    {line}" for line in body)])
     imports = [*writer.imports(), *([f"import {needs}  # registers {base[0]}" if base else ""] if needs else [])]
     return "\n".join(
-        [f'"""{_safe(origin)}"""', "", "from __future__ import annotations", "", *imports, "", "", text, ""]
+        [
+            f'"""{_escape_for_docstring(origin)}"""',
+            "",
+            "from __future__ import annotations",
+            "",
+            *imports,
+            "",
+            "",
+            text,
+            "",
+        ]
     )
 
 
@@ -299,11 +309,11 @@ class PythonWriter:
         """Returns the statements that change the variable ``config`` from `old` to `new`."""
         lines: list[str] = []
         for change in find_changes(old, new, custom=True):
-            place = _place(change.path, old)
+            target = _format_as_python(change.path, old)
             if change.new is ABSENT:
-                lines.append(f"del {place}")
+                lines.append(f"del {target}")
             else:
-                lines += self.statement(f"{place} = ", change.new)
+                lines += self.statement(f"{target} = ", change.new)
         return lines
 
     def statement(self, start: str, value: Any) -> list[str]:
@@ -335,7 +345,7 @@ class PythonWriter:
         return [opening, *inner, closing]
 
 
-def _place(path: Path, tree: Config) -> str:
+def _format_as_python(path: Path, tree: Config) -> str:
     """Formats the path of a value in the config `tree` as Python, as in ``config.trainer.callbacks["clip"].norm``."""
     text = "config"
     node: Any = tree
@@ -346,6 +356,6 @@ def _place(path: Path, tree: Config) -> str:
     return text
 
 
-def _safe(text: str) -> str:
+def _escape_for_docstring(text: str) -> str:
     """Escapes text for a Python docstring."""
     return python_text(text)[1:-1]

@@ -20,7 +20,7 @@ from worldsmith.config.write.values import TOML, toml_pair, write
 
 _WIDTH = 118
 _JOB = "job"
-LEFT_OUT = {"const": MISSING}
+OMITTED = {"const": MISSING}
 SECTIONS: Schema = {
     "type": "array",
     "items": {"type": "object", "properties": {TAG: {"type": "string", "minLength": 1}}, "required": [TAG]},
@@ -39,11 +39,11 @@ def toml_schema(recipes: Mapping[str, Config]) -> Schema:
     """
     root = _table()
     for entry in toml_fields():
-        _put(root, entry.path, _described(entry))
+        _set_schema(root, entry.path, _described(entry))
     root["properties"]["job"]["required"] = ["experiment"]
     groups: list[tuple[list[str], Schema]] = []
     for name, tree in recipes.items():
-        narrow = _narrow(tree)
+        narrow = _recipe_schema(tree)
         known = next((names for names, schema in groups if schema == narrow), None)
         if known is not None:
             known.append(name)
@@ -112,12 +112,12 @@ def _described(entry: TomlField) -> Schema:
 
 def _key_schema(entry: TomlField) -> Schema:
     if entry.path == EXPERIMENT:
-        refused: Schema = {"anyOf": [LEFT_OUT, {"pattern": r"\$\{"}]}
+        refused: Schema = {"anyOf": [OMITTED, {"pattern": r"\$\{"}]}
         return {"type": "string", "minLength": 1, "not": refused}
     if entry.path == TASK:
         return {"enum": [*TASKS, MISSING]}
     if entry.path == (OPAQUE,):
-        return {"anyOf": [{"type": "object"}, LEFT_OUT]}
+        return {"anyOf": [{"type": "object"}, OMITTED]}
     return _optional(_without_null(entry.type))
 
 
@@ -125,7 +125,7 @@ def _optional(schema: Schema) -> Schema:
     """Returns a schema that in addition to its values accepts a reference, and "???" for an omitted key."""
     if schema == {} or schema == {"type": "string"}:
         return schema
-    return {"anyOf": [*with_reference(schema)["anyOf"], LEFT_OUT]}
+    return {"anyOf": [*with_reference(schema)["anyOf"], OMITTED]}
 
 
 def _without_null(hint: Any) -> Schema:
@@ -135,7 +135,7 @@ def _without_null(hint: Any) -> Schema:
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
-def _narrow(tree: Config) -> Schema:
+def _recipe_schema(tree: Config) -> Schema:
     """Returns the schema of the keys that are more restricted in files of a recipe than in the general schema.
 
     Args:
@@ -144,16 +144,16 @@ def _narrow(tree: Config) -> Schema:
     task = recipe_task(tree) or TASKS[0]
     found: Schema = {"properties": {}}
     meant = [task, MISSING] if task == TASKS[0] else [task]
-    _put(found, TASK, {"enum": meant})
+    _set_schema(found, TASK, {"enum": meant})
     if task != TASKS[0]:
         found["properties"]["job"]["required"] = ["task"]
     for entry in toml_fields():
         target = remap(entry.path, task)
         if target is None or entry.path in (TASK, EXPERIMENT, (OPAQUE,)):
             continue
-        narrow = dict(LEFT_OUT) if is_missing(tree, target) else _optional(_without_null(hint_at(tree, target)))
+        narrow = dict(OMITTED) if is_missing(tree, target) else _optional(_without_null(hint_at(tree, target)))
         if narrow != _key_schema(entry):
-            _put(found, entry.path, narrow)
+            _set_schema(found, entry.path, narrow)
     return found
 
 
@@ -181,7 +181,7 @@ def _table() -> Schema:
     return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _put(root: Schema, path: tuple[str, ...], schema: Schema) -> None:
+def _set_schema(root: Schema, path: tuple[str, ...], schema: Schema) -> None:
     """Sets the schema of a key in the schema `root` in place; missing schemas of its sections are created."""
     node = root
     for name in path[:-1]:

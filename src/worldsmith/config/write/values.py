@@ -134,7 +134,7 @@ def _write_table(table: dict[str, Any], path: tuple[str, ...], blocks: list[str]
 
 def _toml_text(text: str) -> str:
     """Returns a basic TOML string; non-printable characters are escaped."""
-    return f'"{"".join(map(_toml_letter, _whole(text)))}"'
+    return f'"{"".join(map(_toml_letter, _require_encodable(text)))}"'
 
 
 def _toml_letter(letter: str) -> str:
@@ -148,7 +148,7 @@ def _toml_key(key: str) -> str:
 
 
 def _json_text(text: str) -> str:
-    return escape_odd(json.dumps(_whole(text), ensure_ascii=False))
+    return escape_odd(json.dumps(_require_encodable(text), ensure_ascii=False))
 
 
 def printable(text: str) -> str:
@@ -189,7 +189,7 @@ def escape_odd(text: str) -> str:
     return _ODD_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _whole(text: str) -> str:
+def _require_encodable(text: str) -> str:
     """Returns the text unchanged; raises ValueError if it contains half of a surrogate pair, which a file cannot."""
     if half := next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None):
         raise ValueError(f"half of a surrogate pair (U+{ord(half):04X}) is not a character")

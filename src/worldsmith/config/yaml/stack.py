@@ -28,9 +28,9 @@ from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import (
     Override,
     chosen_recipe,
+    fixed_recipe_problem,
     recipe_name,
     take_recipe,
-    whole_tree_problem,
 )
 from worldsmith.config.yaml.text import Document, read_yaml
 
@@ -69,13 +69,13 @@ def _read_stack(paths: Sequence[str], chosen_by_word: Override | None) -> Draft:
             draft.problems += translation.problems
             draft.warnings += translation.warnings
             layers = [Document(translation.data, translation.spans)]
-        start = _start(draft, layers, chosen_by_word)
+        start = _choose_base(draft, layers, chosen_by_word)
     except ConfigError as error:
         if complete:  # otherwise the file that could not be read may contain what is missing
             places = {path: span.value for path, span in merged.spans.items()}
             draft.problems += [problem.at(draft.place) for problem in locate(error.problems, places)]
         return draft
-    _put(draft, [_without(layer, RECIPE, CHOICE) for layer in layers], start, complete)
+    _apply_layers(draft, [_without(layer, RECIPE, CHOICE) for layer in layers], start, complete)
     if chosen_by_word and draft.tree is not None:  # also if a file names another recipe
         draft.tree.job.experiment = recipe_name(chosen_by_word)
     draft.task = recipe_task(draft.tree)
@@ -116,13 +116,13 @@ def _read(file: str, draft: Draft) -> Document | None:
     return document
 
 
-def _start(draft: Draft, layers: list[Document], word: Override | None) -> Config | type[Config]:
+def _choose_base(draft: Draft, layers: list[Document], selection: Override | None) -> Config | type[Config]:
     """Returns the config to which the files of a stack are applied: that of the selected recipe.
 
     Args:
         draft: Draft of the stack; its recipes and warnings are set.
         layers: Content of the files.
-        word: Override that selects the recipe; None: the files select it.
+        selection: Override that selects the recipe; None: the files select it.
 
     Returns:
         The config of the recipe; without a recipe, the class of the root.
@@ -131,12 +131,12 @@ def _start(draft: Draft, layers: list[Document], word: Override | None) -> Confi
         ConfigError: If the recipe does not exist, or the selection is contradictory.
     """
     names = [(layer.data[RECIPE], layer.spans.get((RECIPE,))) for layer in layers if RECIPE in layer.data]
-    whole = any(TAG in layer.data for layer in layers)
-    experiments = [] if whole else [found for layer in layers if (found := _experiment(layer))]
-    if word and whole and not names:
-        raise ConfigError([whole_tree_problem(word, "")])
-    if word:
-        tree, name = chosen_recipe(word), recipe_name(word)
+    is_complete = any(TAG in layer.data for layer in layers)
+    experiments = [] if is_complete else [found for layer in layers if (found := _experiment(layer))]
+    if selection and is_complete and not names:
+        raise ConfigError([fixed_recipe_problem(selection, "")])
+    if selection:
+        tree, name = chosen_recipe(selection), recipe_name(selection)
         draft.recipes = lambda: lineage(name)
         draft.place = Place(f"recipe '{name}'")
         return tree
@@ -176,7 +176,7 @@ def _experiment(layer: Document) -> tuple[Any, Span | None] | None:
     return (name, layer.spans.get(("job", "experiment"))) if name not in (None, "", MISSING) else None
 
 
-def _put(draft: Draft, layers: list[Document], start: Config | type[Config], complete: bool) -> None:
+def _apply_layers(draft: Draft, layers: list[Document], start: Config | type[Config], complete: bool) -> None:
     """Applies the files of a stack in order to a config, and stores the result in the draft.
 
     Args:
@@ -187,10 +187,16 @@ def _put(draft: Draft, layers: list[Document], start: Config | type[Config], com
     """
     root, tree = (type(start), start) if isinstance(start, Config) else (start, None)
     known = [(name,) for name in field_names(root)] if tree is None else all_paths(tree)
-    places, whole = draft.places, not isinstance(start, Config)
+    places, without_recipe = draft.places, not isinstance(start, Config)
     for layer in layers:
         reader = Reader(
-            draft.problems, draft.warnings, merge=True, spans=layer.spans, places=places, known=known, whole=whole
+            draft.problems,
+            draft.warnings,
+            merge=True,
+            spans=layer.spans,
+            places=places,
+            known=known,
+            without_recipe=without_recipe,
         )
         found = reader.section([root], tree, layer.data)
         tree = found if isinstance(found, Config) else tree
