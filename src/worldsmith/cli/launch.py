@@ -252,7 +252,7 @@ def report_waiting(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator
 
     Args:
         args: Parsed arguments of `worldsmith launch`, for the address in messages.
-        machines: Number of machines; with 1, nothing is logged.
+        machines: Number of machines; with 1, no message is logged.
         desk: Server that receives the exit code of the processes on this machine.
     """
     started_at, over = time.monotonic(), threading.Event()

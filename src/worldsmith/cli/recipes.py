@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe_recipe(name: str) -> dict[str, Any]:
-    """Returns the entry of a recipe in the list, as it is printed with ``--json``.
+    """Returns the entry of a recipe in the list, with the same keys as the output of ``--json``.
 
     Returns:
         Name, task, model, number of parameters (None if it is not known without building the model), data, recipe that
