@@ -238,7 +238,7 @@ def format_help(name: str, prefix: str, kind: type[Action], words: Words, file: 
 
 
 def join_lines(text: str) -> str:
-    """Joins the lines of each paragraph, which the terminal wraps; indented lines stay."""
+    """Joins the lines of each paragraph to one line, which the terminal wraps; indented lines are not joined."""
     return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
 
 
@@ -278,7 +278,7 @@ def print_result(result: Result, *, as_json: bool = False) -> int:
 
 @contextmanager
 def name_error_source(where: str) -> Iterator[None]:
-    """Context manager: config errors name `where` as their source."""
+    """Context manager: a ConfigError that is raised inside names `where` as the source of its mistakes."""
     try:
         yield
     except ConfigError as error:

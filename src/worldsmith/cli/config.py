@@ -54,7 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parses the arguments before ``--``. Arguments that need further imports are added only for their action."""
+    """Parses the arguments of `worldsmith config` before ``--``.
+
+    Args:
+        parser: Parser of the command; the arguments of `convert` and `new` are added only if the action is used.
+        words: Arguments before ``--``.
+
+    Returns:
+        The parsed arguments; `action` is the name of the action.
+    """
     actions = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     name = words[0] if words else ""
     if name in ("convert", "new"):

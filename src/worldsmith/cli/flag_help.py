@@ -190,7 +190,12 @@ def _section_path(tree: Config, topic: str) -> Path | None:
 
 
 def _mentions(text: str, topic: str) -> bool:
-    """Returns whether the name of a flag contains `topic`, or a word of its docstring begins with it."""
+    """Returns whether the help text of a flag mentions a topic.
+
+    Args:
+        text: Help text, with the name of the flag before " = " and its docstring after it.
+        topic: Part of the name, or the beginning of a word of the docstring.
+    """
     name, _, doc = text.lower().replace("-", "_").partition(" = ")
     word = topic.lower().replace("-", "_")
     return word in name or re.search(rf"\b{re.escape(word)}", doc) is not None

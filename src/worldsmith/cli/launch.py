@@ -404,6 +404,6 @@ def failure_code(error: ChildFailedError, forwarded: set[int]) -> int:
     from worldsmith.tools.explain.explanation import after_text
 
     how = f"was ended by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
-    message = f"worldsmith launch: rank {rank} {how}, as the first one"
+    message = f"worldsmith launch: rank {rank} {how}; it was the first to fail"
     print("\n".join([message, *after_text(message, None)]), file=sys.stderr)
     return 1

@@ -147,7 +147,7 @@ def schema_text(what: str, recipe: str | None = None, *, style: str = "json-sche
 
 
 def find_form(name: str) -> SpecForm:
-    """Returns the spec format of an action; raises KeyError for an action without specs."""
+    """Returns the spec format (keys, types, docstrings) of an action; raises KeyError for an action without specs."""
     if name != _TUNE:
         return form_of(name)
     (action,) = kinds_of(_TUNE).values()

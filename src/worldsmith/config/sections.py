@@ -95,7 +95,7 @@ class ParallelismConfig(Config):
 
 
 class CompileConfig(Config):
-    """torch.compile of the network."""
+    """Settings of torch.compile for the network."""
 
     enabled: bool = False
     """Compile the layers that process each token separately; attention uses its own kernels."""

@@ -66,7 +66,7 @@ class Search(Mark):
     def __post_init__(self) -> None:
         span = self.low is not None and self.high is not None and self.low < self.high
         if span == bool(self.choices) or (self.choices and (self.low, self.high) != (None, None)):
-            raise ValueError(f"{self}: use either low below high, or choices")
+            raise ValueError(f"{self}: expected either low < high, or choices")
         if self.choices and (self.log or self.power_of_two):
             raise ValueError(f"{self}: log and power_of_two require low and high")
         if self.log and not (self.low or 0) > 0:

@@ -30,7 +30,14 @@ _LOADED: dict[tuple[str, str, str], list[Problem]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A registered recipe. `doc` is the first line of its function's docstring."""
+    """A registered recipe.
+
+    Attributes:
+        name: Name of the recipe.
+        make: Builds a new config.
+        module: Module of the function.
+        doc: First line of the function's docstring.
+    """
 
     name: str
     make: Callable[[], Config]

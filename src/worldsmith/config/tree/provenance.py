@@ -180,7 +180,7 @@ class _Layer:
 
 
 def from_place(place: Place) -> Origin:
-    """Converts a position in a file or on the command line to an origin."""
+    """Returns the origin of a value that was set at a source position (in a file or on the command line)."""
     if place.file in COMMAND_LINE:
         return Origin(place.file, place.source or "")
     return Origin("file", place.file, place.line)
