@@ -28,11 +28,11 @@ def test_whom_a_machine_waits_for_before_its_processes_start_and_after_their_end
             said += capsys.readouterr().err
         return said
 
-    monkeypatch.setattr(launch, "SAY_AFTER", 0.02)
+    monkeypatch.setattr(launch, "FIRST_REPORT_AFTER", 0.02)
     monkeypatch.setattr(launch.psutil, "Process", lambda: SimpleNamespace(children=lambda: list(children)))
     desk = LaunchDesk()
     with launch.report_waiting(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 3, desk):
-        assert "waiting for 2 other machines to connect at a:1" in until("to meet")
+        assert "waiting for 2 other machines to connect at a:1" in until("to connect")
         children.append(1)
         time.sleep(0.1)
         desk.exit_code = 75
@@ -47,7 +47,7 @@ def test_launchers_of_other_machines_that_are_no_more_are_not_waited_for(
 ) -> None:
     """They have `GIVE_UP` seconds from the end of all processes here."""
     left: queue.SimpleQueue[int] = queue.SimpleQueue()
-    monkeypatch.setattr(launch, "SAY_AFTER", 0.02)
+    monkeypatch.setattr(launch, "FIRST_REPORT_AFTER", 0.02)
     monkeypatch.setattr(launch, "GIVE_UP", 0.5)
     monkeypatch.setattr(launch.psutil, "Process", lambda: SimpleNamespace(children=lambda: []))
     monkeypatch.setattr(launch.os, "_exit", left.put)
