@@ -97,7 +97,7 @@ def test_a_table_given_for_a_section_changes_only_its_keys_and_type_chooses_a_cl
         ("trainer.save_iter=1", "did you mean 'checkpoint.save_iter'?"),
         ("Optimizer.LR=1", "did you mean 'optimizer.lr'?"),
         ("trainer.callbacks.grad_clp.clip_norm=1", "did you mean 'trainer.callbacks.grad_clip.clip_norm'?"),
-        ("zzz=1", "the tree has: job, model"),
+        ("zzz=1", "the config has: job, model"),
         ("optimizer.lr", "write optimizer.lr=…"),
         ("optimizer.lr=x", "expected a number, found 'x' (text)"),
         ("optimizer.lr=", "found '' (text)"),
