@@ -342,7 +342,7 @@ def test_the_partner_of_a_rank_that_is_killed_says_so_in_one_line(
         log.count("error: [E111] another process of the run at 127.0.0.1 has ended or cannot be reached, so this one")
         == 1
     )
-    assert "rank 1 was ended by SIGKILL, as the first one" in log
+    assert "rank 1 was ended by SIGKILL; it was the first to fail" in log
     assert "Traceback" not in log
 
 

@@ -35,10 +35,10 @@ from worldsmith.distributed.world import world_size
 from worldsmith.monitor.terminal_text import print_text, print_warning
 
 PROCESSES = "processes"
-"""Field of an action that starts its own processes, as `worldsmith launch` does."""
+"""Config field with the number of processes that an action starts, as `worldsmith launch` does."""
 SETTINGS, DRYRUN, SHOW_TREE, JSON, HELP = "--settings", "--dryrun", "--show-tree", "--json", "--help"
 OPTIONS = {
-    f"{SETTINGS} FILE": "a TOML, YAML or JSON file with values of these flags; flags win over the file",
+    f"{SETTINGS} FILE": "a TOML, YAML or JSON file with values of these flags; flags override the file",
     f"{SPEC} FILE": SPEC_HELP,
     f"{PARENT} NAME": PARENT_HELP,
     DRYRUN: "check everything that can be checked in advance, and print what would be done",
@@ -47,7 +47,7 @@ OPTIONS = {
     f"{HELP} [WORD]": "print this help, or only flags whose name or description contains the word",
 }
 Launch = Callable[[Sequence[str], Sequence[str]], int]
-"""Starts a launch from its arguments and the arguments for each process; returns the exit code."""
+"""Function (launch arguments, arguments added for each process) -> exit code, which runs `worldsmith launch`."""
 OWN = {option.partition(" ")[0]: option.startswith((SETTINGS, SPEC, PARENT)) for option in OPTIONS}
 
 
@@ -59,22 +59,25 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
         head: Arguments before ``--``.
         tail: Overrides after ``--``.
         packages: ``--import`` and ``--trust`` arguments, passed to each process that the action starts.
-        start: Starts the processes of an action that splits its work, as `launch` does.
+        start: Starts several processes for an action that splits its work: gets the arguments of `worldsmith launch`
+            and `packages`, and returns the exit code.
 
     Raises:
-        ConfigError: And UserError or OSError, for mistakes that the user can fix.
+        ConfigError: For mistakes in the settings.
+        UserError: For other mistakes that the user can fix.
+        OSError: If a file cannot be read or written.
     """
     head, topic = take_help(head, os.path.exists)
     if commands()[name].by == "word" and (not head or head[0].startswith("-")):
         if topic is None:
-            raise UserError(f"select one:\n{kinds_in_words(name)}")
-        print_text(kinds_in_words(name))
+            raise UserError(f"select one:\n{list_variants(name)}")
+        print_text(list_variants(name))
         return 0
     with mistakes_of_the_user():
         prefix, kinds, words = choose_action(name, head)
         file = words.own.get(SETTINGS)
         if topic is not None:
-            texts = [text for kind in kinds if (text := help_of(name, prefix, kind, words, file, topic))]
+            texts = [text for kind in kinds if (text := format_help(name, prefix, kind, words, file, topic))]
             if not texts:
                 raise UserError(f"no flag has '{topic}' in its name or description")
             print_text("\n".join(texts).removesuffix("\n"))
@@ -91,15 +94,25 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
             print_warning(warning)
         action: Action = loaded.tree.build()
         if DRYRUN in words.own:
-            told = [format_report(spec)] if spec is not None else []
-            told += [f"starts   {processes} processes, which share the work"] if processes > 1 else []
-            return show_plan(action, loaded, told, with_tree=SHOW_TREE in words.own)
+            first_lines = [format_report(spec)] if spec is not None else []
+            first_lines += [f"starts   {processes} processes, which share the work"] if processes > 1 else []
+            return show_plan(action, loaded, first_lines, with_tree=SHOW_TREE in words.own)
         result = action.run()
         return print_result(result, as_json=JSON in words.own) if is_first() else result.code
 
 
 def check_action(name: str, head: list[str], tail: list[str]) -> None:
-    """Parses the arguments as `run_action` does. Raises ConfigError or UserError for what the user can fix."""
+    """Checks the arguments of an action without running it: parses them and loads the settings as `run_action` does.
+
+    Args:
+        name: Name of the command.
+        head: Arguments before ``--``.
+        tail: Overrides after ``--``.
+
+    Raises:
+        ConfigError: For mistakes in the settings.
+        UserError: For other mistakes that the user can fix.
+    """
     with mistakes_of_the_user():
         prefix, kinds, words = choose_action(name, head)
         load_settings(prefix, kinds[0], words, tail)
@@ -109,7 +122,7 @@ def load_settings(prefix: str, kind: type[Action], words: Words, tail: list[str]
     """Loads the settings of an action from its arguments, its settings file or spec, and overrides in `tail`.
 
     Args:
-        prefix: Command so far, for messages.
+        prefix: Beginning of the command, such as "worldsmith evaluate", used as the source in messages.
         kind: Class of the action.
         words: Sorted arguments before ``--``.
         tail: Overrides after ``--``.
@@ -119,7 +132,7 @@ def load_settings(prefix: str, kind: type[Action], words: Words, tail: list[str]
     """
     if words.spec is not None:
         name_classes(words.spec.data, kind.Config)
-    with mistakes_in("the command"):
+    with name_error_source("the command"):
         return finish(*draft_settings(prefix, kind.Config, words, kind.places, words.own.get(SETTINGS), tail))
 
 
@@ -129,7 +142,16 @@ def is_first() -> bool:
 
 
 def choose_action(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
-    """Returns the command prefix, the classes that may implement it (the selected class first), and the arguments."""
+    """Selects the class of the action that a command runs, and sorts its arguments.
+
+    Args:
+        name: Name of the command, such as "evaluate".
+        head: Arguments before ``--``.
+
+    Returns:
+        The beginning of the command for messages ("worldsmith evaluate"), the classes that may implement it with the
+        selected class first, and the sorted arguments.
+    """
     prefix, kinds = f"worldsmith {name}", list(kinds_of(name).values())
     if commands()[name].by == "word":
         prefix, kinds, head = f"{prefix} {head[0]}", [kind_for_word(name, head[0])], head[1:]
@@ -143,25 +165,39 @@ def choose_action(name: str, head: list[str]) -> tuple[str, list[type[Action]], 
         read_spec_words(name, words, settings=SETTINGS)
     if PARENT in words.own:
         adopt_parent(words.own[PARENT], words, kinds, words.own.get(SETTINGS))
-    if commands()[name].by == "model" and (model := named_place(words, "model", words.loose)):
-        kinds = [kind_for_model(name, model, base=named_place(words, "base"))]
+    if commands()[name].by == "model" and (model := find_model_name(words, "model", words.loose)):
+        kinds = [kind_for_model(name, model, base=find_model_name(words, "base"))]
     return prefix, kinds, words
 
 
-def kinds_in_words(name: str) -> str:
-    """Returns lines that list the variants of a command with their descriptions."""
-    about = {kind: (inspect.getdoc(cls) or "").partition("\n")[0] for kind, cls in kinds_of(name).items()}
-    return "\n".join(f"  worldsmith {name} {kind} …\n      {text}" for kind, text in about.items())
+def list_variants(name: str) -> str:
+    """Returns lines that list the variants of the command `name`, each with the first line of its description."""
+    descriptions = {kind: (inspect.getdoc(cls) or "").partition("\n")[0] for kind, cls in kinds_of(name).items()}
+    return "\n".join(f"  worldsmith {name} {kind} …\n      {text}" for kind, text in descriptions.items())
 
 
 def sort_action_words(head: list[str], kinds: list[type[Action]]) -> Words:
-    """Sorts the arguments of an action into typed flags, general options and positional arguments."""
+    """Sorts the arguments before ``--`` into typed flags, general options and positional arguments.
+
+    Args:
+        head: Arguments before ``--``.
+        kinds: Classes that may implement the command; their config fields are the flags.
+    """
     aliases = {alias: field for kind in kinds for alias, field in kind.aliases.items()}
     return sort_words(head, [unset_tree(kind.Config) for kind in kinds], OWN, aliases)
 
 
-def named_place(words: Words, field: str, loose: Sequence[str] = ()) -> str | None:
-    """Returns the value of `field` (model or base) from the arguments, else from the spec or the settings file."""
+def find_model_name(words: Words, field: str, loose: Sequence[str] = ()) -> str | None:
+    """Returns the name or path that a command has for a model.
+
+    Args:
+        words: Sorted arguments of the command.
+        field: "model" or "base".
+        loose: Positional arguments, the first of which is the value; empty if `field` cannot be positional.
+
+    Returns:
+        The value from the arguments, else from the spec, else from the settings file; None if none of them has it.
+    """
     given: list[Any] = [
         *loose[:1],
         *(flag.values[0] for flag in words.flags if flag.name == field and flag.values),
@@ -173,8 +209,17 @@ def named_place(words: Words, field: str, loose: Sequence[str] = ()) -> str | No
     return given[0] if given and isinstance(given[0], str) else None
 
 
-def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str | None, topic: str) -> str:
-    """Returns the help text of an action; only matching flags if `topic` is not empty."""
+def format_help(name: str, prefix: str, kind: type[Action], words: Words, file: str | None, topic: str) -> str:
+    """Returns the help text of an action.
+
+    Args:
+        name: Name of the command.
+        prefix: Beginning of the command for the usage line.
+        kind: Class of the action.
+        words: Sorted arguments; the help shows their values.
+        file: Settings file, whose values the help shows; None: no file.
+        topic: Show only flags that mention this word; empty: all flags. The result is empty if no flag mentions it.
+    """
     from worldsmith.cli.flag_help import action_help
 
     draft, overrides = draft_settings(prefix, kind.Config, words, kind.places, file, [])
@@ -189,23 +234,30 @@ def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str 
             *aliases,
         ]
     )
-    return action_help(usage, draft, options_of(name, kind), topic)
+    return action_help(usage, draft, applicable_options(name, kind), topic)
 
 
 def join_lines(text: str) -> str:
-    """Joins the lines of each paragraph, which the terminal wraps; indented lines stay."""
+    """Joins the lines of each paragraph to one line, which the terminal wraps; indented lines are not joined."""
     return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
 
 
-def options_of(name: str, kind: type[Action]) -> dict[str, str]:
-    """Returns the general options that have an effect for an action of a command: option -> help text."""
-    meant = {SPEC: reads_specs(name) or name in ("tune", "generate"), PARENT: reads_model(kind)}
-    return {option: text for option, text in OPTIONS.items() if meant.get(option.partition(" ")[0], True)}
+def applicable_options(name: str, kind: type[Action]) -> dict[str, str]:
+    """Returns the general options that apply to an action class of the command `name`: option -> help text."""
+    applies = {SPEC: reads_specs(name) or name in ("tune", "generate"), PARENT: reads_model(kind)}
+    return {option: text for option, text in OPTIONS.items() if applies.get(option.partition(" ")[0], True)}
 
 
-def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree: bool) -> int:
-    """Prints the dry run of an action, and with `with_tree` all settings with their origins; returns the exit code."""
-    code = print_result(Result(chain(told, action.plan())))
+def show_plan(action: Action, loaded: Loaded, first_lines: Sequence[str], *, with_tree: bool) -> int:
+    """Prints the dry run of an action and returns the exit code.
+
+    Args:
+        action: Action whose plan is printed.
+        loaded: Its settings.
+        first_lines: Lines printed before the plan.
+        with_tree: Whether to print all settings with their origins after the plan.
+    """
+    code = print_result(Result(chain(first_lines, action.plan())))
     if with_tree:
         from worldsmith.config.write.annotate import show_tree
 
@@ -214,7 +266,7 @@ def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree:
 
 
 def print_result(result: Result, *, as_json: bool = False) -> int:
-    """Prints the result of an action, as lines or as JSON; returns the exit code."""
+    """Prints the result of an action, as lines or as JSON; returns the exit code that the result contains."""
     if as_json:
         facts = result.facts() if callable(result.facts) else result.facts
         print_text(json.dumps(dict(facts), indent=2, ensure_ascii=False))
@@ -225,8 +277,8 @@ def print_result(result: Result, *, as_json: bool = False) -> int:
 
 
 @contextmanager
-def mistakes_in(where: str) -> Iterator[None]:
-    """Context manager: config errors name `where` as their source."""
+def name_error_source(where: str) -> Iterator[None]:
+    """Context manager: a ConfigError that is raised inside names `where` as the source of its mistakes."""
     try:
         yield
     except ConfigError as error:
@@ -238,36 +290,40 @@ def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:
 
     The number in a spec is limited to the GPUs of this machine, with a warning in `loaded`.
 
+    Args:
+        loaded: Settings of the action.
+        spec: Translated spec from which the settings come; None: no spec.
+
     Raises:
         UserError: If more processes than GPUs are requested, or another number than `worldsmith launch` has started.
     """
-    asked, device = getattr(loaded.tree, PROCESSES, None), getattr(loaded.tree, "device", None)
-    if asked is None:
+    requested, device = getattr(loaded.tree, PROCESSES, None), getattr(loaded.tree, "device", None)
+    if requested is None:
         return 1
     if os.environ.get("WORLD_SIZE") or os.environ.get("RANK"):
-        if asked != world_size():
+        if requested != world_size():
             raise UserError(
                 f"the launch already has {world_size()} processes, which share the work: omit --{PROCESSES}"
             )
         return 1
-    if asked == 1:
+    if requested == 1:
         return 1
     import torch
 
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
     if spec is None or loaded.places.get((PROCESSES,)) != spec.spec.place("num_gpus"):
-        if 0 < gpus < asked and device is None:
+        if 0 < gpus < requested and device is None:
             raise UserError(
-                f"--{PROCESSES} {asked}: each needs a GPU, but this machine has {gpus}; use --{PROCESSES} {gpus}"
+                f"--{PROCESSES} {requested}: each needs a GPU, but this machine has {gpus}; use --{PROCESSES} {gpus}"
             )
-        return int(asked)
-    running = 1 if device is not None else max(1, min(asked, gpus))
-    if running < asked:
+        return int(requested)
+    running = 1 if device is not None else max(1, min(requested, gpus))
+    if running < requested:
         found = f"this machine has {gpus or 'no'} {'GPU' if gpus == 1 else 'GPUs'}"
         reason = found if device is None else f"--device is {device}"
         advice = f"; --{PROCESSES} N starts N nevertheless" if not gpus or device is not None else ""
         loaded.warnings.append(
-            f"num_gpus requests {asked} processes, each with its own GPU, but {reason}: {running} of {asked} "
+            f"num_gpus requests {requested} processes, each with its own GPU, but {reason}: {running} of {requested} "
             f"processes {'answers' if running == 1 else 'answer'}{advice}"
         )
     return running

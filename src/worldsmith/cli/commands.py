@@ -12,7 +12,7 @@ ORDER = (
     *("recipes", "dataset", "check", "config", "schema", "plan", "encode", "train", "launch"),
     *("watch", "report", "export", "generate", "evaluate", "infer"),
 )
-"""Commands in the order of a typical workflow; all others follow by name."""
+"""Commands in the order of a typical workflow; all others follow in alphabetical order."""
 COMMANDS = {
     **dict.fromkeys(ORDER, ""),
     **{name: command.help for name, command in commands().items()},
@@ -20,7 +20,7 @@ COMMANDS = {
     "recipes": "list the recipes, or show one and its changes",
     "schema": "print the JSON Schema of recipe files",
     "train": "fine-tune a model from a recipe file or a recipe's name",
-    "launch": "start train or generate in several processes, on one or more machines",
+    "launch": "start train, encode, generate or evaluate in several processes, on one or more machines",
 }
 """Command -> help text. Actions are run by `cli.action`. The others are modules of this package with `HELP`,
 `add_arguments(parser)` and `run(args) -> int`; actions about a run are `RunCommand` objects with the same members.
@@ -63,7 +63,7 @@ def find_command(name: str) -> Any:
 
 
 def split_tail(words: list[str]) -> tuple[list[str], list[str]]:
-    """Splits arguments at the first ``--``: flags and names before it, overrides after it."""
+    """Splits arguments at the first ``--``; returns those before it, and those after it (the overrides)."""
     if "--" not in words:
         return words, []
     index = words.index("--")

@@ -54,7 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parses the arguments before ``--``. Arguments that need further imports are added only for their action."""
+    """Parses the arguments of `worldsmith config` before ``--``.
+
+    Args:
+        parser: Parser of the command; the arguments of `convert` and `new` are added only if the action is used.
+        words: Arguments before ``--``.
+
+    Returns:
+        The parsed arguments; `action` is the name of the action.
+    """
     actions = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     name = words[0] if words else ""
     if name in ("convert", "new"):
@@ -67,12 +75,15 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the selected action and returns its exit code. Raises ConfigError with all mistakes of a config."""
+    """Runs the selected action and returns its exit code.
+
+    Raises ConfigError with all mistakes of a config, and UserError for invalid arguments.
+    """
     return {"show": show, "check": check, "diff": diff, "convert": convert_config, "new": new}[args.action](args)
 
 
 def show(args: argparse.Namespace) -> int:
-    """Prints the config as YAML, with the origins of the values as comments."""
+    """Prints the config as YAML, with the origins of the values as comments; returns 0."""
     from worldsmith.config.write.annotate import show_tree
 
     loaded = _load(args)
@@ -81,7 +92,10 @@ def show(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Prints OK, or raises ConfigError with all mistakes; `--files` also checks files that the run reads and writes."""
+    """Prints OK and returns 0, or raises ConfigError with all mistakes in the config.
+
+    With `--files` it also checks the files and folders that the run reads and writes.
+    """
     from worldsmith.cli.spec_and_parent import leave_parent_out
     from worldsmith.training.preflight import check_files
 
@@ -101,7 +115,10 @@ def check(args: argparse.Namespace) -> int:
 
 
 def diff(args: argparse.Namespace) -> int:
-    """Prints one line per difference; environment variables that are not set are compared by name."""
+    """Prints one line per difference between two configs; returns 1 if they differ, else 0.
+
+    References to unset environment variables are compared as text.
+    """
     old, new = (load(source, keep_unset=True) for source in (args.old, args.new))
     found = find_differences(old.tree, new.tree, custom=args.custom)
     for change in found:
@@ -114,7 +131,10 @@ def diff(args: argparse.Namespace) -> int:
 
 
 def convert_config(args: argparse.Namespace) -> int:
-    """Prints or writes a run config in another format; raises UserError if the format cannot express all of it."""
+    """Prints or writes a run config in another format; returns 0.
+
+    Raises UserError if the format cannot express the complete config.
+    """
     from worldsmith.config.write.convert import convert, write_new
     from worldsmith.dialects.sat.recognise import is_change, is_sat_stack
 
@@ -122,7 +142,7 @@ def convert_config(args: argparse.Namespace) -> int:
         if getattr(args, option) and args.to != needed:
             raise UserError(f"--{option.replace('_', '-')} requires --to {needed}")
     if args.print_overrides and not args.output:
-        raise UserError("--print-overrides prints overrides instead of writing the file; name the file with -o FILE")
+        raise UserError("--print-overrides prints the overrides instead of the TOML; name the TOML file with -o FILE")
     given = [args.source, *args.words]
     files, changes = [w for w in given if not is_change(w)], [w for w in given if is_change(w)]
     if is_sat_stack(files):
@@ -158,7 +178,10 @@ def convert_config(args: argparse.Namespace) -> int:
 
 
 def new(args: argparse.Namespace) -> int:
-    """Writes a new commented file; raises ConfigError for an unknown recipe, UserError if the file exists."""
+    """Writes a new commented file; returns 0.
+
+    Raises ConfigError for an unknown recipe, and UserError if the file exists.
+    """
     from worldsmith.config.write.convert import write_new
     from worldsmith.config.write.describe_toml import new_recipe_toml
 
@@ -181,25 +204,25 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     from worldsmith.config.write.convert import FORMATS
 
     parser.add_argument(
-        "source", metavar="SRC", help="recipe TOML, YAML or JSON config, nested spec, run folder, recipe"
+        "source", metavar="SRC", help="recipe TOML, YAML or JSON config, nested spec, run folder, or a recipe's name"
     )
     parser.add_argument(
         "words",
         nargs="*",
         metavar="FILE_OR_KEY=VALUE",
-        help="more files of a YAML stack, and overrides; for a nested spec such as train.epoch=2",
+        help="more YAML files, merged in order, and overrides; those of a nested spec are like train.epoch=2",
     )
     parser.add_argument("--to", required=True, choices=FORMATS, help="output format")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of printing")
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
-    parser.add_argument("--name", help="python: the recipe's name; default: that of the source")
+    parser.add_argument("--name", help="python: name of the new recipe; default: the name of the source")
     parser.add_argument(
         "--overrides",
         metavar="FILE",
-        help="toml: write settings that the TOML has no key for to FILE, as overrides for after --",
+        help="toml: write the settings that a recipe TOML cannot express to FILE, as overrides to append after --",
     )
     parser.add_argument(
-        "--print-overrides", action="store_true", help="toml: print these overrides, quoted for a shell; needs -o"
+        "--print-overrides", action="store_true", help="toml: print these overrides, quoted for a shell; requires -o"
     )
 
 

@@ -23,8 +23,8 @@ from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.monitor.terminal_text import text_width
 
 REQUIRED = "required"
-MOST_CHOICES = 8
-"""Max listed classes; longer lists are omitted, because such a field accepts any component."""
+MAX_CHOICES = 8
+"""Max number of classes listed for a flag; with more, the placeholder is CLASS."""
 TYPES = {int: "INT", float: "NUMBER", str: "TEXT", bool: "true|false", type(None): "null", Any: "VALUE"}
 
 
@@ -37,7 +37,7 @@ def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str]
         options: The command's own options -> help text.
 
     Raises:
-        UserError: If the word is neither a section nor found.
+        UserError: If `topic` is neither a section nor found in the name or description of a flag.
     """
     tree = draft.tree
     origins = trace(tree, draft.recipes(), draft.places, {})
@@ -51,7 +51,7 @@ def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str]
     own = [_paragraph(f"  {option}", doc) for option, doc in options.items()]
     text = [
         f"flags of {draft.source}, as: --flag TYPE = value (source of the value)",
-        "Dashes equal underscores, = equals a space; true/false can also be written as --flag and --no-flag.",
+        "Dashes equal underscores, = equals a space; true and false can also be written as --flag and --no-flag.",
         "",
     ]
     wanted = _section_path(tree, topic) if topic else None
@@ -90,14 +90,22 @@ def action_help(usage: str, draft: Draft, options: Mapping[str, str], topic: str
     found = [line for line in [*fields, *own] if _mentions(line, topic)]
     if topic:
         return "" if not found else "\n".join([f"flags whose name or description has '{topic}':", *found, ""])
-    return "\n".join([usage, "", "flags, as: --flag TYPE = value (who wrote it)", *fields, "", *own, ""])
+    return "\n".join([usage, "", "flags, as: --flag TYPE = value (source of the value)", *fields, "", *own, ""])
 
 
 def _entries(path: Path, hint: Any, value: Any, doc: str, origins: Provenance) -> Iterator[tuple[Path, str]]:
-    """Yields the help lines of a value and its children, each with its path."""
+    """Yields (path, help text) for a config value and, if it is a section or table, for all values below it.
+
+    Args:
+        path: Path of the value, which is also its flag.
+        hint: Type of the field.
+        value: Current value, shown as the default.
+        doc: Docstring of the field.
+        origins: Origin of each value by path, shown after the value.
+    """
     if isinstance(value, Config):
         named = (owner_of(type(value)) or type(value)).__name__
-        if owner_of(type(value)):  # a component: another class may take its place
+        if owner_of(type(value)):  # a component: another class can replace it
             choices = _choices(hint, named)
             yield path, _line(path, choices, named, str(origin_of(origins, path)), doc if len(path) > 1 else "")
         elif len(path) > 1 and doc:
@@ -140,11 +148,14 @@ def type_name(hint: Any) -> str:
 
 
 def _choices(hint: Any, current: str) -> str:
-    """Returns the class names that a section accepts: classes without subclasses, and the current class."""
+    """Returns the class names that a section of type `hint` accepts, joined by "|", or "CLASS" if there are too many.
+
+    Base classes are omitted, except the class `current` that the section has now.
+    """
     names = class_choices(hint)
     roots = {(owner_of(cls) or cls).__name__ for cls in nested_config_classes(hint) if cls.__subclasses__()}
     leaves = [name for name in names if name not in roots or name == current]
-    return "|".join(leaves) if 0 < len(leaves) <= MOST_CHOICES else "CLASS"
+    return "|".join(leaves) if 0 < len(leaves) <= MAX_CHOICES else "CLASS"
 
 
 def _line(path: Path, kind: str, value: str, origin: str, doc: str) -> str:
@@ -179,7 +190,12 @@ def _section_path(tree: Config, topic: str) -> Path | None:
 
 
 def _mentions(text: str, topic: str) -> bool:
-    """Returns whether the name of a flag contains `topic`, or a word of its docstring begins with it."""
+    """Returns whether the help text of a flag mentions a topic.
+
+    Args:
+        text: Help text, with the name of the flag before " = " and its docstring after it.
+        topic: Part of the name, or the beginning of a word of the docstring.
+    """
     name, _, doc = text.lower().replace("-", "_").partition(" = ")
     word = topic.lower().replace("-", "_")
     return word in name or re.search(rf"\b{re.escape(word)}", doc) is not None

@@ -25,8 +25,8 @@ import psutil
 
 from worldsmith.actions.registry import commands
 from worldsmith.cli.commands import CommandParser, read_command, split_tail
-from worldsmith.cli.run_source import COMMAND_VARIABLE, started_as
-from worldsmith.cli.slurm import MOST_MACHINES, add_options, submit
+from worldsmith.cli.run_source import COMMAND_VARIABLE, start_command
+from worldsmith.cli.slurm import MAX_MACHINES, add_options, submit
 from worldsmith.config.errors import UserError
 from worldsmith.config.write.values import shorten
 from worldsmith.distributed.launch_desk import LaunchDesk
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 LAUNCHED = ("train", "encode", "generate", "evaluate")
-"""Commands that share their work among processes."""
+"""Commands that can split their work over several processes."""
 HELP = f"""usage: worldsmith launch [OPTION]… COMMAND …
 
 Starts `worldsmith COMMAND …` in several processes, which share the work: {", ".join(LAUNCHED)}. The options are
 torchrun's; these are the usual ones:
 
   --nproc-per-node N   processes on this machine, or `gpu`: one per GPU (default: 1)
-  --nnodes N           machines (default: 1); run the same command on each, with its own
-  --node-rank R        number of this machine, from 0, and with
-  --master-addr HOST   the address of machine 0 and
-  --master-port PORT   a port on it (default: 29500; on one machine any free port)
+  --nnodes N           machines (default: 1); run the same command on each, with its own node rank
+  --node-rank R        number of this machine, from 0
+  --master-addr HOST   address of machine 0, the same on all machines
+  --master-port PORT   port on machine 0 (default: 29500; on one machine any free port)
   --max-restarts N     number of restarts from the last checkpoint after failures (default: 0)
 
-`torchrun --help` lists the others. With --dryrun or --rehearse a single process does the work of all.
+`torchrun --help` lists the others. With --dryrun or --rehearse a single process checks or simulates all ranks.
 
 --slurm submits a SLURM job on --nnodes machines with --nproc-per-node processes each, which saves before its time
 limit and queues itself again:
@@ -70,12 +70,12 @@ SIGQUIT (Ctrl-\\) ends them at once.
 exit codes: 0 done, 75 asked to stop and saved (the same command resumes), 2 a mistake of the user, 130 interrupted by
 a second Ctrl-C, 1 failed."""
 OWN_SETTINGS = ("module", "no_python", "run_path", "signals_to_handle")
-"""Options of torchrun that set the program to start and the signals that torchrun handles."""
-SAY_AFTER = 5.0
+"""Options of torchrun that `worldsmith launch` sets itself: the program to start, and the signals to handle."""
+FIRST_REPORT_AFTER = 5.0
 """Seconds until the first message about waiting for other machines; the intervals after that grow to a minute."""
 GIVE_UP = 60.0
-"""Seconds in which launchers of other machines can report that their processes have ended, as all processes have agreed
-to do. torchrun would wait for 300, and has no setting for it."""
+"""Seconds to wait for launchers of other machines to report that their processes have ended. torchrun would wait for
+300 s, and has no setting for it."""
 
 
 def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
@@ -94,11 +94,11 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
     if not words or words[0] in ("-h", "--help"):
         print_text(HELP)
         return 0 if words else 2
-    asked: set[int] = set()
+    forwarded: set[int] = set()
     desk = LaunchDesk()
 
-    def hand_on(number: int) -> None:
-        asked.add(number)
+    def forward_signal(number: int) -> None:
+        forwarded.add(number)
         if number == signal.SIGHUP:
             leave_terminal()
         processes = psutil.Process().children()
@@ -110,7 +110,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
-    with acting_at_once(hand_on):
+    with acting_at_once(forward_signal):
         from torch.distributed import DistNetworkError
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -118,7 +118,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
 
         args, parser = read_launch_words(words)
         name, command_words = args.command, args.training_script_args
-        check, plan = (of_action if name in commands() and not commands()[name].about_run else of_run)(
+        check, plan = (action_steps if name in commands() and not commands()[name].about_run else run_steps)(
             name, command_words
         )
         args.training_script_args = [name, *packages, *command_words]
@@ -129,15 +129,15 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
             os.environ["WORLD_SIZE"] = str(machines * processes)
             return plan()
         check()  # a mistake is reported once, before there are processes to repeat it
-        choose_meeting(args, machines)
-        logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(without_traceback)
-        logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(is_of_a_failure)
-        with desk, held_back(), named_run(), waiting_said(args, machines, desk):
+        set_rendezvous(args, machines)
+        logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(drop_traceback)
+        logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(is_failure_record)
+        with desk, block_stop_signals(), share_run_name(), report_waiting(args, machines, desk):
             try:
                 require_devices(processes)
                 run(args)
             except ChildFailedError as error:
-                return failure_code(error, asked)
+                return failure_code(error, forwarded)
             except SignalException as error:
                 print(
                     f"stopped at once by {error.sigval.name}; progress since the last checkpoint is lost",
@@ -145,7 +145,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
                 )
                 return 1
             except DistNetworkError as error:
-                raise UserError(f"worldsmith launch: {meeting_failure(args, error)}") from error
+                raise UserError(f"worldsmith launch: {describe_rendezvous_failure(args, error)}") from error
             except ValueError as error:
                 raise UserError(f"worldsmith launch: {error}") from error
         if desk.exit_code is None:
@@ -154,24 +154,38 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
 
 
 Steps = tuple[Callable[[], object], Callable[[], int] | None]
-"""Functions of each command: one that checks it, and one that prints its plan if only the plan is requested."""
+"""Functions of a command: one checks its arguments, the other prints its plan (None if no plan is requested)."""
 
 
-def of_run(name: str, words: list[str]) -> Steps:
-    """Returns check and plan of a command about a run."""
+def run_steps(name: str, words: list[str]) -> Steps:
+    """Returns two functions for a command about a run: its check, and its plan.
+
+    Args:
+        name: Name of the command.
+        words: Arguments of the command.
+
+    Returns:
+        A function that raises an error for invalid arguments, and a function that prints the plan and returns the exit
+        code; the latter is None unless `--dryrun` or `--rehearse` requests it.
+    """
     command, args = read_command(name, words)
-    alone = getattr(args, "dryrun", False) or getattr(args, "rehearse", False)
-    return partial(command.check, args), partial(command.run, args) if alone else None
+    plan_only = getattr(args, "dryrun", False) or getattr(args, "rehearse", False)
+    return partial(command.check, args), partial(command.run, args) if plan_only else None
 
 
-def of_action(name: str, words: list[str]) -> Steps:
-    """Returns check and plan of an action."""
+def action_steps(name: str, words: list[str]) -> Steps:
+    """Returns two functions for an action, as `run_steps` does: its check, and its plan or help.
+
+    Args:
+        name: Name of the command.
+        words: Arguments of the command.
+    """
     from worldsmith.cli import action
 
     head, tail = split_tail(words)
-    alone = {action.DRYRUN, action.HELP, "-h"} & set(head)
+    plan_only = {action.DRYRUN, action.HELP, "-h"} & set(head)
     check = partial(action.check_action, name, head, tail)
-    return check, partial(action.run_action, name, head, tail, start=launch) if alone else None
+    return check, partial(action.run_action, name, head, tail, start=launch) if plan_only else None
 
 
 def submit_job(
@@ -182,17 +196,26 @@ def submit_job(
     check: Callable[[], object],
     packages: Sequence[str],
 ) -> int:
-    """Submits the launch as a SLURM job after its command is checked; returns the exit code."""
+    """Submits the launch as a SLURM job after its command is checked; returns the exit code.
+
+    Args:
+        args: Parsed arguments of `worldsmith launch`.
+        parser: Parser of `args`, for the defaults.
+        words: Unparsed arguments of `worldsmith launch`.
+        plan: None; any other value raises UserError, because a job cannot run a plan or print help.
+        check: Raises an error if the arguments of the launched command are invalid.
+        packages: ``--import`` and ``--trust`` arguments for each process.
+    """
     if plan is not None:
         raise UserError("worldsmith launch: --slurm cannot be combined with plans or help")
     check()
-    count = len(args.training_script_args) - len(packages)  # the command and its words
+    count = len(args.training_script_args) - len(packages)  # the command and its arguments
     return submit(args, parser, words[: len(words) - count], [*packages, *words[len(words) - count :]])
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Context manager: processes started inside receive stop signals only after they have installed their handlers.
+def block_stop_signals() -> Iterator[None]:
+    """Context manager: blocks stop signals for processes started inside until each has installed its handlers.
 
     This process continues to handle its own signals, in another thread.
     """
@@ -204,13 +227,13 @@ def held_back() -> Iterator[None]:
 
 
 @contextmanager
-def named_run() -> Iterator[None]:
+def share_run_name() -> Iterator[None]:
     """Context manager: sets a run name that all restarts of the processes share, so that they resume the run.
 
     It also sets the command of the launcher in the environment of the processes.
     """
     name = os.environ.get(START_VARIABLE)
-    os.environ[COMMAND_VARIABLE] = shlex.join(started_as())
+    os.environ[COMMAND_VARIABLE] = shlex.join(start_command())
     os.environ[START_VARIABLE] = name or f"{start_time()}_{uuid.uuid4().hex[:4]}"
     try:
         yield
@@ -221,33 +244,41 @@ def named_run() -> Iterator[None]:
 
 
 @contextmanager
-def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[None]:
+def report_waiting(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[None]:
     """Context manager: logs at intervals that other machines are awaited, until the processes of this one have started.
 
     After these have ended, it logs that launchers of other machines have not reported the end of theirs, and exits this
     process with the known exit code after `GIVE_UP` seconds.
+
+    Args:
+        args: Parsed arguments of `worldsmith launch`, for the address in messages.
+        machines: Number of machines; with 1, no message is logged.
+        desk: Server that receives the exit code of the processes on this machine.
     """
-    begun, over = time.monotonic(), threading.Event()
+    started_at, over = time.monotonic(), threading.Event()
     others = f"{machines - 1} other {'machine' if machines == 2 else 'machines'}"
 
     def watch() -> None:
-        pause, started, ended = SAY_AFTER, False, 0.0
+        pause, started, ended = FIRST_REPORT_AFTER, False, 0.0
         while not over.wait(pause):
             now = time.monotonic()
             if psutil.Process().children():
-                started, pause, ended = True, SAY_AFTER, 0.0
+                started, pause, ended = True, FIRST_REPORT_AFTER, 0.0
             elif desk.exit_code is not None and not ended:
                 ended = now
-                say(
+                report(
                     f"all processes on this machine have ended; waiting for a report from {others}, at most "
                     f"{GIVE_UP:.0f} s"
                 )
             elif desk.exit_code is not None and now - ended > GIVE_UP:
-                say(f"no report from {others}; was the launcher there killed?")
+                report(f"no report from {others}; was the launcher there killed?")
                 os._exit(desk.exit_code)
             elif not started:
                 pause = min(2 * pause, 60)
-                say(f"waiting for {others} to connect at {meeting_place(args)} ({now - begun:.0f} s); stop with Ctrl-C")
+                report(
+                    f"waiting for {others} to connect at {rendezvous_endpoint(args)} ({now - started_at:.0f} s); "
+                    "stop with Ctrl-C"
+                )
 
     if machines > 1:
         threading.Thread(target=watch, daemon=True).start()
@@ -257,32 +288,32 @@ def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[N
         over.set()
 
 
-def say(message: str) -> None:
-    """Prints a message of the launcher."""
+def report(message: str) -> None:
+    """Prints a message with the prefix "worldsmith launch: "."""
     print_message(f"worldsmith launch: {message}")
 
 
-def without_traceback(record: logging.LogRecord) -> bool:
+def drop_traceback(record: logging.LogRecord) -> bool:
     """Log filter: removes the traceback, so that torchrun's rendezvous warnings take one line."""
     record.exc_info = None
     return True
 
 
-def is_of_a_failure(record: logging.LogRecord) -> bool:
+def is_failure_record(record: logging.LogRecord) -> bool:
     """Log filter: drops torchrun's records about processes that stopped on request, which are not failures."""
     return not (isinstance(record.args, tuple) and record.args[:1] == (PREEMPTED,))
 
 
-def choose_meeting(args: Namespace, machines: int) -> None:
-    """Sets the rendezvous id of the launch, and disables torchrun's log folder unless the user requests one."""
+def set_rendezvous(args: Namespace, machines: int) -> None:
+    """Sets a rendezvous id in `args` for one machine, and disables torchrun's log folder unless it is requested."""
     if machines == 1 and args.rdzv_id == "none":
         args.rdzv_id = str(uuid.uuid4())
     if args.log_dir is None and args.redirects == args.tee == "0":
         args.log_dir = os.devnull
 
 
-def meeting_place(args: Namespace) -> str:
-    """Returns the rendezvous endpoint."""
+def rendezvous_endpoint(args: Namespace) -> str:
+    """Returns the rendezvous endpoint of the launch as "host:port"."""
     return args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
 
 
@@ -298,7 +329,7 @@ def read_launch_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()
-    parser.__class__ = CommandParser  # torchrun's options, and messages of ours
+    parser.__class__ = CommandParser  # torchrun's options, with messages of this package
     parser.prog, parser.usage = "worldsmith launch", "worldsmith launch [OPTION]… COMMAND … (see --help)"
     options = itertools.takewhile(lambda word: word not in LAUNCHED, words)
     if "--slurm" in options:
@@ -317,16 +348,16 @@ def read_launch_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
     return args, parser
 
 
-def meeting_failure(args: Namespace, error: Exception) -> str:
-    """Returns the reason for a failed rendezvous and how to fix it."""
+def describe_rendezvous_failure(args: Namespace, error: Exception) -> str:
+    """Returns the message for a failed rendezvous: the reason and how to fix it."""
     if "EADDRINUSE" in str(error):
         return (
             f"port {args.master_port} is in use on this machine, perhaps by another run; set a different "
             "--master-port for each run (MASTER_PORT for the launch scripts), the same on all machines"
         )
     return (
-        f"the processes cannot connect at {meeting_place(args)}, the --master-addr and --master-port of machine 0: "
-        f"{error}"
+        f"the processes cannot connect at {rendezvous_endpoint(args)}, the --master-addr and --master-port of machine "
+        f"0: {error}"
     )
 
 
@@ -339,20 +370,26 @@ def count_processes(args: Namespace) -> tuple[int, int]:
     from torch.distributed.run import determine_local_world_size, parse_min_max_nnodes
 
     try:
-        least, most = parse_min_max_nnodes(args.nnodes)
-        if not 1 <= least <= most <= MOST_MACHINES:
-            raise ValueError(f"expected 1 to {MOST_MACHINES} machines")
-        return most, determine_local_world_size(args.nproc_per_node)
+        minimum, maximum = parse_min_max_nnodes(args.nnodes)
+        if not 1 <= minimum <= maximum <= MAX_MACHINES:
+            raise ValueError(f"expected 1 to {MAX_MACHINES} machines")
+        return maximum, determine_local_world_size(args.nproc_per_node)
     except (ValueError, RuntimeError) as error:
         words = f"--nnodes {shorten(args.nnodes)} --nproc-per-node {shorten(args.nproc_per_node)}"
         raise UserError(f"worldsmith launch: {words}: {error}") from error
 
 
-def failure_code(error: ChildFailedError, asked: set[int]) -> int:
+def failure_code(error: ChildFailedError, forwarded: set[int]) -> int:
     """Returns the exit code of a launch in which at least one process did not exit with 0.
 
     The first failure counts, because torchrun ended the other processes with SIGTERM. Exit code 2 (a mistake of the
-    user) has priority over all codes. Code 1 and SIGTERM have the lowest priority: partners of a failed rank end so.
+    user) has priority over all codes. Code 1 and SIGTERM have the lowest priority: other ranks end with them after one
+    has failed.
+
+    Args:
+        error: Error of torchrun with the failed processes.
+        forwarded: Numbers of the signals that this launcher has forwarded; a process that one of them ended counts as
+            stopped on request.
     """
     failures = error.failures
     if 2 in {failure.exitcode for failure in failures.values()}:
@@ -362,11 +399,11 @@ def failure_code(error: ChildFailedError, asked: set[int]) -> int:
     first = failures[rank]
     if first.exitcode in (PREEMPTED, 130):
         return first.exitcode
-    if -first.exitcode in asked:  # before it could catch a signal, so that there was no progress to save
+    if -first.exitcode in forwarded:  # before it could catch a signal, so that there was no progress to save
         return PREEMPTED
     from worldsmith.tools.explain.explanation import after_text
 
     how = f"was ended by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
-    said = f"worldsmith launch: rank {rank} {how}, as the first one"
-    print("\n".join([said, *after_text(said, None)]), file=sys.stderr)
+    message = f"worldsmith launch: rank {rank} {how}; it was the first to fail"
+    print("\n".join([message, *after_text(message, None)]), file=sys.stderr)
     return 1

@@ -15,9 +15,9 @@ from worldsmith.cli.commands import COMMANDS, read_command, split_tail
 from worldsmith.distributed.launch_desk import is_said, launcher_pid
 
 WITHOUT_ARGUMENTS = ("recipes",)
-"""Commands that can run without arguments; the others then print their help."""
+"""Commands that can run without arguments; all others print their help if no arguments are given."""
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, of a command that cannot be resumed."""
+"""Exit code after Ctrl-C of a command that cannot be resumed."""
 PACKAGES = {
     "--import": "MODULE  import a module of recipes and components first (any number of times)",
     "--trust": "PACKAGE  allow files to name classes of this package (any number of times)",
@@ -76,13 +76,19 @@ def dispatch(words: list[str]) -> int:
 
 
 def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]] = ()) -> int:
-    """Imports the packages and the command's module, parses its arguments and runs it; returns the exit code."""
+    """Imports the packages and the command's module, parses its arguments and runs it; returns the exit code.
+
+    Args:
+        name: Name of the command.
+        words: Arguments after the name.
+        packages: (option, value) of each ``--import`` and ``--trust``.
+    """
     from worldsmith.config.errors import ConfigError, UserError
     from worldsmith.monitor.terminal_text import format_last_resort
 
     format_last_resort()
     try:
-        with stoppable(name):
+        with interruptible(name):
             import_packages(packages)
             package_words = [word for option in packages for word in option]
             if name == "launch":
@@ -104,15 +110,20 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
 
 
 def run_launch(words: Sequence[str], packages: Sequence[str]) -> int:
-    """Runs `worldsmith launch`, whose module is imported only here."""
+    """Runs `worldsmith launch`, whose module is imported only here; returns the exit code.
+
+    Args:
+        words: Arguments after `launch`.
+        packages: ``--import`` and ``--trust`` arguments, passed to each process.
+    """
     from worldsmith.cli.launch import launch
 
     return launch(words, packages)
 
 
 @contextmanager
-def stoppable(name: str) -> Iterator[None]:
-    """Context manager: sets the effect of Ctrl-C until a command installs its own handler.
+def interruptible(name: str) -> Iterator[None]:
+    """Context manager: sets the effect of Ctrl-C until the command `name` installs its own handler.
 
     `train`, `launch` and launched processes have no state to save yet and exit at once. Other commands get a
     KeyboardInterrupt and clean up. During an import, where that would crash compiled libraries, they exit at once too.
@@ -127,7 +138,7 @@ def stoppable(name: str) -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
-                leave_interrupted()
+                exit_interrupted()
             frame = frame.f_back
         raise KeyboardInterrupt
 
@@ -142,7 +153,7 @@ def stoppable(name: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, former)
 
 
-def leave_interrupted() -> None:
+def exit_interrupted() -> None:
     """Exits the process at once with the code for an interrupt, without cleanup."""
     os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)
@@ -167,7 +178,15 @@ def take_packages(words: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def import_packages(packages: Sequence[tuple[str, str]]) -> None:
-    """Imports the modules of ``--import`` and trusts the packages of ``--trust``. Raises ConfigError or UserError."""
+    """Imports the modules of ``--import`` and trusts the packages of ``--trust``.
+
+    Args:
+        packages: (option, value) of each of these options, in order.
+
+    Raises:
+        ConfigError: If a module cannot be imported.
+        UserError: If a name is missing or a package cannot be trusted.
+    """
     from worldsmith.config.errors import UserError
 
     for option, name in packages:
@@ -213,7 +232,7 @@ def overview() -> str:
 def file_error(error: OSError) -> str:
     """Formats an OSError as one line with its file names."""
     if error.strerror is None:
-        return str(error)  # the words of a library, or ours
+        return str(error)  # a message of a library or of this package
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
     return f"{error.strerror}{': ' if names else ''}{' -> '.join(names)}"
 

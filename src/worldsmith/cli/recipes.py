@@ -1,4 +1,4 @@
-"""`worldsmith recipes`: the list of recipes, or one of them with what it changes."""
+"""`worldsmith recipes`: lists the recipes, or shows one recipe with its changes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ DETAILS = " " * 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `worldsmith recipes` to a parser."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe and its changes")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a list")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the list or one recipe. Raises ConfigError for an unknown name."""
+    """Prints the list of recipes, or one recipe; returns 0. Raises ConfigError for an unknown name."""
     found, broken = [], []
     for name in [args.name] if args.name else recipe_names():
         try:
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in [*load_installed(), *broken]:
         print_warning(problem.render())
     if args.name:
-        print_one(found[0], args.json)
+        print_recipe(found[0], args.json)
     elif args.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
@@ -59,8 +60,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe_recipe(name: str) -> dict[str, Any]:
-    """Returns the entry of a recipe in the list; `parameters` is None if the size is not known without building the
-    model."""
+    """Returns the entry of a recipe in the list, with the same keys as the output of ``--json``.
+
+    Returns:
+        Name, task, model, number of parameters (None if it is not known without building the model), data, recipe that
+        it starts from, docstring and module, each with its key.
+    """
     entry, tree = find_recipe(name), get_recipe(name)
     model = find(tree, ("model", "config"))
     return {
@@ -76,7 +81,7 @@ def describe_recipe(name: str) -> dict[str, Any]:
 
 
 def describe_data(loader: Any) -> str | None:
-    """The data set's class and where it reads, as the recipe writes it."""
+    """Returns the dataset class and its path, as in the recipe; None if no section below `loader` has a path."""
     for _, node in walk(loader):
         path = getattr(node, "path", None)
         if isinstance(node, Config) and isinstance(path, str):
@@ -85,18 +90,23 @@ def describe_data(loader: Any) -> str | None:
     return None
 
 
-def print_one(found: dict[str, Any], as_json: bool) -> None:
-    """A recipe's facts, its changes from what it starts from, and, for one that starts from nothing, its tree."""
-    tree, parent = get_recipe(found["name"]), found["starts_from"]
+def print_recipe(entry: dict[str, Any], as_json: bool) -> None:
+    """Prints one recipe: its facts, and its changes to its parent recipe or, without a parent, its complete config.
+
+    Args:
+        entry: Result of `describe_recipe`.
+        as_json: Whether to print the facts and the changes as JSON.
+    """
+    tree, parent = get_recipe(entry["name"]), entry["starts_from"]
     changes = recipe_changes(get_recipe(parent), tree) if parent else []
     if as_json:
         named = [{"path": path, "before": before, "after": after} for path, before, after in changes]
-        print(json.dumps({**found, "changes": named}, indent=2, ensure_ascii=False))
+        print(json.dumps({**entry, "changes": named}, indent=2, ensure_ascii=False))
         return
-    size = f", {short_number(found['parameters'])} parameters" if found["parameters"] is not None else ""
-    print_text(f"{found['name']}: {found['doc']}".rstrip(": "))
-    print_text(f"  task    {found['task']}\n  model   {found['model']}{size}\n  data    {found['data']}")
-    print_text(f"  module  {found['module']}\n  from    {parent or 'no other recipe: it sets the complete config'}")
+    size = f", {short_number(entry['parameters'])} parameters" if entry["parameters"] is not None else ""
+    print_text(f"{entry['name']}: {entry['doc']}".rstrip(": "))
+    print_text(f"  task    {entry['task']}\n  model   {entry['model']}{size}\n  data    {entry['data']}")
+    print_text(f"  module  {entry['module']}\n  from    {parent or 'no other recipe: it sets the complete config'}")
     if not parent:
         print(f"\n{to_yaml(tree)}", end="")
         return
@@ -106,8 +116,8 @@ def print_one(found: dict[str, Any], as_json: bool) -> None:
 
 
 def recipe_changes(old: Config, new: Config) -> list[tuple[str, str, str]]:
-    """(path, before, after) of every value in which two trees differ."""
-    # A section of another class is listed at its own path.
+    """Returns (path, old value, new value), as text, for every value that differs between two configs."""
+    # A section whose class changes is listed at the path of the section, not of its `type`.
     paths = [c.path[:-1] if c.path[-1] == TAG else c.path for c in find_differences(old, new)]
     return [(format_path(path), _shown(old, path), _shown(new, path)) for path in dict.fromkeys(paths)]
 
@@ -121,13 +131,16 @@ def _shown(tree: Config, path: Path) -> str:
     return write(value, LAUNCH_WORD) or "''"
 
 
-def print_list(found: list[dict[str, Any]]) -> None:
-    """Prints the recipes by model: a line with name, size and parent, and the description below it.
+def print_list(recipes: list[dict[str, Any]]) -> None:
+    """Prints the recipes by model: a line with name, size and parent recipe, and the description below it.
 
-    Lines break between words, and never between `from` and the name of the parent.
+    Lines break between words, and never between `from` and the name of the parent recipe.
+
+    Args:
+        recipes: Results of `describe_recipe`.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for entry in found:
+    for entry in recipes:
         groups.setdefault((entry["model"], entry["task"]), []).append(entry)
     for number, ((model, task), entries) in enumerate(groups.items()):
         print(*[""] * (number > 0), f"{model}, task {task}:", sep="\n")
@@ -141,7 +154,15 @@ def print_list(found: list[dict[str, Any]]) -> None:
 
 
 def wrap(text: str, indent: str) -> list[str]:
-    """The lines of a text, as wide as the terminal; words are not broken."""
+    """Wraps text to the width of the terminal without breaking words.
+
+    Args:
+        text: Text to wrap.
+        indent: Indentation of the first line; the others have that of a description.
+
+    Returns:
+        The lines.
+    """
     lines = textwrap.wrap(
         text.rstrip(),
         text_width(),

@@ -27,11 +27,15 @@ from worldsmith.config.words.typed_flags import TypedFlag
 from worldsmith.monitor.terminal_text import print_message, print_warning
 
 ABOUT_RUNS = "Every value of the run is also a flag, and arguments after -- are overrides, as for `worldsmith train`."
-SETTINGS_HELP = "TOML, YAML or JSON file with values of the flags below, which take precedence over it"
+SETTINGS_HELP = "TOML, YAML or JSON file with values of the flags below; flags override the file"
 
 
 class RunCommand:
-    """Command-line interface of a `RunAction`, with the members that `cli.main` expects of a command module."""
+    """A command about a run, made from a `RunAction` class.
+
+    It has the members of a command module (see `cli.commands.COMMANDS`): `HELP`, `add_arguments`, `read_words`, `check`
+    and `run`.
+    """
 
     read_words = staticmethod(run_source.read_words)
 
@@ -49,19 +53,22 @@ class RunCommand:
         docs, hints = field_docs(config), annotated_hints(config)
         for name, hint in hints.items():
             flags = [*filter(None, [aliases.get(name)]), f"--{name.replace('_', '-')}"]
-            about: dict[str, Any] = {"help": " ".join(docs[name].split()), "default": SUPPRESS}
+            options: dict[str, Any] = {"help": " ".join(docs[name].split()), "default": SUPPRESS}
             if hint is bool:
-                parser.add_argument(*flags, action="store_true", **about)
+                parser.add_argument(*flags, action="store_true", **options)
                 continue
             limits = [limit for member in union_members(hint) for limit in get_args(member)[1:]]
             least = next((limit.ge for limit in limits if isinstance(limit, Range)), None)
-            kind: Callable[[str], Any] = str if least is None else run_source.count_from(int(least))
-            parser.add_argument(*flags, type=kind, metavar=self.kind.metavars.get(name, "N"), **about)
+            kind: Callable[[str], Any] = str if least is None else run_source.integer_from(int(least))
+            parser.add_argument(*flags, type=kind, metavar=self.kind.metavars.get(name, "N"), **options)
         parser.add_argument(JSON, action="store_true", help=OPTIONS[JSON])
         parser.epilog = f"{self.epilog} {ABOUT_RUNS}".lstrip()
 
     def action(self, args: Namespace) -> Any:
-        """Returns the action, configured by its flags. Raises ConfigError or UserError."""
+        """Builds the action from parsed arguments, and prints the warnings about its settings.
+
+        Raises ConfigError or UserError for what the user can fix.
+        """
         given = {name: value for name, value in vars(args).items() if name in field_hints(self.kind.Config)}
         flags = [TypedFlag(name, () if value is True else (str(value),)) for name, value in given.items()]
         words = Words(flags, own={SETTINGS: args.settings} if args.settings else {})
@@ -71,12 +78,18 @@ class RunCommand:
         return settings.tree.build(run=GivenWords(args))
 
     def check(self, args: Namespace) -> None:
-        """Checks arguments and config as `run` does. Raises ConfigError or UserError for what the user can fix."""
+        """Checks the action and the run config that parsed arguments describe, without running the action.
+
+        Raises ConfigError or UserError for what the user can fix.
+        """
         with mistakes_of_the_user():
             self.action(args).check()
 
     def run(self, args: Namespace) -> int:
-        """Runs the action and returns the exit code. Raises ConfigError or UserError for what the user can fix."""
+        """Runs the action that parsed arguments describe, prints its result and returns the exit code.
+
+        Raises ConfigError or UserError for what the user can fix.
+        """
         from worldsmith.actions.processes import WorkerProcessError
 
         try:
@@ -89,7 +102,7 @@ class RunCommand:
 
 @dataclass(frozen=True)
 class GivenWords:
-    """Parsed command-line arguments that describe a run; implements `RunWords`."""
+    """Source of a run config on the command line (recipe or file, flags and overrides); implements `RunWords`."""
 
     args: Namespace
 
@@ -100,7 +113,7 @@ class GivenWords:
 
     def unknown_source(self) -> str | None:
         source: str | None = self.args.source
-        return None if source is None or run_source.names_source(source) else source
+        return None if source is None or run_source.is_source_name(source) else source
 
     def load_for_dataset(self, recipe: str, dataset: Any) -> Loaded:
         args = copy(self.args)
@@ -127,6 +140,6 @@ class GivenWords:
         if args.module:
             return ["--module", args.module, "--config", args.config, "--", *words]
         if args.spec:
-            said = args.spec_words or []
-            return ["--spec", args.spec, *said, "--", *words[len(said) :]]
+            spec_words = args.spec_words or []
+            return ["--spec", args.spec, *spec_words, "--", *words[len(spec_words) :]]
         return [args.source or args.sft_toml, "--", *words]

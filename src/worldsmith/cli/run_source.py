@@ -26,7 +26,7 @@ from worldsmith.monitor.terminal_text import print_text
 FILES = (".toml", ".yaml", ".yml")
 
 COMMAND_VARIABLE = "WORLDSMITH_COMMAND"
-"""Environment variable in which a launcher passes the command that started it to its processes."""
+"""Environment variable with the command that started a launcher, which it sets for its processes."""
 MODULES = ("__main__.py", "main.py")
 
 
@@ -40,24 +40,24 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
         "--base",
         nargs="+",
         metavar="FILE",
-        help="YAML files, merged in order; later ones win; also those of CogVideoX's SAT",
+        help="YAML files, merged in order: later files override earlier ones; also those of CogVideoX's SAT",
     )
     parser.add_argument(
         "--spec",
         metavar="FILE",
         help="nested spec of Cosmos-RL or TAO; arguments such as train.epoch=2 after it override it",
     )
-    parser.add_argument("--module", metavar="M", help="a Python module with recipes; needs --config")
+    parser.add_argument("--module", metavar="M", help="a Python module with recipes; requires --config")
     parser.add_argument("--config", metavar="NAME", help="a recipe of --module, or a function that returns a config")
     parser.set_defaults(overrides=[], flags=[], spec_words=None, policy=None)
 
 
-def count_from(least: int) -> Callable[[str], int]:
-    """Returns an argparse type for integers that are at least `least`."""
+def integer_from(minimum: int) -> Callable[[str], int]:
+    """Returns an argparse type for integers that are at least `minimum`."""
 
     def read(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, found '{text}'")
+        if not text.isdigit() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"expected an integer of at least {minimum}, found '{text}'")
         return int(text)
 
     return read
@@ -66,19 +66,27 @@ def count_from(least: int) -> Callable[[str], int]:
 def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Parses the arguments of a command before ``--``.
 
-    Flags of config fields, such as --optimizer.lr 1e-4, are stored as text in `flags`; they may stand between the other
-    arguments.
+    Flags of config fields, such as --optimizer.lr 1e-4, may stand between the other arguments.
 
-    Invalid arguments, and a request for help, exit with SystemExit.
+    Args:
+        parser: Parser with the arguments of the command, among them those of `add_source_arguments`.
+        words: Arguments before ``--``.
+
+    Returns:
+        The parsed arguments. `flags` contains the flags of config fields, whose values are not yet parsed, and
+        `spec_words` the overrides of a spec.
+
+    Raises:
+        SystemExit: For invalid arguments, and after help is printed on request.
     """
     own = {option for action in parser._actions for option in action.option_strings}
-    words, topic = take_help(list(words), names_source)
+    words, topic = take_help(list(words), is_source_name)
     rest, flags = split_flags(words, own)
     args, extra = parser.parse_known_args(rest)
     if extra and args.source and not args.spec and is_spec(args.source):
         args.spec, args.source = args.source, None
     if args.spec:
-        args.spec_words, args.policy = without_search(
+        args.spec_words, args.policy = take_search_policy(
             args.spec, [word for word in (args.source, *extra) if word], getattr(args, "parent", None)
         )
         args.source = None
@@ -91,7 +99,7 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
             f"unexpected argument '{extra[0]}'. Overrides of single values come last, after --: … -- {extra[0]}"
         )
     if not any(sources(args)):
-        args.source = take_source(flags, names_source)
+        args.source = take_source(flags, is_source_name)
     args.flags, args.own_options = flags, sorted(own)
     if topic is not None:
         print_help(parser, args, topic or None)
@@ -99,10 +107,19 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     return args
 
 
-def without_search(spec: str, words: list[str], parent: str | None = None) -> tuple[list[str], Policy | None]:
-    """Returns the arguments of a spec without its search policy, and the policy ("off" or None).
+def take_search_policy(spec: str, words: list[str], parent: str | None = None) -> tuple[list[str], Policy | None]:
+    """Removes the search policy (``automl_policy=…``) from the arguments of a spec.
 
-    Raises UserError for the policy "auto", which requests a search.
+    Args:
+        spec: Path of the spec, for the message.
+        words: Overrides of the spec.
+        parent: Parent that the command names, for the message.
+
+    Returns:
+        The other arguments, and the policy: "off", or None if the arguments contain no policy.
+
+    Raises:
+        UserError: For the policy "auto", which requests a search.
     """
     policy, rest = take_policy(words)
     if policy is None:
@@ -116,13 +133,25 @@ def without_search(spec: str, words: list[str], parent: str | None = None) -> tu
 
 
 def search_command(spec: str, words: Sequence[str], parent: str | None = None) -> str:
-    """Returns the `worldsmith tune` command for the training that a spec, its overrides and its parent describe."""
+    """Returns the `worldsmith tune` command that searches settings for the training that a spec describes.
+
+    Args:
+        spec: Path of the spec.
+        words: Overrides of the spec.
+        parent: Parent of the training; None: no parent.
+    """
     start = ["--parent", parent] if parent else []
     return f"worldsmith tune {shlex.join(['--spec', spec, *words, *start])} -o DIR"
 
 
 def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic: str | None) -> None:
-    """Prints the help of the command, or the help of all flags if a recipe or file is given."""
+    """Prints the help of the command, or the help of all flags if a recipe or file is given.
+
+    Args:
+        parser: Parser of the command.
+        args: Parsed arguments, which may name a recipe or file.
+        topic: Section or word to which the help of the flags is limited; None: all flags.
+    """
     if not any(sources(args)):
         parser.print_help()
         return
@@ -142,10 +171,10 @@ def load_run(args: argparse.Namespace, *, keep_unset: Kept = False) -> tuple[Loa
 
     Args:
         args: Result of `read_words`.
-        keep_unset: How environment variables that are not set are treated, see `Kept`; False: they are errors.
+        keep_unset: Treatment of references to unset environment variables, see `Kept`; False: they are errors.
 
     Returns:
-        The resolved config, and all its changes as override words.
+        The resolved config, and all its changes as override arguments.
 
     Raises:
         ConfigError: With all mistakes in the config.
@@ -156,7 +185,19 @@ def load_run(args: argparse.Namespace, *, keep_unset: Kept = False) -> tuple[Loa
 
 
 def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override]]:
-    """Returns the config before its overrides, all changes as words, and the overrides that are not yet applied."""
+    """Reads the config that the parsed arguments describe, without applying its flags and overrides.
+
+    Args:
+        args: Result of `read_words`.
+
+    Returns:
+        The config before its flags and overrides, all of these as arguments, and the overrides that remain to be
+        applied.
+
+    Raises:
+        ConfigError: If the source cannot be read.
+        UserError: If the arguments do not name exactly one source.
+    """
     problems: list[Problem] = []
     tail = parse_overrides(args.overrides, problems)
     choosing, flags = take_recipe_flags(args.flags)
@@ -169,7 +210,7 @@ def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override
 
 
 def sources(args: argparse.Namespace) -> list[Any]:
-    """Returns the values of all arguments that select the source of a run; one of them is set."""
+    """Returns the values of all arguments that can select the source of a run; unused ones are None."""
     return [args.source, args.sft_toml, args.base, args.spec, args.module]
 
 
@@ -190,34 +231,35 @@ def source_name(args: argparse.Namespace) -> str:
     return str(args.spec or args.sft_toml or args.source)
 
 
-def take_help(words: list[str], is_no_topic: Callable[[str], bool]) -> tuple[list[str], str | None]:
+def take_help(words: list[str], is_not_topic: Callable[[str], bool]) -> tuple[list[str], str | None]:
     """Removes the request for help from a command's arguments.
 
     Args:
         words: Arguments before ``--``.
-        is_no_topic: Whether the argument after ``--help`` means something else than a section or word.
+        is_not_topic: Returns whether the argument after ``--help`` is not a topic but, for example, a file.
 
     Returns:
-        The other arguments, and the topic of the help: empty for all of it, None if no help is requested.
+        The other arguments, and the topic of the help: a section or word; empty for the complete help; None if no help
+        is requested.
     """
     for index, word in enumerate(words):
         if word in ("-h", "--help"):
             topic = next(iter(words[index + 1 :]), "")
-            topic = "" if topic.startswith("-") or is_no_topic(topic) else topic
+            topic = "" if topic.startswith("-") or is_not_topic(topic) else topic
             return words[:index] + words[index + 1 + bool(topic) :], topic
     return words, None
 
 
-def names_source(word: str) -> bool:
-    """Returns whether a word is a config file, a run folder or a recipe."""
+def is_source_name(word: str) -> bool:
+    """Returns whether an argument is the path of a config file, a run folder or the name of a recipe."""
     try:
         return word.lower().endswith(FILES) or os.path.isfile(os.path.join(word, "config.yaml")) or is_recipe(word)
     except ConfigError:
         return False
 
 
-def started_as() -> list[str]:
-    """Returns the command of this process and its arguments, without secrets."""
+def start_command() -> list[str]:
+    """Returns the command and arguments with which this process was started, without secrets."""
     program, *arguments = sys.argv
     if Path(program).name in MODULES:
         first = [sys.executable, "-m", "worldsmith"]

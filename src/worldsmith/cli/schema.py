@@ -61,9 +61,11 @@ and JSON files. Where several classes are possible, `type` names the class.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `worldsmith schema` to a parser."""
     parser.add_argument("what", nargs="?", choices=(*DESCRIBED, *SPEC_ACTIONS), help="what to describe")
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="tree: with the values of this recipe as defaults")
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="for tree: recipe whose values are the defaults")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of printing; with --all a folder")
-    parser.add_argument("--all", action="store_true", help="write schema and template of every action, and a manifest")
+    parser.add_argument(
+        "--all", action="store_true", help="write the schema and the template of every action, and a manifest"
+    )
     parser.add_argument(
         "--style",
         choices=("json-schema", "tao"),
@@ -91,14 +93,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_all(folder: str | None, style: str) -> int:
-    """Writes the schemas and templates of all spec formats to a folder.
+    """Writes the schemas and templates of all spec formats, and a manifest, to a folder.
 
     Args:
-        folder: Output folder; None is an error.
-        style: Extent of the templates, as of --style.
+        folder: Output folder; None raises UserError.
+        style: Schema format: "json-schema" or "tao".
 
     Returns:
-        Exit code: 1 if some files could not be built, else 0.
+        Exit code: 1 if some files could not be generated, else 0.
     """
     from worldsmith.dialects.cosmos_rl.write.spec_folder import spec_files
     from worldsmith.files.atomic import write_text
@@ -108,23 +110,23 @@ def write_all(folder: str | None, style: str) -> int:
     forms = all_forms()
     files = spec_files(forms, style)
     for name, text in files.items():
-        place = pathlib.Path(folder) / name
+        path = pathlib.Path(folder) / name
         if text is None:
-            place.unlink(missing_ok=True)
-            print(f"{place} could not be generated; the manifest states why", file=sys.stderr)
+            path.unlink(missing_ok=True)
+            print(f"{path} could not be generated; the manifest states why", file=sys.stderr)
             continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_text(place, text)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
     written = sum(text is not None for text in files.values())
-    print(f"{folder}: {written} files, of the actions {', '.join(forms)}")
+    print(f"{folder}: wrote {written} files for the actions {', '.join(forms)}")
     return int(None in files.values())
 
 
 def schema_text(what: str, recipe: str | None = None, *, style: str = "json-schema") -> str:
-    """Returns the text for `worldsmith schema`: a schema, the reference page or the table of metrics.
+    """Returns the text that `worldsmith schema` prints: a schema, the reference page or the table of metrics.
 
     Args:
-        what: One of `DESCRIBED`, or an action whose spec is described.
+        what: One of `DESCRIBED`, or the name of an action whose spec is described.
         recipe: For "tree": the recipe whose values are the defaults; None: all recipes.
         style: Schema format of a spec: "json-schema" or "tao".
     """
@@ -145,7 +147,7 @@ def schema_text(what: str, recipe: str | None = None, *, style: str = "json-sche
 
 
 def find_form(name: str) -> SpecForm:
-    """Returns the spec format of an action; raises KeyError for an action without specs."""
+    """Returns the spec format (keys, types, docstrings) of an action; raises KeyError for an action without specs."""
     if name != _TUNE:
         return form_of(name)
     (action,) = kinds_of(_TUNE).values()
@@ -164,7 +166,7 @@ def reference_page(trees: Mapping[str, Config]) -> str:
 
 def _toml_part(trees: Mapping[str, Config]) -> list[str]:
     lines, section = [_TOML], None
-    # The type of a key is the narrower one of the place where it lands; that of the table if no recipe has the place.
+    # The type of a key is that of the config field that it sets, which is narrower; without a field, that of the key.
     types = {e.path: hint_at(tree, at) for tree in reversed(list(trees.values())) for e, at in keys_of(tree)}
     for entry in toml_fields():
         if entry.path == (OPAQUE,):
@@ -192,7 +194,11 @@ def _toml_part(trees: Mapping[str, Config]) -> list[str]:
 
 
 class _TreePart:
-    """Describes every section below the roots, once per class, in the order of the tree."""
+    """Writes the part of the reference page about the config sections: each class once, in the order of the config.
+
+    Args:
+        trees: Unresolved config by name of the recipe.
+    """
 
     def __init__(self, trees: Mapping[str, Config]) -> None:
         self.lines = [_TREE]
@@ -202,7 +208,13 @@ class _TreePart:
             self.section((), root, root)
 
     def section(self, path: tuple[str, ...], cls: type[Config], hint: Any) -> None:
-        """Adds a section with its fields, and the sections below it, unless its class is described already."""
+        """Adds a section with its fields and the sections below it to the page, unless its class is described already.
+
+        Args:
+            path: Path of the section in the config.
+            cls: Class of the section.
+            hint: Type of the field that contains the section.
+        """
         if cls in self.seen:
             return
         self.seen.add(cls)
@@ -215,7 +227,7 @@ class _TreePart:
             self.lines += [f"`type: {tag_of(cls)}`", ""]
         self.fields(cls)
         for name, kind in annotated_hints(cls).items():
-            self.below((*path, name), kind)
+            self.child_sections((*path, name), kind)
 
     def fields(self, cls: type[Config]) -> None:
         """Adds the Markdown table of a class's fields to the page."""
@@ -233,17 +245,17 @@ class _TreePart:
                 default = "required" if name in required else f"`{write(defaults[name], SHOWN)}`"
             self.lines.append(_row([f"`{name}`", kind, default, docs.get(name, "")]))
 
-    def below(self, path: tuple[str, ...], hint: Any) -> None:
-        """Adds the sections that the type of a field allows."""
+    def child_sections(self, path: tuple[str, ...], hint: Any) -> None:
+        """Adds all sections that a field at `path` of type `hint` can contain to the page."""
         for member in union_members(hint):
             if get_origin(member) in (list, dict):
                 key = "NAME" if get_origin(member) is dict else "0"
-                self.below((*path, key), get_args(member)[-1])
-        for cls in self.used(path) if Configurable.Config in union_members(hint) else loadable_classes(hint):
+                self.child_sections((*path, key), get_args(member)[-1])
+        for cls in self.classes_at(path) if Configurable.Config in union_members(hint) else loadable_classes(hint):
             self.section(path, cls, hint)
 
-    def used(self, path: Path) -> Iterable[type[Config]]:
-        """Returns the classes that the recipes use at a path that accepts any component."""
+    def classes_at(self, path: Path) -> Iterable[type[Config]]:
+        """Returns the section classes that the recipes have at a path, for a field that accepts any component."""
         found = (find(tree, path) for tree in self.trees.values())
         return dict.fromkeys(type(node) for node in found if isinstance(node, Config))
 

@@ -14,9 +14,9 @@ from worldsmith.config.write.values import shorten
 from worldsmith.distributed.stop_signals import PREEMPTED
 
 SAVE_BEFORE = 120
-"""Seconds before its time limit at which a job is asked to save."""
-MOST_MACHINES, MOST_ON_ONE = 10_000, 4_096
-"""Max machines of a job, and GPUs or cores of one machine: larger numbers are typos."""
+"""Seconds before its time limit at which a job receives the signal to save."""
+MAX_MACHINES, MAX_PER_MACHINE = 10_000, 4_096
+"""Max machines of a job, and max GPUs or cores of one machine: larger numbers are typos."""
 TIME = re.compile(r"[0-9]+(?::[0-9]+){0,2}|[0-9]+-[0-9]+(?::[0-9]+){0,2}|UNLIMITED|INFINITE")
 OPTION = re.compile(r"(?P<name>--[a-z][a-z0-9-]*)(?:=(?P<value>.+))?")
 SET_BY_SCRIPT = ("node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone")
@@ -53,7 +53,7 @@ exit "$code"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of SLURM to torchrun's parser."""
+    """Adds the options of ``--slurm`` to torchrun's parser."""
     group = parser.add_argument_group("SLURM")
     group.add_argument("--slurm", action="store_true")
     group.add_argument("--print", action="store_true", dest="print_script")
@@ -66,9 +66,9 @@ def submit(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
     """Prints the script of a SLURM job, or submits it with `sbatch`; returns the exit code.
 
     Args:
-        args: Parsed options `head`.
+        args: Parsed options of `worldsmith launch`.
         parser: Parser of `args`, for the defaults.
-        head: Options of `worldsmith launch`, without the command.
+        head: Unparsed options of `worldsmith launch`, without the command.
         words: Command that each machine launches, with its arguments.
 
     Raises:
@@ -87,36 +87,36 @@ def submit(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
 
 
 def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequence[str], words: Sequence[str]) -> str:
-    """Returns the text of the Slurm job script.
+    """Returns the text of the SLURM job script.
 
     Args:
         args: Parsed options of `worldsmith launch`.
-        parser: Its parser, for the defaults.
-        head: Command before the options, such as python -m worldsmith.
-        words: Arguments of the command that the job runs.
+        parser: Parser of `args`, for the defaults.
+        head: Unparsed options of `worldsmith launch`, without the command.
+        words: Command that each machine launches, with its arguments.
 
     Raises:
-        UserError: An option is set that the script itself sets or that cannot work in a job.
+        UserError: If an option is set that the script itself sets, or that cannot work in a job.
     """
     for name in SET_BY_SCRIPT:
         if getattr(args, name) != parser.get_default(name):
             raise UserError(f"worldsmith launch --slurm: the script sets --{name.replace('_', '-')}; omit it")
-    least, _, most = args.nnodes.partition(":")
-    if most not in ("", least):
+    nodes, _, max_nodes = args.nnodes.partition(":")
+    if max_nodes not in ("", nodes):
         raise UserError(f"worldsmith launch --slurm: --nnodes must be one number, found {shorten(args.nnodes)}")
-    machines = whole_number("nnodes", least, MOST_MACHINES, least=1)
+    machines = parse_integer("nnodes", nodes, MAX_MACHINES, minimum=1)
     gpus = args.nproc_per_node if args.gpus_per_node is None else args.gpus_per_node
     if args.gpus_per_node is None and not gpus.isdigit():
         raise UserError(f"worldsmith launch --slurm: --nproc-per-node {shorten(gpus)} also needs --gpus-per-node N")
-    count = whole_number("nproc-per-node" if args.gpus_per_node is None else "gpus-per-node", gpus, MOST_ON_ONE)
+    count = parse_integer("nproc-per-node" if args.gpus_per_node is None else "gpus-per-node", gpus, MAX_PER_MACHINE)
     if args.time is not None and not TIME.fullmatch(args.time):
-        raise refused("time", "minutes, hours:minutes:seconds or days-hours", args.time)
+        raise invalid_value("time", "minutes, hours:minutes:seconds or days-hours", args.time)
     if args.cpus_per_task is not None:
-        whole_number("cpus-per-task", args.cpus_per_task, MOST_ON_ONE, least=1)
+        parse_integer("cpus-per-task", args.cpus_per_task, MAX_PER_MACHINE, minimum=1)
     names = {"job-name": args.job_name, "partition": args.partition, "account": args.account, "qos": args.qos}
     for name, value in names.items():
         if value is not None and (not value or not value.isprintable() or "/" in value):
-            raise refused(name, "a name of printable characters without '/'", value)
+            raise invalid_value(name, "a name of printable characters without '/'", value)
     given = {
         "job-name": args.job_name or "worldsmith",
         "nodes": str(machines),
@@ -131,32 +131,44 @@ def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
         "output": "slurm-%x-%j.out",
     }
     lines = [f"#SBATCH --{name}={shlex.quote(value)}" for name, value in given.items() if value is not None]
-    lines += ["#SBATCH --open-mode=append", "#SBATCH --requeue", *map(directive, args.sbatch)]
+    lines += ["#SBATCH --open-mode=append", "#SBATCH --requeue", *map(sbatch_line, args.sbatch)]
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_options(own)
     rest = own.parse_known_args(head)[1]
     return SCRIPT.format(directives="\n".join(lines), preempted=PREEMPTED, words=shlex.join([*rest, *words]))
 
 
-def directive(option: str) -> str:
+def sbatch_line(option: str) -> str:
     """Returns the #SBATCH line of an additional option.
 
-    Raises UserError if it is not written as `--name` or `--name=value`.
+    Args:
+        option: Option of sbatch, as `--name` or `--name=value`; any other form raises UserError.
     """
     found = OPTION.fullmatch(option)
     if found is None or not option.isprintable():
-        raise refused("sbatch", "--name or --name=value of printable characters", option)
+        raise invalid_value("sbatch", "--name or --name=value of printable characters", option)
     value = "" if found["value"] is None else f"={shlex.quote(found['value'])}"
     return f"#SBATCH {found['name']}{value}"
 
 
-def whole_number(name: str, text: str, most: int, *, least: int = 0) -> int:
-    """Returns the integer value of an option. Raises UserError if it is out of range."""
+def parse_integer(name: str, text: str, maximum: int, *, minimum: int = 0) -> int:
+    """Parses the value of an option as an integer.
+
+    Args:
+        name: Name of the option without dashes, for the message.
+        text: Value of the option.
+        maximum: Max allowed value.
+        minimum: Min allowed value.
+
+    Raises:
+        UserError: If the value is not an integer in this range.
+    """
     number = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
-    if not least <= number <= most:
-        raise refused(name, f"an integer from {least} to {most}", text)
+    if not minimum <= number <= maximum:
+        raise invalid_value(name, f"an integer from {minimum} to {maximum}", text)
     return number
 
 
-def refused(name: str, expected: str, value: str) -> UserError:
+def invalid_value(name: str, expected: str, value: str) -> UserError:
+    """Returns the error for an invalid value of an option of ``--slurm``."""
     return UserError(f"worldsmith launch --slurm: --{name}: expected {expected}, found {shorten(repr(value))}")

@@ -21,7 +21,7 @@ from worldsmith.dialects.translation import PARENT_KEY, ReportLine, SpecForm, Sp
 SPEC = "--spec"
 SPEC_HELP = (
     "a spec of Cosmos-RL or TAO instead of a settings file; arguments such as evaluation.limit=10 and ~vision.fps "
-    "change it, flags win over it"
+    "change it, and flags override it"
 )
 MODEL_KEYS = {"evaluate": "model.model_name", "quantize": "model.model_path", "inference": "model_path"}
 SAMPLING = {
@@ -33,17 +33,18 @@ _DOTTED = re.compile(r"\+?[A-Za-z_][\w.]*=.*|~[A-Za-z_][\w.]*", re.DOTALL)
 PARENT = "--parent"
 LOAD_PATH = "checkpoint.load_path"
 RATES = frozenset(("processor.media.fps", "processor.media.nframes"))
-"""Alternative sampling rates; a run has one of them."""
+"""Settings of the frame sampling, of which a run has only one."""
 PARENT_HELP = (
-    "run or result that supplies the model: its folder, its name or the id of its record; :best, :last or :iter=N "
-    "after it selects a checkpoint. Sets model, related settings, and its image preprocessing"
+    "earlier run or result that supplies the model: its folder, its name or the id of its record; :best, :last or "
+    ":iter=N after it selects a checkpoint. Sets the model, related settings and image preprocessing"
 )
 
 
 def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     """Translates the spec of ``--spec`` into `words.spec`, and removes the dotted overrides from `words.loose`.
 
-    A parent, given by the spec or on the command line, replaces the model that the file names.
+    A parent (an earlier run or export that supplies the model) replaces the model that the spec names. It is given by
+    the spec or by ``--parent``.
 
     Args:
         name: Name of the command.
@@ -59,11 +60,11 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
         known = ", ".join(command for command in (*MODULES, *COMMANDS) if command not in COMMANDS.values())
         raise UserError(f"worldsmith {name} does not read specs; these commands do: {known}")
     if settings in words.own:
-        raise UserError(f"{SPEC} and {settings} are both settings files; use one of them")
+        raise UserError(f"{SPEC} and {settings} both set the settings; omit one of them")
     form, file = form_of(form_name), words.own[SPEC]
     dotted = [word for word in words.loose if _DOTTED.fullmatch(word)]
     words.loose = [word for word in words.loose if word not in dotted]
-    asked, (policy, dotted) = route(form_name, dotted), take_policy(dotted)
+    policy_route, (policy, dotted) = route(form_name, dotted), take_policy(dotted)
     spec = read_spec(form, file, dotted)
     key = MODEL_KEYS.get(form_name)
     parent = words.own.get(PARENT) or spec.outside.get(PARENT_KEY)
@@ -77,10 +78,10 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
         words.own[PARENT] = str(parent)
     words.spec = require_translated(spec)
     if policy is not None:
-        text = f"{asked.said}: the policy applies to train and tune"
+        text = f"{policy_route.said}: the policy applies to train and tune"
         words.spec.lines.append(ReportLine(POLICY, "unneeded", text, stated=True, warn=True))
     if parent and key:
-        leave_to_parent(words.spec)
+        drop_parent_settings(words.spec)
         words.spec.lines = [line for line in words.spec.lines if line.key != key]
         instead = f", instead of {named}" if named else ""
         words.spec.report(
@@ -89,19 +90,24 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
 
 
 def read_stack_words(words: Words, *, settings: str) -> None:
-    """Reads a SAT stack as the samples of `generate`: the file that ``--spec`` names and the files after it.
+    """Translates a SAT stack of YAML files into settings of `generate`, stored in `words.spec`.
 
-    Other arguments without a flag change the stack, such as ``args.seed=7``. `words` is modified in place.
+    The files are that of ``--spec`` and the positional arguments. Other arguments without a flag change values of the
+    stack, such as ``args.seed=7``.
+
+    Args:
+        words: Sorted arguments of the command; modified in place.
+        settings: Name of the option for a settings file, which cannot be combined with a stack.
 
     Raises:
-        UserError: For other files.
+        UserError: If the files are not a SAT stack.
         ConfigError: For mistakes in the stack.
     """
     from worldsmith.dialects.sat.recognise import is_change, is_sat_stack
     from worldsmith.dialects.sat.sampling import translate_sampling
 
     if settings in words.own:
-        raise UserError(f"{SPEC} and {settings} are both settings files; use one of them")
+        raise UserError(f"{SPEC} and {settings} both set the settings; omit one of them")
     files = [words.own[SPEC], *(word for word in words.loose if not is_change(word))]
     if not is_sat_stack(files):
         raise UserError(
@@ -113,7 +119,7 @@ def read_stack_words(words: Words, *, settings: str) -> None:
 
 
 def reads_specs(name: str) -> bool:
-    """Returns whether a command supports specs."""
+    """Returns whether the command `name` supports ``--spec``."""
     return COMMANDS.get(name, name) in MODULES
 
 
@@ -129,7 +135,8 @@ def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: s
         file: Path of the settings file, if given.
 
     Raises:
-        UserError: For an action that reads no model, for a model in addition to the parent, and as `find_parent` does.
+        UserError: For an action that needs no model, for a model in addition to the parent, and if the parent refers to
+            no model or to several models.
     """
     from worldsmith.actions.parents import as_words, find_parent, flatten_to_text
 
@@ -140,20 +147,24 @@ def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: s
     below = words.spec.data if words.spec is not None else {} if file is None else read_settings_file(file).data
     given = {flag.name.replace("-", "_") for flag in words.flags} | set(flatten_to_text(below))
     if words.loose or "model" in given:
-        raise UserError(f"a model is also named by {PARENT} {name}; omit one of them")
+        raise UserError(f"{PARENT} {name} and another argument both name the model; omit one of them")
     given |= RATES if given & RATES else set()
     filled = as_words(find_parent(name), fields)
     words.flags += [TypedFlag(field, (text,)) for field, text in filled.items() if field not in given]
 
 
 def adopt_parent_run(args: argparse.Namespace) -> None:
-    """Adds the weights of `args.parent`, if given, as the flag of the checkpoint to load.
+    """Replaces the parent of a training run, if one is given, by the flag of the checkpoint to load, in `args`.
 
-    A run that is resumed keeps its initial weights, even if the parent has changed.
+    The parent is an earlier run or export, given by ``--parent`` or by a spec. A run that is resumed keeps its initial
+    weights, even if the parent has changed.
+
+    Args:
+        args: Parsed arguments of the command; modified in place.
 
     Raises:
-        UserError: If the arguments also name a checkpoint to load, for adapters without base weights, and as
-            `find_parent` does.
+        UserError: If the arguments also name a checkpoint to load or a model, if the parent refers to no model or to
+            several models, and for adapters without base weights.
     """
     takes_model = take_parent_of_spec(args)
     if args.parent is None:
@@ -173,9 +184,15 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
 
 
 def leave_parent_out(args: argparse.Namespace) -> list[str]:
-    """Removes `parent_job_id` from a training spec that is checked without initial weights; returns the notes on it.
+    """Removes `parent_job_id` from a training spec, which is then checked without initial weights.
 
     The model of the spec is checked instead of the parent's, unless the spec leaves it empty.
+
+    Args:
+        args: Parsed arguments of the command; modified in place.
+
+    Returns:
+        Warnings about what is not checked; empty if the arguments name no spec with a parent.
     """
     spec = spec_of_run(args)
     named = spec.outside.get(PARENT_KEY) if spec is not None else None
@@ -189,13 +206,21 @@ def leave_parent_out(args: argparse.Namespace) -> list[str]:
 
 
 def reads_model(kind: type[Action]) -> bool:
+    """Returns whether the settings of an action have the field `model`."""
     return "model" in field_hints(kind.Config)
 
 
 def take_parent_of_spec(args: argparse.Namespace) -> bool:
-    """Moves `parent_job_id` of a training spec to `args.parent`; returns whether the parent provides the model.
+    """Moves `parent_job_id` of a training spec, if it is set, to `args.parent`.
 
-    Raises UserError as `parent_of_spec` does.
+    Args:
+        args: Parsed arguments of the command; modified in place.
+
+    Returns:
+        Whether the command has both a spec and a parent, which then supplies the model.
+
+    Raises:
+        UserError: If the spec and ``--parent`` name different parents, or an override names a model in addition.
     """
     from worldsmith.dialects.cosmos_rl.train.draft import parent_of_spec
 
@@ -212,7 +237,7 @@ def take_parent_of_spec(args: argparse.Namespace) -> bool:
 
 
 def spec_of_run(args: argparse.Namespace) -> Spec | None:
-    """Returns the training spec of a command with its overrides; None if the command names another source."""
+    """Returns the training spec that parsed arguments name, with its overrides; None if they name another source."""
     from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec
     from worldsmith.dialects.cosmos_rl.train.form import FORM
 
@@ -222,7 +247,12 @@ def spec_of_run(args: argparse.Namespace) -> Spec | None:
 
 
 def start_of_resumed_run(args: argparse.Namespace) -> tuple[str | None, str | None]:
-    """Returns the initial weights and the backbone of the run to resume; (None, None) if it has no checkpoints."""
+    """Returns the initial weights and the backbone of the run that the parsed arguments would resume.
+
+    Returns:
+        Path of the checkpoint to load, and name or path of the backbone (None without one); (None, None) if the run has
+        no checkpoints.
+    """
     from worldsmith.actions.parents import backbone_of, is_run, read_tree
     from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders
     from worldsmith.cli.run_source import load_run
@@ -237,19 +267,22 @@ def start_of_resumed_run(args: argparse.Namespace) -> tuple[str | None, str | No
 
 
 def key_of_word(form: SpecForm, word: str) -> str:
-    """Returns the key that a dotted argument sets, without aliases."""
+    """Returns the spec key that a dotted argument such as ``train.epoch=2`` sets; aliases of `form` are replaced."""
     key = word.removeprefix("+").partition("=")[0]
     key = key.removeprefix(f"{form.wrapper}.") if form.wrapper else key
     return form.aliases.get(key, key)
 
 
-def leave_to_parent(t: SpecTranslation) -> None:
-    """Removes settings that come from the parent: the model, and the image sampling that the spec does not state."""
-    t.data.pop("model", None)
-    media = t.data.get("processor", {}).get("media", {})
+def drop_parent_settings(translation: SpecTranslation) -> None:
+    """Removes settings that the parent supplies from a translated spec, in place.
+
+    These are the model, and the image sampling that the spec does not state.
+    """
+    translation.data.pop("model", None)
+    media = translation.data.get("processor", {}).get("media", {})
     for name, keys in SAMPLING.items():
-        if not any(t.is_stated(key) for key in keys):
+        if not any(translation.is_stated(key) for key in keys):
             media.pop(name, None)
-            for key in set(keys) & {line.key for line in t.lines}:
-                t.lines = [line for line in t.lines if line.key != key]
-                t.report(key, "unneeded", "as in the parent")
+            for key in set(keys) & {line.key for line in translation.lines}:
+                translation.lines = [line for line in translation.lines if line.key != key]
+                translation.report(key, "unneeded", "as in the parent")

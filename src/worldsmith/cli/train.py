@@ -19,7 +19,7 @@ from worldsmith.actions.action import mistakes_of_the_user
 from worldsmith.cli import run_source
 from worldsmith.cli.action import is_first, print_result
 from worldsmith.cli.run_command import GivenWords
-from worldsmith.cli.run_source import COMMAND_VARIABLE, count_from, started_as
+from worldsmith.cli.run_source import COMMAND_VARIABLE, integer_from, start_command
 from worldsmith.cli.spec_and_parent import LOAD_PATH, PARENT_HELP, adopt_parent_run
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.draft import Loaded
@@ -52,11 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rehearse",
         action="store_true",
-        help="simulate every rank's first step, a save, a resume and the exports, without a GPU; report what would "
-        "fail",
+        help="simulate every rank's first step, a save, a resume and the exports, without a GPU; report what "
+        "would fail",
     )
     parser.add_argument(
-        "--gpus", type=count_from(1), metavar="N", help="with --rehearse or --dryrun: number of ranks of the run"
+        "--gpus", type=integer_from(1), metavar="N", help="with --rehearse or --dryrun: number of ranks of the run"
     )
     parser.add_argument(
         "--gpu", metavar="WORD", help="with --dryrun: also plan its memory and time, as `worldsmith plan` does"
@@ -75,18 +75,21 @@ read_words = run_source.read_words
 
 
 def check(args: argparse.Namespace) -> None:
-    """Loads the config as `run` does. Raises ConfigError or UserError for what the user can fix."""
+    """Loads the config that parsed arguments describe, as `run` does, without training.
+
+    Raises ConfigError or UserError for what the user can fix.
+    """
     adopt_parent_run(args)
     run_source.load_run(args)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, or plans or rehearses a training; returns the exit code.
+    """Trains, or only plans or rehearses the training that parsed arguments describe; returns the exit code.
 
     Raises ConfigError or UserError for what the user can fix.
     """
     refuse_ignored(args)
-    of_spec, parent = args.spec_words, args.parent
+    given_spec_words, parent = args.spec_words, args.parent
     adopt_parent_run(args)
     if args.rehearse:
         return rehearse(args)
@@ -98,14 +101,14 @@ def run(args: argparse.Namespace) -> int:
             continue  # --gpus sets the number of processes
         logging.getLogger("worldsmith").warning("warning: %s", warning)
     if args.spec and args.policy is None and is_main:
-        of_run = words[len(args.spec_words) :]
-        if args.spec_words != of_spec:  # the weights are those of a parent
-            of_run = [word for word in of_run if word.partition("=")[0] != LOAD_PATH]
-        command = run_source.search_command(args.spec, [*(of_spec or ()), *of_run], parent)
+        run_words = words[len(args.spec_words) :]
+        if args.spec_words != given_spec_words:  # the weights are those of a parent
+            run_words = [word for word in run_words if word.partition("=")[0] != LOAD_PATH]
+        command = run_source.search_command(args.spec, [*(given_spec_words or ()), *run_words], parent)
         logging.getLogger("worldsmith").info("note: this trains once; `%s` searches for settings", command)
     if args.dryrun:
-        asked = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}
-        return dryrun(loaded, show_tree=args.show_tree, **asked)
+        settings = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}
+        return dryrun(loaded, show_tree=args.show_tree, **settings)
     follow_launcher()
     origins = describe_origins(loaded) if is_main else None
     launch = Launch(config_path=loaded.source, overrides=words, origins=origins, variables=loaded.variables)
@@ -113,11 +116,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def refuse_ignored(args: argparse.Namespace) -> None:
-    """Raises UserError for options that would have no effect."""
+    """Raises UserError if parsed arguments combine options of `train` such that one of them would have no effect."""
     if args.rehearse and args.dryrun:
         raise UserError(
-            "--dryrun checks this machine, with the run's data and weights; --rehearse needs none of them, and "
-            "simulates all processes: use one after the other"
+            "--dryrun and --rehearse cannot be combined: --dryrun checks this machine with the run's data and "
+            "weights, --rehearse simulates all ranks without them. Run one after the other"
         )
     if args.rehearse and args.resume_changed:
         raise UserError("--rehearse reads no run folder, so --resume-changed has no effect; omit it")
@@ -136,21 +139,24 @@ def refuse_ignored(args: argparse.Namespace) -> None:
         )
 
 
-def dryrun(loaded: Loaded, *, show_tree: bool, **asked: Any) -> int:
-    """Prints the plan and, with `show_tree`, the resolved config after it.
+def dryrun(loaded: Loaded, *, show_tree: bool, **settings: Any) -> int:
+    """Prints the plan of a training run; returns the exit code.
 
-    The keyword arguments are settings of `DryRun`. Returns the exit code.
+    Args:
+        loaded: Config of the run.
+        show_tree: Whether to print the resolved config after the plan.
+        **settings: Settings of `DryRun`, such as `gpus`.
     """
     from worldsmith.actions.dry_run import DryRun
 
     with mistakes_of_the_user():
-        code = print_result(DryRun.Config(**asked).build(run=loaded).run())
+        code = print_result(DryRun.Config(**settings).build(run=loaded).run())
     print(f"---\n{to_yaml(loaded.tree)}" if show_tree else "", end="")
     return code
 
 
 def rehearse(args: argparse.Namespace) -> int:
-    """Prints the result of a rehearsal of the run and returns its exit code."""
+    """Simulates the run that parsed arguments describe on fake ranks, prints the result and returns the exit code."""
     from worldsmith.tools.rehearse.rehearse import Rehearse
 
     with mistakes_of_the_user():
@@ -158,7 +164,15 @@ def rehearse(args: argparse.Namespace) -> int:
 
 
 def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
-    """Runs or resumes a training; returns the exit code. For a completed run it only prints that it is complete."""
+    """Trains from the start or from the last checkpoint; returns the exit code.
+
+    For a completed run it only prints that the run is complete.
+
+    Args:
+        tree: Resolved config of the run.
+        launch: Start command and environment of the run, for its record.
+        resume_changed: Whether to resume although the config or the data has changed.
+    """
     from worldsmith.checkpoint.run.save_error import SaveError
     from worldsmith.distributed.world import stop_world
     from worldsmith.training.callbacks.base import Outcome
@@ -170,7 +184,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
             complete = completion(run_path(tree.job), resolve(tree))
             if complete is not None:
                 if is_first():
-                    print_text("\n".join([complete, *next_lines(run_path(tree.job))]))
+                    print_text("\n".join([complete, *next_step_lines(run_path(tree.job))]))
                 return 0
             trainer = tree.build(resume_changed=resume_changed, launch=launch)  # the class that the recipe names
         try:
@@ -179,13 +193,13 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
             raise
         except OSError as error:  # before training it is a mistake of the user, as in every command
             logging.getLogger("worldsmith").exception("error: a file could not be read or written")
-            say_what_it_means(error, tree, trainer)
+            print_explanation(error, tree, trainer)
             return 1
         trainer.world.barrier()  # torchrun ends all ranks when one leaves with another code than 0
     except (DataError, FloatingPointError, SaveError) as error:
         if not is_said(str(error)):
             logging.getLogger("worldsmith").error("error: %s", error)
-        say_what_it_means(error, tree, trainer)
+        print_explanation(error, tree, trainer)
         return 1
     except (ConfigError, UserError, OSError):
         raise
@@ -193,7 +207,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
         lost = lost_partner(error) if isinstance(error, RuntimeError) else None
         if lost is None:
             print_message(traceback.format_exc().rstrip("\n"))
-            say_what_it_means(error, tree, trainer)
+            print_explanation(error, tree, trainer)
         elif not is_said(lost):
             advice = "so this one also ends; the same command resumes from the last checkpoint"
             logging.getLogger("worldsmith").error("error: %s, %s", lost, advice)
@@ -209,12 +223,15 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
         return PREEMPTED
     if trainer.world.is_main:
         print_text(f"done: {trainer.iteration} steps; run folder: {trainer.run_folder}")
-        print_text("\n".join(next_lines(trainer.run_folder)))
+        print_text("\n".join(next_step_lines(trainer.run_folder)))
     return 0
 
 
-def next_lines(folder: Path) -> list[str]:
-    """Returns lines with commands that use a finished run; commands that need data that is not known are omitted."""
+def next_step_lines(folder: Path) -> list[str]:
+    """Returns lines with commands that use the finished run in `folder`.
+
+    Commands that require data that is not known are omitted. The result is empty if the run folder cannot be read.
+    """
     from worldsmith.monitor.page.next_steps import OTHER_CLIPS, OTHER_DATA, using_it
     from worldsmith.monitor.page.run_files import read_run
 
@@ -234,16 +251,22 @@ def resume_command(name: str) -> str:
         name: Name of a run that was started without a name; it is added, so that the command does not start a new run.
             Empty: the command already selects the run.
     """
-    words = shlex.split(os.environ.get(COMMAND_VARIABLE, "")) or started_as()
+    words = shlex.split(os.environ.get(COMMAND_VARIABLE, "")) or start_command()
     if name:
         end = words.index("--") if "--" in words else len(words)
         words[end:end] = ["--job.name", name]
     return shlex.join(words)
 
 
-def say_what_it_means(error: Exception, tree: Trainer.Config, trainer: Trainer | None) -> None:
-    """Prints an explanation after a known error, from one process per machine."""
-    with suppress(Exception):  # whatever happens here, it is the error that counts
+def print_explanation(error: Exception, tree: Trainer.Config, trainer: Trainer | None) -> None:
+    """Prints an explanation and a fix if an error is a known one, from one process per machine.
+
+    Args:
+        error: Error that ended the training.
+        tree: Config of the run, used if the trainer could not be built.
+        trainer: Trainer of the run; None if it could not be built.
+    """
+    with suppress(Exception):  # best effort: a failure here must not hide the error
         from worldsmith.tools.explain.explanation import after_error
         from worldsmith.tools.explain.facts import Run
 

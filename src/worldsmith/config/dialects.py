@@ -1,11 +1,12 @@
 """Dialects: config files of other systems, converted to the typed config with the source position of every value.
 
-There are two kinds. A `Dialect` is a function that moves the keys of a YAML stack; keys that it does not read are
-reported as unknown, so no key is dropped without a message. The first one is that of this package, whose files already
-use the names of the typed config. A `RunDialect` reads files itself and starts from one recipe: those of the package
-are subpackages of `worldsmith/dialects/` whose `__init__.py` has `DIALECT = RunDialect(...)`.
+There are two types. A `Dialect` is a function that moves the keys of merged YAML files (a YAML stack) to the config;
+keys that it does not read are reported as unknown, so no key is dropped without a message. The first one is that of
+this package, whose files already use the names of the typed config. A `RunDialect` reads files itself and starts from
+one recipe: those of the package are subpackages of `worldsmith/dialects/` whose `__init__.py` has
+`DIALECT = RunDialect(...)`.
 
-Other packages provide the first kind, through an entry point of the group ``worldsmith.dialects``: name = module.
+Other packages provide the first type, through an entry point of the group ``worldsmith.dialects``: name = module.
 """
 
 from __future__ import annotations
@@ -42,31 +43,36 @@ ATTRIBUTE = "DIALECT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDialect:
-    """Reader for files of another system that describe a whole run. Functions are given as "package.module:name"."""
+    """Reader for files of another system that describe a complete run. Functions are given as "package.module:name"."""
 
     name: str
     recipe: str
-    """Recipe with the settings that these files have no key for."""
+    """Recipe from which the config starts; it provides the settings for which these files have no key."""
     suffixes: tuple[str, ...]
-    """Suffixes of its files, in lower case. For other files no module is imported."""
+    """Suffixes of its files, in lower case. For other files, `claims` is not called."""
     claims: str
-    """Function (files) -> bool: whether the content of the files belongs to this dialect."""
+    """Function (files) -> bool: returns whether the content of the files belongs to this dialect."""
     read: str
-    """Function (files, words) -> Draft: the run that the files describe, changed by words such as ``train.epoch=2``.
+    """Function (files, overrides) -> Draft: reads the config of the run that the files describe.
 
-    It raises ConfigError for a file that cannot be read; other mistakes are in the draft.
+    The overrides have names of the other system, such as ``train.epoch=2``. The function raises ConfigError for a file
+    that cannot be read; other mistakes are in the draft.
     """
     is_spec: bool = False
-    """Whether the file of ``--spec`` is always read by this dialect, which then reports its mistakes."""
+    """Whether this dialect reads the files of ``--spec`` that no dialect claims, and then reports their mistakes."""
 
     def claims_files(self, files: Sequence[str]) -> bool:
-        """Returns whether this dialect reads the files, which depends on their suffixes and content."""
+        """Returns whether this dialect reads the files, which depends on their suffixes and content.
+
+        Args:
+            files: Paths of config files.
+        """
         if not all(file.lower().endswith(self.suffixes) for file in files):
             return False
         return bool(_load(self.claims)(files))
 
     def read_files(self, files: Sequence[str], words: Sequence[str]) -> Draft:
-        """Reads the files as the draft of a run.
+        """Reads the files as the config of a run, before references are resolved and checks have run.
 
         Args:
             files: Paths of config files that the dialect claims.
@@ -81,7 +87,15 @@ class RunDialect:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A function that moves the keys of a YAML stack. `read` None: the files already use the keys of this package."""
+    """A format of merged YAML files: a function that moves their keys to the typed config.
+
+    Attributes:
+        name: Name of the format, which a file can give in the key ``dialect``.
+        doc: First line of the function's docstring.
+        claims: Returns whether merged data is in this format.
+        read: Moves the keys; None: the files already use the keys of this package.
+        module: Module of the function.
+    """
 
     name: str
     doc: str
@@ -92,24 +106,24 @@ class Dialect:
 
 @dataclass(kw_only=True)
 class Translation:
-    """Settings of another system while they are converted to the typed config."""
+    """Settings of another system while they are converted to the typed config; mistakes are in `problems`."""
 
     data: dict[str, Any] = field(default_factory=dict)
-    """Translated settings, as nested tables."""
+    """Translated settings, as nested dicts with the names of the config."""
     spans: dict[Path, Span] = field(default_factory=dict)
-    """File position of each value, by config path."""
+    """Source position of each value, by config path."""
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def set_value(self, target: Path, value: Any) -> None:
-        """Sets a value of the typed config by its path."""
+        """Sets a value in `data` by its path in the typed config."""
         node = self.data
         for part in target[:-1]:
             node = node.setdefault(str(part), {})
         node[str(target[-1])] = value
 
     def get_warnings(self) -> list[str]:
-        """Returns the warnings that are printed even if the user does not read the report."""
+        """Returns the warnings about the conversion that are printed even if the full report on it is not."""
         return self.warnings
 
 
@@ -117,7 +131,8 @@ class Translation:
 class StackTranslation(Translation):
     """The merged files of another system (`source`) while they are converted to the typed config.
 
-    Paths are text, such as ``args.lr``. A path that is read, moved, ignored or refused counts as known.
+    Paths are strings, such as ``args.lr``. A path that is read, moved, ignored or refused counts as known; `finish`
+    reports the other keys as unknown.
     """
 
     source: Document
@@ -174,7 +189,13 @@ class StackTranslation(Translation):
             self.problem(path, reason)
 
     def problem(self, path: str, message: str, hint: str | None = None) -> None:
-        """Adds a mistake at the source position of a path."""
+        """Adds a mistake at the source position of a path.
+
+        Args:
+            path: Path in the source.
+            message: What is wrong.
+            hint: What the user should do.
+        """
         span = self.source.spans.get(parse_path(path))
         self.problems.append(Problem(path, message, hint=hint, place=span.value if span else None))
 
@@ -199,13 +220,14 @@ _DIALECTS: dict[str, Dialect] = {}
 
 
 def dialect(name: str, *, claims: Claims) -> Callable[[Reader], Reader]:
-    """Decorator that registers a reader of config files in the format of another program.
+    """Decorator that registers a function that converts config files in the format of another program.
 
-    The function gets the merged YAML files (a later file has priority) and returns our config.
+    The function gets a `StackTranslation` of the merged YAML files (later files override earlier ones) and sets the
+    values of the typed config in it; it returns nothing.
 
     Args:
         name: Unique name, which a file can give in the key ``dialect``.
-        claims: Returns, for the merged data, whether the files are of this dialect.
+        claims: Returns, for the merged data, whether the files are in this format.
 
     Raises:
         ValueError: If another module has registered the name.
@@ -223,14 +245,17 @@ def dialect(name: str, *, claims: Claims) -> Callable[[Reader], Reader]:
 
 
 def dialect_names() -> list[str]:
-    """Returns the names of all dialects: built-in ones first, then those of installed packages or imported ones."""
+    """Returns the names of all dialects of YAML files: the built-in one first, then those of other packages.
+
+    Imports the installed packages that provide dialects.
+    """
     _load_installed()
     return list(_DIALECTS)
 
 
 @cache
 def shipped_dialects() -> list[RunDialect]:
-    """Returns the dialects in this package, sorted by name, without importing their implementation."""
+    """Returns the `RunDialect` of each subpackage of `worldsmith.dialects`, sorted by name of the subpackage."""
     package = importlib.import_module(worldsmith.DIALECTS)
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
     return [getattr(importlib.import_module(f"{worldsmith.DIALECTS}.{name}"), ATTRIBUTE) for name in names]
@@ -241,8 +266,8 @@ def find_run_dialect(files: Sequence[str], *, is_spec: bool = False) -> RunDiale
 
     Args:
         files: Paths of config files.
-        is_spec: Whether they were given with ``--spec``: then the dialect for specs is returned if no dialect claims
-            them.
+        is_spec: Whether the files were given with ``--spec``: if no dialect claims them, the dialect for specs is
+            returned.
     """
     found = next((dialect for dialect in shipped_dialects() if dialect.claims_files(files)), None)
     return found or (next(dialect for dialect in shipped_dialects() if dialect.is_spec) if is_spec else None)
@@ -278,7 +303,15 @@ def detect_dialect(data: dict[str, Any], chosen: Any = None) -> Dialect:
 
 
 def translate_stack(chosen: Dialect, source: Document) -> StackTranslation:
-    """Converts the merged files to the typed config. Mistakes are in `problems` of the result."""
+    """Converts merged files of another system to the typed config.
+
+    Args:
+        chosen: Dialect of the files.
+        source: Merged content of the files.
+
+    Returns:
+        The conversion; its `problems` contain the mistakes.
+    """
     translation = StackTranslation(source)
     if chosen.read is not None:
         chosen.read(translation)
@@ -287,9 +320,9 @@ def translate_stack(chosen: Dialect, source: Document) -> StackTranslation:
 
 
 def _is_ours(data: dict[str, Any]) -> bool:
-    """Returns whether files use the keys of this package: they name a recipe or the root class, or have its sections.
+    """Returns whether merged files use the keys of this package: `recipe`, `type`, or the sections of the config.
 
-    Other systems have a `model` section too; that of this package contains `name` and `config`.
+    Other systems have a `model` section too; that of this package contains `name` or `config`.
     """
     own = [key for key in data if key in _own_keys()]
     if own == ["model"]:

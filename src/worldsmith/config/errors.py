@@ -13,14 +13,17 @@ from worldsmith.config.write import values
 from worldsmith.files.errors import UserError as UserError
 
 SHOWN = 100
-"""Max number of mistakes that are shown with suggestions; the others are counted."""
+"""Max number of mistakes that a message lists with suggestions; the others are counted."""
 LONGEST = 120
 """Max characters of a value in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Position in a source file: 1-based `line` and `column`; `source` is the text of the line."""
+    """Position in a source file: 1-based `line` and `column`; `source` is the text of the line.
+
+    For a flag or an override, `file` is "flag" or "override", and `source` is the argument.
+    """
 
     file: str
     line: int | None = None
@@ -31,9 +34,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake: the path of the value, what is wrong, what was expected and found, and what to do.
+    """One mistake in a config, with what to do about it.
 
     If `path` is that of a section, `concerns` are the paths of the values in it that the message is about.
+
+    Attributes:
+        path: Path of the value; "" for the config as a whole.
+        message: What is wrong.
+        expected: Description of the expected value, appended to the message.
+        found: Description of the value that was found, appended to the message.
+        hint: What the user should do.
+        place: Source position of the value.
+        concerns: Paths of the values in a section that contradict each other.
     """
 
     path: str
@@ -65,7 +77,7 @@ class Problem:
         return self.place.column if self.place else None
 
     def at(self, place: Place | None) -> Problem:
-        """Returns the problem with the source position `place`, unless it already has one."""
+        """Returns a copy of the problem with the source position `place`; unchanged if it has a position already."""
         return self if place is None or self.place is not None else replace(self, place=place)
 
     def render(self) -> str:
@@ -109,7 +121,7 @@ class WrongValueError(ValueError):
         super().__init__(f"{self.message}; {remedy}" if remedy else self.message)
 
     def within(self, section: str) -> WrongValueError:
-        """Prepends `section` to all paths, in place, so that they start at the parent section; returns the error."""
+        """Prepends a section name to all paths in place, so that they start at its parent; returns this error."""
         self.names = tuple(f"{section}.{name}" for name in self.names)
         self.message = f"{section}: {self.message}"
         self.args = (f"{section}: {self}",)
@@ -121,7 +133,7 @@ def wrong(section: Any, *names: str, allowed: str = "", why: str = "", remedy: s
 
     Args:
         section: Config section.
-        names: Paths of the invalid values from the section, such as ``lr`` or ``betas[1]``.
+        *names: Paths of the invalid values from the section, such as ``lr`` or ``betas[1]``.
         allowed: Allowed values, as the end of "must be …".
         why: Reason why the values are invalid.
         remedy: What the user should do.
@@ -143,9 +155,9 @@ class ConfigError(UserError, ValueError):
 
     Args:
         problems: Mistakes; duplicates are removed.
-        rest: Resolved config apart from the mistakes; None if reading stopped earlier.
+        rest: Resolved config, in which wrong values are unchanged; None if reading stopped earlier.
         places: Source position of each value by its path.
-        where: Name of the source in the title of the message.
+        where: Name of the config in the title of the message, "2 mistakes in …".
     """
 
     def __init__(
@@ -163,7 +175,7 @@ class ConfigError(UserError, ValueError):
         super().__init__(self.render())
 
     def render(self) -> str:
-        """Formats the number of mistakes and the first `SHOWN` of them."""
+        """Formats the error as text: the number of mistakes, and the first `SHOWN` of them."""
         count = len(self.problems)
         title = f"{count} mistake{'s' * (count != 1)} in {self.where}"
         more = [f"and {count - SHOWN} more; fix these first"] if count > SHOWN else []
@@ -192,7 +204,15 @@ def _place_of(problem: Problem, places: Mapping[Path, Place]) -> Place | None:
 
 
 def find_place(path: str, places: Mapping[Path, Place]) -> Place | None:
-    """Returns the position of a path, of its nearest parent or of its first child; None if none of them is known."""
+    """Returns the source position of a config value.
+
+    Args:
+        path: Path of the value, as text.
+        places: Known source positions by path.
+
+    Returns:
+        The position of the path, of its nearest parent or of its first child; None if none of them is known.
+    """
     try:
         parts = parse_path(path)
     except ValueError:
@@ -234,7 +254,7 @@ def code_problem(what: str, error: BaseException, path: str = "") -> Problem:
     """Converts an exception in user code into a problem with its source line, instead of a traceback.
 
     Args:
-        what: Beginning of the message, such as the failed action.
+        what: What failed, as the beginning of the message.
         error: Exception of the user code.
         path: Path of the config value that led to the code; "": none.
     """
@@ -258,7 +278,7 @@ def _shown(value: Any) -> str:
 
 
 def _caret(place: Place) -> list[str]:
-    """Returns the source line and a line with a caret below the position; long lines are cut to a window around it."""
+    """Formats a source line and, below it, a caret at the position; a long line is cut around the position."""
     source = values.printable((place.source or "").rstrip("\r\n").replace("\t", " "))
     column = place.column or 1
     start = max(0, column - 60) if len(source) > 110 else 0

@@ -18,16 +18,16 @@ from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.config.words.overrides import (
     Override,
     chosen_recipe,
+    fixed_recipe_problem,
     parse_overrides,
     recipe_name,
     take_recipe,
-    whole_tree_problem,
 )
 
 __all__ = ["Loaded", "load", "read_draft"]
 
 RUN_CONFIG = "config.yaml"
-"""File of a run folder with its resolved config."""
+"""Name of the file in a run folder that contains the resolved config."""
 
 
 def load(
@@ -40,9 +40,10 @@ def load(
     """Loads, overrides, resolves and checks a config of any format.
 
     Args:
-        source: TOML, YAML or JSON file, run folder, recipe name or nested spec; several files are a YAML stack.
+        source: Path of a TOML, YAML or JSON file, run folder or nested spec, or the name of a recipe; several files are
+            merged as a YAML stack.
         words: Overrides of the command line, such as ``trainer.max_iter=100``.
-        keep_unset: Which references to environment variables may stay unresolved, see `Kept`.
+        keep_unset: Treatment of references to unset environment variables, see `Kept`; False: they are errors.
         spec_words: Overrides of a nested spec or SAT stack, which are applied before the file is converted. Not None: a
             file is read as a spec.
 
@@ -61,15 +62,17 @@ def load(
 def read_draft(
     source: str | Sequence[str], overrides: Sequence[Override] = (), spec_words: Sequence[str] | None = None
 ) -> tuple[Draft, list[Override]]:
-    """Reads a config source; returns the draft and the overrides that remain to be applied.
+    """Reads a config of any format, without resolving references or applying overrides; `finish` does both.
 
-    The override ``job.experiment=NAME`` selects the recipe for every kind of source. Mistakes in the content are
-    collected in the draft.
+    The override ``job.experiment=NAME`` selects the recipe for every type of source.
 
     Args:
         source: As in `load`.
-        overrides: Parsed overrides.
+        overrides: Parsed overrides; those that select a recipe are used here.
         spec_words: As in `load`.
+
+    Returns:
+        The unresolved config with the mistakes in its content, and the overrides that remain to be applied.
 
     Raises:
         ConfigError: If a source is not readable or a recipe does not exist.
@@ -79,29 +82,39 @@ def read_draft(
     if os.path.isdir(source) and os.path.exists(os.path.join(source, RUN_CONFIG)):
         return _read_yaml(os.path.join(source, RUN_CONFIG), overrides)
     if (dialect := find_run_dialect([source], is_spec=spec_words is not None)) is not None:
-        return _over_one_recipe(dialect, [source], spec_words or (), overrides)
+        return _read_with_dialect(dialect, [source], spec_words or (), overrides)
     if source.lower().endswith(".toml"):
         return read_recipe_toml(source, overrides)
     if source.lower().endswith((".yaml", ".yml", ".json")):
         return _read_yaml(source, overrides)
     chosen, rest = take_recipe(overrides)
-    return _named(source, chosen), rest
+    return _read_recipe(source, chosen), rest
 
 
 def is_spec(source: str) -> bool:
-    """Returns whether a file is a nested training spec, which the option ``--spec`` accepts."""
+    """Returns whether the file `source` is a nested training spec, which the option ``--spec`` accepts."""
     dialect = find_run_dialect([source])
     return dialect is not None and dialect.is_spec
 
 
-def _over_one_recipe(
+def _read_with_dialect(
     dialect: RunDialect, files: Sequence[str], words: Sequence[str], overrides: Sequence[Override]
 ) -> tuple[Draft, list[Override]]:
-    """Reads files of another system, which have a fixed recipe; an override with another recipe is a problem."""
+    """Reads files of another system, whose config always starts from the recipe of the dialect.
+
+    Args:
+        dialect: Dialect of the files.
+        files: Paths of the files.
+        words: Overrides in the names of the other system.
+        overrides: Parsed overrides; one that selects a recipe becomes a problem.
+
+    Returns:
+        The unresolved config, and the overrides that remain to be applied.
+    """
     draft = dialect.read_files(files, words)
     chosen, rest = take_recipe(overrides)
     if chosen:
-        draft.problems.append(whole_tree_problem(chosen, dialect.recipe))
+        draft.problems.append(fixed_recipe_problem(chosen, dialect.recipe))
     return draft, rest
 
 
@@ -111,7 +124,7 @@ def _read_stack(
     from worldsmith.config.yaml.stack import read_stack
 
     if (dialect := find_run_dialect(files)) is not None:
-        return _over_one_recipe(dialect, files, spec_words or (), overrides)
+        return _read_with_dialect(dialect, files, spec_words or (), overrides)
     return read_stack(files, overrides)
 
 
@@ -120,7 +133,7 @@ def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Ov
     from worldsmith.config.yaml.text import read_yaml
 
     document = (read_json if file.lower().endswith(".json") else read_yaml)(read_config_text(file), file)
-    if isinstance(document.data, dict) and "type" not in document.data:  # no whole tree: a stack of one file
+    if isinstance(document.data, dict) and "type" not in document.data:  # not a complete config: a stack of one file
         return _read_stack([file], overrides)
     problems: list[Problem] = []
     tree = read_tree(document.data, None, problems)
@@ -129,7 +142,7 @@ def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Ov
     name = getattr(find(tree, ("job",)), "experiment", "")
     chosen, rest = take_recipe(overrides)
     if chosen and recipe_name(chosen) != name:
-        problems.append(whole_tree_problem(chosen, name))
+        problems.append(fixed_recipe_problem(chosen, name))
     draft = Draft(
         source=file,
         tree=tree,
@@ -144,13 +157,16 @@ def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Ov
 
 
 def _lineage(name: str) -> Recipes:
-    """Returns the recipes from which a config is derived; empty if the recipe `name` is not registered."""
+    """Returns (name, config) of a recipe and of the recipes from which it starts, oldest first.
+
+    The result is empty if the recipe `name` is not registered.
+    """
     return list(lineage(name)) if isinstance(name, str) and name and is_recipe(name) else []
 
 
-def _named(source: str, chosen: Override | None) -> Draft:
+def _read_recipe(source: str, chosen: Override | None) -> Draft:
     if not is_recipe(source) and (os.path.exists(source) or os.sep in source):
-        message = "this is neither the name of a recipe nor a .toml or .yaml file or run folder"
+        message = "expected the name of a recipe, a .toml, .yaml or .json file, or a run folder; found none of these"
         advice = did_you_mean(source, recipe_names())
         raise ConfigError([Problem("", message, hint=advice, place=Place(source))])
     tree = get_recipe(source)

@@ -1,4 +1,4 @@
-"""Sections of the config that belong to no component."""
+"""Sections of the config that configure the run instead of one component."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ class JobConfig(Config):
     group: str = ""
     """Second level of the run folder, and the tracker's group."""
     name: str = ""
-    """Last level of the run folder, and the tracker's run name. Empty: the start time, a new run each time."""
+    """Last level of the run folder, and the tracker's run name. Empty: the start time, so each start is a new run."""
     folder: str = ""
-    """Folder of runs, instead of root/project/group; relative paths: below the root's variable, otherwise the current
-    folder."""
+    """Parent of the run folder, instead of root/project/group. A relative path is below the output root if an
+    environment variable sets that, otherwise below the current folder."""
     resume_newest: bool = False
-    """If the name is empty: resume the most recently saved run of this folder, if one exists."""
+    """If the name is empty: resume the most recently saved run with the same parent folder, if one exists."""
     wandb_mode: Literal["online", "offline", "disabled"] = "disabled"
-    """Weights & Biases: `online` needs WANDB_API_KEY, `offline` logs for a later sync, `disabled` does neither."""
+    """Weights & Biases: `online` needs WANDB_API_KEY or a login, `offline` logs to files for a later sync, `disabled`
+    logs nothing."""
 
     def check(self) -> None:
         for key in ("project", "group", "name"):
@@ -75,40 +76,43 @@ class ParallelismConfig(Config):
     """Parallelism degrees. shard x replicate x context must equal the number of ranks."""
 
     data_parallel_shard_degree: Annotated[int, Range(ge=1, also=-1)] = -1
-    """Sharding (FSDP) degree: ranks, or context groups, among which one copy of the weights is sharded; -1: all that
-    are left."""
+    """Sharding (FSDP) degree: number of ranks, or of context-parallel groups, over which one copy of the weights is
+    sharded; -1: all remaining ones."""
     data_parallel_replicate_degree: Annotated[int, Range(ge=1, also=-1)] = 1
-    """Replication (HSDP) degree: copies of the sharded group; -1: as many as possible."""
+    """Replication (HSDP) degree: number of copies of the sharded weights; -1: as many as possible."""
     context_parallel_shard_degree: Count = 1
-    """Context-parallel degree: neighboring ranks that share the tokens of one pack and read the same data; weights are
-    also sharded among them."""
+    """Context-parallel degree: number of neighboring ranks that read the same data and split the tokens of each pack;
+    the weights are also sharded over them."""
     cfg_parallel_shard_degree: Count = 1
-    """Ranks that share the two halves of guidance. Training has no guidance, so only 1 is possible here."""
+    """Number of ranks over which the two passes of classifier-free guidance are split. Training has no guidance, so
+    only 1 is possible here."""
     fsdp_master_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of weights, gradients and optimizer state between steps; bfloat16 rounds updates. Adapters stay
+    """Dtype of weights, gradients and optimizer state between steps; bfloat16 rounds the updates. Adapters stay
     float32."""
     reduce_every_pack: bool = False
-    """Reduce gradients after each pack instead of once per step: more communication, but no rank stores all of them in
-    float32."""
+    """Reduce gradients after each pack instead of once per step: more communication, but no rank stores all gradients
+    in float32."""
 
 
 class CompileConfig(Config):
-    """torch.compile of the network."""
+    """Settings of torch.compile for the network."""
 
     enabled: bool = False
-    """Compile the per-token layers; attention uses separate kernels."""
+    """Compile the layers that process each token separately; attention uses its own kernels."""
     compile_dynamic: bool = True
-    """Compile once for packs of all lengths. false: once per length, at most 32, for packs of nearly equal length."""
+    """Compile once for packs of all lengths. false: once per pack length, for at most 32 lengths; suited to packs of
+    nearly equal length."""
 
 
 class ActivationCheckpointingConfig(Config):
-    """Recompute activations in the backward pass instead of keeping them: less memory, more work."""
+    """Activation checkpointing: activations are recomputed in the backward pass, which saves memory but costs time."""
 
     mode: Literal["none", "selective", "full"] = "none"
-    """`none` keeps all activations, `selective` keeps the outputs of the ops in save_ops_regex, `full` keeps only layer
-    inputs."""
+    """`none` keeps all activations, `selective` keeps the outputs of the operators in save_ops_regex, `full` keeps only
+    the inputs of layers."""
     save_ops_regex: list[str] = field(default_factory=lambda: ["fmha"])
-    """Regular expressions for the ops that `selective` keeps, such as aten.mm; `fmha` is any fused attention."""
+    """Regular expressions for the operators whose outputs `selective` keeps, such as aten.mm; `fmha` is any fused
+    attention."""
     preserve_rng_state: bool = True
     """Use the same random numbers in the recomputation as in the forward pass."""
     determinism_check: Literal["default", "match"] = "default"
@@ -130,7 +134,7 @@ def check_patterns(section: Config, name: str) -> None:
 
 
 class DataSettingConfig(Config):
-    """Caps that several parts of a reasoner's data path share."""
+    """Limits for the data of a reasoner, to which several other settings refer."""
 
     max_tokens: Count = 16000
     """Tokens per packed sequence."""

@@ -32,7 +32,7 @@ def read_config_text(path: str | os.PathLike[str]) -> str:
             raise _error(name, f"this is {kind}, not a config file")
         if status.st_size > MAX_BYTES:
             raise _error(
-                name, f"the file has {status.st_size / 2**20:.0f} MiB; a config has at most {MAX_BYTES // 2**20}"
+                name, f"the file has {status.st_size / 2**20:.0f} MiB; a config may have {MAX_BYTES // 2**20} MiB"
             )
         data = Path(name).read_bytes()
     except (OSError, ValueError) as error:
@@ -53,6 +53,10 @@ def check_extent(text: str, file: str) -> None:
     """Raises ConfigError, with the position, for TOML or JSON text that is nested too deeply or has too many values.
 
     It is called before parsing, since the parsers recurse with the depth and are slow for long dotted keys.
+
+    Args:
+        text: TOML or JSON.
+        file: File name for messages.
     """
     depth = dots = count = 0
     for token in _TOKEN.finditer(text):
@@ -73,8 +77,8 @@ def too_deep(place: Place) -> Problem:
 
 
 def too_many(place: Place) -> Problem:
-    advice = "store data in a separate file, and its path in the config"
-    return Problem("", f"more than {MAX_VALUES} values; configs usually have some hundred", hint=advice, place=place)
+    advice = "store the data in a separate file, and the path of that file in the config"
+    return Problem("", f"more than {MAX_VALUES} values; a config usually has a few hundred", hint=advice, place=place)
 
 
 def _error(file: str, message: str) -> ConfigError:

@@ -246,7 +246,7 @@ def test_every_mistake_of_words_and_file_is_in_one_report(tries: None, tmp_path:
     ("words", "complaint"),
     [
         (["w", "--checkpoint-path", "w"], "model: set twice, as 'w' and as --model"),
-        (["w", "v", "u"], "unexpected argument 'u'\n    -> only MODEL and SECOND may be written without a flag"),
+        (["w", "v", "u"], "unexpected argument 'u'\n    -> only MODEL and SECOND can be positional"),
         (["w", "--num-steps", "0"], "num_steps must be at least 1, found 0"),
         (["w", "--num-steps"], "the value is missing"),
         (["w", "-x", "1"], "unknown flag --x"),

@@ -28,11 +28,11 @@ def test_whom_a_machine_waits_for_before_its_processes_start_and_after_their_end
             said += capsys.readouterr().err
         return said
 
-    monkeypatch.setattr(launch, "SAY_AFTER", 0.02)
+    monkeypatch.setattr(launch, "FIRST_REPORT_AFTER", 0.02)
     monkeypatch.setattr(launch.psutil, "Process", lambda: SimpleNamespace(children=lambda: list(children)))
     desk = LaunchDesk()
-    with launch.waiting_said(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 3, desk):
-        assert "waiting for 2 other machines to connect at a:1" in until("to meet")
+    with launch.report_waiting(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 3, desk):
+        assert "waiting for 2 other machines to connect at a:1" in until("to connect")
         children.append(1)
         time.sleep(0.1)
         desk.exit_code = 75
@@ -47,12 +47,12 @@ def test_launchers_of_other_machines_that_are_no_more_are_not_waited_for(
 ) -> None:
     """They have `GIVE_UP` seconds from the end of all processes here."""
     left: queue.SimpleQueue[int] = queue.SimpleQueue()
-    monkeypatch.setattr(launch, "SAY_AFTER", 0.02)
+    monkeypatch.setattr(launch, "FIRST_REPORT_AFTER", 0.02)
     monkeypatch.setattr(launch, "GIVE_UP", 0.5)
     monkeypatch.setattr(launch.psutil, "Process", lambda: SimpleNamespace(children=lambda: []))
     monkeypatch.setattr(launch.os, "_exit", left.put)
     desk = LaunchDesk()
-    with launch.waiting_said(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 2, desk):
+    with launch.report_waiting(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 2, desk):
         begun = time.monotonic()
         desk.exit_code = 75
         assert left.get(timeout=20) == 75
@@ -74,4 +74,4 @@ def test_the_rank_that_failed_is_named_and_not_its_partner_that_noticed_or_was_e
 def test_torchrun_calls_no_process_failed_that_was_asked_to_stop(code: int, shown: bool) -> None:
     text = "failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s"
     record = logging.LogRecord("api", logging.ERROR, "api.py", 1002, text, (code, 0, 14965, "python"), None)
-    assert launch.is_of_a_failure(record) is shown
+    assert launch.is_failure_record(record) is shown

@@ -11,7 +11,7 @@ import pytest
 
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli import run_source, train
-from worldsmith.cli.action import load_settings, options_of, sort_action_words
+from worldsmith.cli.action import applicable_options, load_settings, sort_action_words
 from worldsmith.cli.main import main
 from worldsmith.cli.spec_and_parent import adopt_parent, adopt_parent_run
 from worldsmith.config.errors import UserError
@@ -66,15 +66,15 @@ def test_a_model_beside_it_is_refused(adapter: Path, tmp_path: Path) -> None:
     settings.write_text('model = "other"')
     for head, file in ((["other"], None), (["--model", "other"], None), ([], str(settings))):
         words = sort_action_words(["--parent", str(adapter), *head], [kind])
-        with pytest.raises(UserError, match="a model is also named by"):
+        with pytest.raises(UserError, match="and another argument both name the model"):
             adopt_parent(words.own["--parent"], words, [kind], file)
 
 
 def test_an_action_that_reads_no_model_has_no_parent(adapter: Path) -> None:
     with pytest.raises(UserError, match="this command needs none"):
         adopt_parent(str(adapter), sort_action_words([], [MakeMovingShapes]), [MakeMovingShapes], None)
-    assert not any("--parent" in option for option in options_of("dataset", MakeMovingShapes))
-    assert any("--parent" in option for option in options_of("export", *kinds_of("export").values()))
+    assert not any("--parent" in option for option in applicable_options("dataset", MakeMovingShapes))
+    assert any("--parent" in option for option in applicable_options("export", *kinds_of("export").values()))
 
 
 def words_of_train(*words: str) -> argparse.Namespace:
@@ -120,8 +120,8 @@ def test_no_run_starts_from_adapters_alone(adapter: Path, monkeypatch: pytest.Mo
 
 
 def test_a_spec_is_no_option_of_a_command_that_reads_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert not any("--spec" in option for option in options_of("dataset", MakeMovingShapes))
-    assert any("--spec" in option for option in options_of("gaps", *kinds_of("gaps").values()))
+    assert not any("--spec" in option for option in applicable_options("dataset", MakeMovingShapes))
+    assert any("--spec" in option for option in applicable_options("gaps", *kinds_of("gaps").values()))
     assert main(["dataset", "moving-shapes", str(tmp_path / "set"), "--spec", "spec.toml"]) == 2
     assert "worldsmith dataset does not read specs; these commands do: train, evaluate" in capsys.readouterr().err
     assert main(["dataset", "moving-shapes", str(tmp_path / "set"), "--parent", "run"]) == 2

@@ -13,7 +13,7 @@ from worldsmith.tools.rehearse.rehearse import Rehearse
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--rehearse", "--dryrun"], "--rehearse needs none of them, and simulates all processes: use one"),
+        (["--rehearse", "--dryrun"], "--rehearse simulates all ranks without them. Run one"),
         (["--rehearse", "--resume-changed"], "--rehearse reads no run folder"),
         (["--rehearse", "--gpu", "h200"], "--gpu requires --dryrun"),
         (["--rehearse", "--show-tree"], "--show-tree requires --dryrun"),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from worldsmith.cli.launch import named_run
+from worldsmith.cli.launch import share_run_name
 from worldsmith.cli.train import resume_command
 
 WORDS = ["train", "moving_shapes", "--trainer.max_iter", "5", "--", "custom.text=it's a b"]
@@ -25,7 +25,7 @@ def test_the_command_is_the_one_that_was_started(monkeypatch: pytest.MonkeyPatch
 
 def test_a_process_of_a_launch_gives_the_command_of_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/x/worldsmith", "launch", "--nproc-per-node", "2", "train", "a b"])
-    with named_run():
+    with share_run_name():
         monkeypatch.setattr(sys, "argv", ["launched.py", "train", "a b"])
         expected = ["/bin/x/worldsmith", "launch", "--nproc-per-node", "2", "train", "a b", "--job.name", "n"]
         assert shlex.split(resume_command("n")) == expected

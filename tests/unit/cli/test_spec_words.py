@@ -149,7 +149,7 @@ def test_a_model_with_an_equals_sign_in_its_path_is_no_dotted_word(template: str
     ("words", "told"),
     [
         (["export", SPEC, "x.toml"], "worldsmith export does not read specs; these commands do: "),
-        (["evaluate", SPEC, "x.toml", SETTINGS, "y.toml"], "are both settings files"),
+        (["evaluate", SPEC, "x.toml", SETTINGS, "y.toml"], "both set the settings"),
         (["evaluate", SPEC, "missing.toml"], "missing.toml"),
         (["evaluate", SPEC, "spec.txt"], "a spec must be a .toml, .yaml or .json file"),
         (["evaluate", SPEC], "--spec needs a value"),

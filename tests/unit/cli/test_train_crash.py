@@ -79,5 +79,5 @@ def test_the_launcher_explains_a_process_that_was_killed(capsys: pytest.CaptureF
     failure = ProcessFailure(local_rank=1, pid=os.getpid(), exitcode=-9, error_file="")
     assert launch.failure_code(ChildFailedError("train", {1: failure}), set()) == 1
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "worldsmith launch: rank 1 was ended by SIGKILL, as the first one"
+    assert said[0] == "worldsmith launch: rank 1 was ended by SIGKILL; it was the first to fail"
     assert said[1].startswith("meaning: The process was ended by signal 9 (SIGKILL)")

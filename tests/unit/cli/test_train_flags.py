@@ -116,7 +116,7 @@ def test_flags_are_recorded_as_words_that_repeat_the_run(seen: list[Any]) -> Non
         (["moving_shapes", "--optimizer.lrr", "1"], "did you mean --optimizer.lr?"),
         (["--import"], "--import needs a name"),
         (["--import", "no_such_module", "moving_shapes"], "module 'no_such_module' does not exist"),
-        (["--trust", "os", "moving_shapes"], "is part of Python itself"),
+        (["--trust", "os", "moving_shapes"], "is part of Python's standard library"),
         (["moving_shapes", "--help", "optimiser"], "did you mean 'optimizer'?"),
     ],
 )

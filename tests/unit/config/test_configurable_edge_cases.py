@@ -79,7 +79,7 @@ def test_a_subclass_without_its_own_config_builds_itself() -> None:
 
 def test_an_aliased_config_is_refused_and_the_parent_still_builds_itself() -> None:
     """There: the parent's Config builds the child from then on."""
-    with pytest.raises(TypeError, match=r"write|give it its own: `class Config\(Part.Config\)"):
+    with pytest.raises(TypeError, match=r"write|write its own: `class Config\(Part.Config\)"):
         type("Thief", (Part,), {"Config": Part.Config})
     assert type(Part.Config().build()) is Part
 

@@ -64,7 +64,7 @@ def test_a_deep_word_is_one_short_mistake(text: str, t: ModuleType) -> None:
 
 
 def test_references_in_references_without_end_are_one_mistake() -> None:
-    with pytest.raises(ConfigError, match="more than 64 references in one text") as caught:
+    with pytest.raises(ConfigError, match="more than 64 references in one string") as caught:
         load("small", [f"job.name={'${oc.env:NOT_SET,' * 400}x{'}' * 400}"])
     assert len(caught.value.problems) == 1
 

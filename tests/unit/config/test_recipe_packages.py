@@ -156,7 +156,7 @@ def test_import_finds_modules_of_the_working_directory_and_trusts_them(tmp_path:
         ),
         ("like", "class Like(KeyboardInterrupt): ...\nraise Like('no')\n", r"'like' cannot be imported: Like: no, at"),
         ("runs/mine.py", None, "write runs.mine"),
-        ("json", None, "is part of Python itself"),
+        ("json", None, "is part of Python's standard library"),
     ],
 )
 def test_a_module_that_cannot_be_imported_says_why(tmp_path: Path, name: str, code: str | None, words: str) -> None:

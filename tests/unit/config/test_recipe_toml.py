@@ -356,8 +356,8 @@ enabled = "False"
     [
         ("", None, "[job].experiment is required"),
         ('[job]\nexperiment = "smal"\n', 2, "did you mean 'small'?"),
-        ('[job]\nexperiment = "small_vlm"\n', 2, "has task 'vlm', but a file without a task means 'vfm'"),
-        ('[job]\nexperiment = "small"\ntask = "vlm"\n', 3, "has task 'vfm', but the file has 'vlm'"),
+        ('[job]\nexperiment = "small_vlm"\n', 2, "has task 'vlm', but in a file without a task the task is 'vfm'"),
+        ('[job]\nexperiment = "small"\ntask = "vlm"\n', 3, "has task 'vfm', but the file has task 'vlm'"),
         ('[job]\nexperiment = "small"\ntask = "video"\n', 3, "one of 'vfm', 'vlm'"),
         (JOB + "upload_reproducible_setup = true\n", 3, "not uploaded"),
         (JOB + "x = \n", 3, "not valid TOML"),
@@ -389,7 +389,7 @@ def test_a_key_that_the_recipe_has_no_place_for_is_an_error(tmp_path: Path, monk
     real = get_recipe("small")
     del real.trainer.callbacks["grad_clip"]
     monkeypatch.setattr("worldsmith.config.toml.recipe_toml.get_recipe", lambda name: real)
-    with pytest.raises(ConfigError, match=r"run.toml:4:1: trainer.callbacks.grad_clip.clip_norm: the recipe has no"):
+    with pytest.raises(ConfigError, match=r"run.toml:4:1: trainer.callbacks.grad_clip.clip_norm: this key sets '"):
         load(path)
 
 

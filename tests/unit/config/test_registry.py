@@ -67,7 +67,7 @@ def test_mistakes_in_a_yaml_file_carry_file_line_and_column(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=rf"{path}:\d+:3: optimizer.lr: expected a number"):
         load(str(path))
     path.unlink()
-    with pytest.raises(ConfigError, match="neither the name of a recipe nor"):
+    with pytest.raises(ConfigError, match=r"expected the name of a recipe, a \.toml"):
         load(str(tmp_path))
 
 

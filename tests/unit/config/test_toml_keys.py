@@ -85,7 +85,7 @@ def test_several_families_may_add_one_key_but_only_in_the_same_place(t: ModuleTy
 def test_a_key_of_the_tree_that_the_file_cannot_say_gets_the_word_for_it(file: Any, text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(file(text))
-    assert f"this file has no key for it; write {words}\n" in f"{caught.value}\n"
+    assert f"a recipe TOML has no key for this config value; set it with an override: {words}\n" in f"{caught.value}\n"
 
 
 def test_what_a_file_takes_is_listed_in_the_order_of_files(file: Any) -> None:

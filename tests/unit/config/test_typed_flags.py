@@ -169,7 +169,7 @@ def test_all_mistakes_are_in_one_report_with_the_flag_as_it_was_typed() -> None:
         "did you mean --optimizer.lr?",
         "optimizer.lr: expected a number, found 'fast' (text)\n       | --optimizer.lr fast\n",
         "this flag needs one value; unexpected: '2'",
-        "no suitable class is named 'Cosin'",
+        "no class for this section is named 'Cosin'",
         "did you mean 'Cosine'?",
         "model.config.ema.enabled: expected true or false, found 'maybe'",
         "for an empty list write --optimizer.keys-to-select []",

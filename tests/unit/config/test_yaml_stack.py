@@ -61,7 +61,7 @@ def test_a_recipe_alone_is_that_recipe_and_any_file_may_name_it(write: Write) ->
     assert load(write("recipe: small\n")).tree == resolve(get_recipe("small"))
     loaded = load(write("recipe: small\n", "recipe: small_vlm\n"))
     assert loaded.tree == resolve(get_recipe("small_vlm"))
-    assert any("'small_vlm', the last one named, not from 'small'" in warning for warning in loaded.warnings)
+    assert any("the last one, 'small_vlm', replaces 'small'" in warning for warning in loaded.warnings)
 
 
 def test_a_whole_tree_needs_no_recipe(t: ModuleType, write: Write) -> None:
@@ -109,7 +109,7 @@ def test_target_and_params_are_another_spelling_of_type_and_fields(t: ModuleType
         ("{target: torch.nn.Identity}", "scheduler.type", "--trust torch"),
         ("{target: worldsmith.config.load.load}", "scheduler.type", "neither a component"),
         ("{target: worldsmith.config.sections.JobConfig}", "scheduler.type", "is not allowed here"),
-        ("{target: LINEAR, f_min: [1]}", "scheduler.f_min", "may only have target and params"),
+        ("{target: LINEAR, f_min: [1]}", "scheduler.f_min", "can have no keys except target and params"),
         ("{target: LINEAR, params: [1]}", "scheduler.params", "expected a table"),
         ("{target: LINEAR, params: {f_mn: [1]}}", "scheduler.f_mn", "did you mean 'scheduler.f_min'"),
         ("{target: LINEAR, params: {f_min: x}}", "scheduler.f_min", "expected a list"),

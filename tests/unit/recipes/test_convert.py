@@ -267,7 +267,7 @@ def test_a_recipe_of_another_module_is_imported_by_the_python_text(
     [
         (["moving_shapes", "--to", "yaml", "--name", "x"], "--name requires --to python"),
         (["moving_shapes", "--to", "json", "--print-overrides"], "--print-overrides requires --to toml"),
-        (["moving_shapes", "--to", "toml", "--print-overrides"], "name the file with -o FILE"),
+        (["moving_shapes", "--to", "toml", "--print-overrides"], "name the TOML file with -o FILE"),
         (["moving_shapes", "--to", "python", "--name", "moving_shapes"], "the recipe 'moving_shapes' already exists"),
         (["moving_shapse", "--to", "toml"], "moving_shapes"),
     ],

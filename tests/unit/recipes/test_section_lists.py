@@ -84,7 +84,7 @@ def test_each_field_of_an_item_has_its_origin(tmp_path: Path) -> None:
     [
         (
             [f"--{LIST}", "Float9"],
-            r"converters\[0\]: no suitable class is named 'Float9'.*did you mean 'Float8'",
+            r"converters\[0\]: no class for this section is named 'Float9'.*did you mean 'Float8'",
         ),
         ([f"--{LIST}", "Float8", f"--{LIST}.1.recipe", "x"], rf"unknown flag --{LIST}.1.recipe"),
         ([f"--{LIST}", "[{recipe: rowwise}]"], r"converters\[0\].type: this section must name its class"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toy_runs import make_world, toy_config
 
-from worldsmith.cli.launch import named_run
+from worldsmith.cli.launch import share_run_name
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import JobConfig
 from worldsmith.config.tree.plain import flatten
@@ -132,11 +132,11 @@ def test_a_package_that_is_installed_elsewhere_has_the_same_assets() -> None:
 
 
 def test_a_launcher_keeps_a_name_for_its_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    with named_run():
+    with share_run_name():
         name = os.environ["WORLDSMITH_RUN_NAME"]
         assert run_path(JobConfig(folder="a")) == Path("a") / name
     assert "WORLDSMITH_RUN_NAME" not in os.environ
     monkeypatch.setenv("WORLDSMITH_RUN_NAME", "slurm_7")
-    with named_run():
+    with share_run_name():
         assert os.environ["WORLDSMITH_RUN_NAME"] == "slurm_7"
     assert os.environ["WORLDSMITH_RUN_NAME"] == "slurm_7"

@@ -31,7 +31,8 @@ def trust(package: str) -> None:
         raise ValueError(f"'{package}' is not a package name; write --trust PACKAGE, such as --trust my_models")
     if name in sys.stdlib_module_names:
         raise ValueError(
-            f"'{name}' is part of Python itself, which --trust does not accept; name the package of your own classes"
+            f"'{name}' is part of Python's standard library, which --trust does not accept; name the package of your "
+            "own classes"
         )
     _TRUSTED.add(name)
 
@@ -50,7 +51,8 @@ def tag_of(cls: type) -> str:
     named = owner_of(cls) or cls
     if "<locals>" in named.__qualname__:
         raise TypeError(
-            f"{named.__qualname__} is defined inside a function and has no name in text; define it in a module"
+            f"{named.__qualname__} is defined inside a function and cannot be named in a config file; define it in a "
+            "module"
         )
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -64,7 +66,7 @@ def class_of(tag: Any) -> type[Config]:
         ValueError: If `tag` is not a dotted name, is outside the trusted packages, or names no such class.
     """
     _check_name(tag)
-    found = _named(_new_names().get(tag, tag) if tag.startswith("worldsmith.") else tag)
+    found = _import_object(_new_names().get(tag, tag) if tag.startswith("worldsmith.") else tag)
     if isinstance(found, type) and issubclass(found, Configurable):
         return found.Config
     if isinstance(found, type) and issubclass(found, Config):
@@ -73,7 +75,7 @@ def class_of(tag: Any) -> type[Config]:
 
 
 def _new_names() -> dict[str, str]:
-    """Returns the current dotted names of classes by the names in files of earlier versions."""
+    """Returns the renamed classes: dotted name in files of earlier versions -> current dotted name."""
     names: dict[str, str] = importlib.import_module(f"{worldsmith.FAMILIES}.earlier_names").NEW_NAMES
     return names
 
@@ -84,17 +86,17 @@ def _check_name(tag: Any) -> None:
         raise ValueError(f"'{tag}' is not a class name; write it as package.module.Class")
     package = tag.partition(".")[0]
     if package not in _TRUSTED:
-        way_out = f"if you trust it, add --trust {package}"
+        suggestion = f"if you trust it, add --trust {package}"
         if package in sys.stdlib_module_names:
-            way_out = "Python's own library cannot be trusted"
-        raise ValueError(f"'{tag}' is outside the trusted packages ({', '.join(trusted_packages())}); {way_out}")
+            suggestion = "Python's standard library cannot be trusted"
+        raise ValueError(f"'{tag}' is outside the trusted packages ({', '.join(trusted_packages())}); {suggestion}")
 
 
-def _named(tag: str) -> Any:
-    """Imports the object with a dotted name.
+def _import_object(tag: str) -> Any:
+    """Imports and returns the object with the dotted name `tag`.
 
     Raises:
-        ValueError: If it does not exist.
+        ValueError: If it does not exist, or its module cannot be imported.
     """
     parts = tag.split(".")
     for length in range(len(parts) - 1, 0, -1):
@@ -105,7 +107,15 @@ def _named(tag: str) -> Any:
 
 
 def _import(name: str, tag: str) -> Any:
-    """Returns the module `name`; None if it does not exist."""
+    """Imports and returns the module `name`; None if it does not exist.
+
+    Args:
+        name: Dotted name of the module.
+        tag: Dotted name of the class that is searched, for the message.
+
+    Raises:
+        ValueError: If the code of the module fails.
+    """
     if name in sys.modules:
         return sys.modules[name]
     try:
@@ -131,7 +141,9 @@ def _attribute(module: ModuleType, names: list[str], tag: str) -> Any:
             raise ValueError(f"'{tag}': importing it failed: {type(error).__name__}: {error}") from error
         # A module that another one happens to import does not bypass the allow-list.
         if isinstance(inner, ModuleType) and inner.__name__.partition(".")[0] != tag.partition(".")[0]:
-            raise ValueError(f"'{tag}': '{name}' is the module {inner.__name__}, which {found.__name__} only imports")
+            raise ValueError(
+                f"'{tag}': '{name}' is the module {inner.__name__}, which {found.__name__} imports but does not contain"
+            )
         found = inner
     return found
 

@@ -34,7 +34,7 @@ from worldsmith.config.tree.suggest import did_you_mean
 ABSENT: Any = object()
 """Value of a path that a config does not have."""
 OPAQUE = "custom"
-"""Field at the root of a config that contains the project's own data, which dumps omit."""
+"""Field at the root of a config for data of the user's project; it is omitted when a config is written."""
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
@@ -62,16 +62,21 @@ class ConfigMeta(type):
 
 _RESERVED = {
     "check": "the cross-field check of the section",
-    "list_warnings": "the method that gives the warnings of the section",
-    "build": "what makes the component",
-    "type": "the tag that names a section's class in text",
-    OPAQUE: "the project's own data at the root of a config, which dumps omit",
+    "list_warnings": "the method that returns the warnings of the section",
+    "build": "the method that builds the component",
+    "type": "the key that names a section's class in text",
+    OPAQUE: "the field for the project's own data at the root of a config",
 }
-"""Names that a field cannot have, each with its use."""
+"""Names that a field cannot have, each with the reason."""
 
 
 def _check_class_body(qualname: str, namespace: dict[str, Any]) -> None:
-    """Raises TypeError, with a suggestion, if a class body is not valid for a Config."""
+    """Raises TypeError, with a suggestion, if the body of a Config class is not valid.
+
+    Args:
+        qualname: Qualified name of the class, for messages.
+        namespace: Namespace of the class body.
+    """
     annotations = namespace.get("__annotations__", {})
     for key, value in namespace.items():
         plain = callable(value) or isinstance(value, (property, classmethod, staticmethod, type))
@@ -102,8 +107,8 @@ class Config(metaclass=ConfigMeta):
     """A section of the config: typed data without behavior.
 
     Subclasses declare fields as in a dataclass. Setting an unknown field raises AttributeError, and setting a value of
-    a wrong type raises TypeError. Text such as ``"${trainer.max_iter}"`` is a reference, which every type accepts; it
-    is resolved at the root of the config.
+    a wrong type raises TypeError. A string such as ``"${trainer.max_iter}"`` is a reference to another value, which is
+    allowed for every type; references are resolved for the complete config, see `resolve`.
     """
 
     __is_worldsmith_config__: ClassVar[bool] = True
@@ -120,9 +125,10 @@ class Config(metaclass=ConfigMeta):
         object.__setattr__(self, name, value)
 
     def check(self) -> None:
-        """Raises `wrong(…)` for values that contradict each other. Called on the resolved config, children first.
+        """Raises WrongValueError (see `wrong`) for values that are invalid or contradict each other.
 
-        The declared ranges of the fields are checked before the code of a subclass runs.
+        It is called on the resolved config, after the checks of the sections below. The declared ranges of the fields
+        are checked before the code of a subclass runs.
         """
         check_ranges(self)
 
@@ -134,9 +140,9 @@ class Config(metaclass=ConfigMeta):
 class Configurable:
     """A component that is built from its own `Config` and from runtime objects.
 
-    The runtime objects are the other arguments of its constructor.
+    The runtime objects are the other arguments of its constructor, such as the network of an optimizer.
 
-    A subclass without a `Config` gets its own one, derived from that of its parent.
+    A subclass without a `Config` gets its own one, derived from that of its base class.
     """
 
     class Config(Config):
@@ -185,7 +191,7 @@ class Configurable:
         if own is Configurable.Config or "_owner" in own.__dict__:
             name = own._owner.__qualname__ if "_owner" in own.__dict__ else "Configurable"
             raise TypeError(
-                f"{cls.__qualname__}.Config is {name}.Config itself; give it its own: `class Config({name}.Config): …`"
+                f"{cls.__qualname__}.Config is {name}.Config itself; write its own: `class Config({name}.Config): …`"
             )
         init = cls.__dict__.get("__init__")
         if init and any(p.kind is p.VAR_KEYWORD for p in inspect.signature(init).parameters.values()):
@@ -228,7 +234,7 @@ def field_names(cls: type) -> tuple[str, ...]:
 
 
 def unknown_field(cls: type, name: str) -> str:
-    """Returns the message for a field that does not exist."""
+    """Returns the error message for the name of a field that a Config class does not have, with a suggestion."""
     names = field_names(cls)
     advice = did_you_mean(name, names) or f"it has: {', '.join(names) or 'none'}"
     return f"{cls.__qualname__} has no field '{name}'; {advice}"
@@ -237,7 +243,7 @@ def unknown_field(cls: type, name: str) -> str:
 def children(node: Any) -> list[tuple[Any, Any]]:
     """Returns (name or index, value) of the values directly below a section, table or list; empty for a leaf.
 
-    The field `custom` of the root, whose data is opaque, is omitted.
+    The opaque field `custom` of the root is omitted.
     """
     if isinstance(node, Config):
         return [(name, getattr(node, name)) for name in field_names(type(node)) if name != OPAQUE]
@@ -284,14 +290,20 @@ def find(node: Any, path: Path, default: Any = None) -> Any:
 
 
 def child_hint(node: Any, part: str | int, hint: Any) -> Any:
-    """Returns the type of the value `part` directly below a `node` of type `hint`."""
+    """Returns the type hint of a value directly below a section, table or list.
+
+    Args:
+        node: Section, table or list.
+        part: Name, key or index of the value.
+        hint: Type hint of `node`.
+    """
     if isinstance(node, Config):
         return field_hints(type(node)).get(str(part), Any)
     return item_hint(hint, type(node))
 
 
 def all_paths(tree: Config) -> list[Path]:
-    """Returns the paths of all fields and table keys of a config, without those of list items."""
+    """Returns the paths of all fields and table keys of a config; paths that end in a list index are omitted."""
     return [path for path, _ in walk(tree) if path and not isinstance(path[-1], int)]
 
 

@@ -22,7 +22,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 @functools.cache
 def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
-    """Returns the field docstrings of every class of a module: qualified class name → field → text."""
+    """Returns the field docstrings of every class of the module `name`: qualified class name -> field -> docstring."""
     try:
         source = inspect.getsource(sys.modules[name])
     except (OSError, KeyError, TypeError):  # a module without source, such as an interactive session

@@ -20,14 +20,14 @@ from worldsmith.config.tree.paths import Path, format_path
 
 
 class Mark:
-    """Field annotation that does not limit the values, such as `Search`."""
+    """Base class of field annotations that do not limit the values, such as `Search`."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Range of a number: `ge` (≥), `gt` (>), `le` (≤), `lt` (<); `also` is one allowed value outside of it.
+    """Range of a number: `ge` (≥), `gt` (>), `le` (≤), `lt` (<); `also` is one allowed value outside of the range.
 
     `also` is for values such as -1 for "all". `finite` rejects infinity and NaN; `why` is added to the error message.
     """
@@ -68,13 +68,13 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Range of the number of list items or text characters; `most` None: no maximum."""
+    """Range of the number of list items or characters of a string; `most` None: no maximum."""
 
     least: int = 0
     most: int | None = None
 
     def allows(self, value: Any) -> bool:
-        """Returns whether the length of a value is in the range; True for values that are neither lists nor text."""
+        """Returns whether the length of a value is in the range; True for values that are neither lists nor strings."""
         if not isinstance(value, (list, str)):
             return True
         return self.least <= len(value) and (self.most is None or len(value) <= self.most)
@@ -94,19 +94,19 @@ class Length:
 Count = Annotated[int, Range(ge=1)]
 """Integer ≥ 1."""
 LayerCount = Annotated[int, Range(ge=1, le=1000)]
-"""Number of layers of a network. Each layer is built as separate modules; the largest released networks have about
-100."""
+"""Number of layers of a network, limited because each layer is built as separate modules; the largest released networks
+have about 100."""
 NotNegative = Annotated[int, Range(ge=0)]
 Seed = Annotated[int, Range(ge=0, lt=2**63)]
 """Valid seed of the random generators."""
 Factor = Annotated[float, Range(ge=0, finite=True)]
-"""A number that is not negative and not infinite."""
+"""Finite number ≥ 0."""
 PositiveFactor = Annotated[float, Range(gt=0, finite=True)]
 DecayRate = Annotated[float, Range(ge=0, lt=1)]
 DropoutRate = Annotated[float, Range(ge=0, lt=1)]
 """Fraction of elements that dropout sets to zero."""
 Share = Annotated[float, Range(ge=0, le=1)]
-"""0 to 1."""
+"""Number from 0 to 1."""
 
 
 @functools.cache
@@ -117,7 +117,10 @@ def annotated_hints(cls: type) -> dict[str, Any]:
 
 
 def check_ranges(section: Any) -> None:
-    """Raises WrongValueError for the first value of a section outside its declared range. References are skipped."""
+    """Raises WrongValueError for the first value of a config section outside of its declared range.
+
+    References to other values are skipped.
+    """
     for name, hint in _declared(section.__class__).items():
         for where, limits, value in outside(getattr(section, name), hint, (name,)):
             raise WrongValueError({format_path(where): value}, allowed=str(limits), why=getattr(limits, "why", ""))
@@ -144,7 +147,16 @@ def _has_limits(hint: Any) -> bool:
 
 
 def outside(value: Any, hint: Any, where: Path) -> Iterator[tuple[Path, Any, Any]]:
-    """Yields (path, limits, value) for each value outside of its limits."""
+    """Yields the values of a config field that violate a limit in its type, such as `Range`.
+
+    Args:
+        value: Value of the field; a reference to another value is skipped.
+        hint: Type of the field with its annotations.
+        where: Path of the field.
+
+    Yields:
+        (path, limit, value); the path of a list item or table value is below `where`.
+    """
     if is_reference(value):
         return
     if get_origin(hint) is Annotated:

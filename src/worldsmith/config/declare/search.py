@@ -17,34 +17,34 @@ from worldsmith.config.declare.value_types import union_members
 from worldsmith.config.tree.paths import format_path, parse_path
 
 TIMES = "times "
-"""Prefix in a condition: the suggestion is a factor of the following field."""
+"""Prefix of a field path in the JSON Schema: the suggested value is a factor, by which this field is multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Popular(Mark):
-    """Mark of a field that most users set; short lists show the field."""
+    """Annotation of a config field that most users set; the short lists of fields contain it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example(Mark):
-    """Example value of a field; for a section it is a table.
+    """Annotation of a config field with an example value; for a section, the value is a dict of its fields.
 
-    Templates use it as the value if the field has no default, else as a comment.
+    The template of a spec has this value if the field has no default; else it shows the value as a comment.
     """
 
     value: Any = field(hash=False)
     required: bool = False
-    """Whether a spec must contain the key although its class has a default; templates have the example as its value."""
+    """Whether a spec must contain the key although the field has a default; templates then have the example value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search(Mark):
     """Annotation of a config field with the values that `worldsmith tune` may try: `low` to `high`, or `choices`.
 
-    It is written as ``Annotated[float, Search(low=1e-5, high=1e-3)]``. `ratio_of` and `when` name other fields: as
-    siblings, ``lora_rank``, or with dots from the root of the config, ``policy.lora.r``. If a field has several of
-    these annotations, the first one whose `when` is true applies. Raises ValueError for a mark that is empty or
-    contradicts itself.
+    It is written as ``Annotated[float, Search(low=1e-5, high=1e-3)]``. `ratio_of` and `when` name other fields:
+    siblings by their name, ``lora_rank``, other fields by their path from the root of the config, ``policy.lora.r``. If
+    a field has several of these annotations, the first one whose `when` is true applies. Raises ValueError if the
+    annotation has no values or contradicts itself.
     """
 
     low: float | None = None
@@ -55,85 +55,90 @@ class Search(Mark):
     """Only powers of two from `low` to `high`."""
     choices: Sequence[Any] = ()
     weights: Sequence[float] = ()
-    """Sampling weight of each choice; empty: all equal."""
+    """Sampling weight of each item of `choices`; empty: all equal."""
     ratio_of: str = ""
-    """Another field: the sampled factor is multiplied by its value."""
+    """Path of another field; the sampled number is a factor, by which the value of that field is multiplied."""
     when: str = ""
-    """``path=value``: searched only while that field has that value."""
+    """Condition ``path=value``: the field is searched only if the field at `path` has that value."""
     on: bool = False
-    """Searched by default."""
+    """Whether the field is searched by default."""
 
     def __post_init__(self) -> None:
         span = self.low is not None and self.high is not None and self.low < self.high
         if span == bool(self.choices) or (self.choices and (self.low, self.high) != (None, None)):
-            raise ValueError(f"{self}: use either low below high, or choices")
+            raise ValueError(f"{self}: expected either low < high, or choices")
         if self.choices and (self.log or self.power_of_two):
             raise ValueError(f"{self}: log and power_of_two require low and high")
         if self.log and not (self.low or 0) > 0:
-            raise ValueError(f"{self}: a logarithmic range must begin above 0")
+            raise ValueError(f"{self}: low must be above 0 for a logarithmic range")
         if self.power_of_two and not all(_is_power_of_two(end) for end in (self.low, self.high)):
             raise ValueError(f"{self}: low and high must be powers of two")
         if self.weights and (
             len(self.weights) != len(self.choices) or min(self.weights) < 0 or not sum(self.weights) > 0
         ):
-            raise ValueError(f"{self}: expected one weight per choice, none negative and not all 0")
+            raise ValueError(f"{self}: expected one weight per choice, all at least 0 and one above 0")
         if self.when and not all(self.condition):
             raise ValueError(f"{self}: expected a condition path=value")
 
     @property
     def condition(self) -> tuple[str, str]:
-        """Path of the field in `when` and its required value; both empty without a condition."""
+        """Path of the field in `when` and the value that it must have; ("", "") without a condition."""
         path, _, value = self.when.partition("=")
         return path, value
 
     @property
     def depends_on(self) -> list[str]:
-        """Paths of the other fields that this mark refers to."""
+        """Paths of the fields that `ratio_of` and `when` name."""
         return list(dict.fromkeys(path for path in (self.ratio_of, self.condition[0]) if path))
 
     def candidates(self) -> list[Any]:
-        """Returns all values of a mark with choices or powers of two; empty for a continuous range."""
+        """Returns all values that can be tried, for `choices` or powers of two; empty for a continuous range."""
         if not (self.power_of_two and self.low and self.high):
             return list(self.choices)
         return [2**n for n in range(int(self.low).bit_length() - 1, int(self.high).bit_length())]
 
     def applies(self, tree: Config) -> bool:
-        """Returns whether the condition holds in a config; True without a condition."""
+        """Returns whether the condition `when` holds in a config; True without a condition."""
         path, wanted = self.condition
         value = find(tree, parse_path(path)) if path else ""
         return (value if isinstance(value, str) else json.dumps(value)) == wanted
 
     def json_schema(self) -> dict[str, Any]:
-        """Returns the JSON schema extension ``x-automl``."""
+        """Returns the content of the JSON Schema keyword ``x-automl``."""
         scale = "choice" if self.choices else "power_of_two" if self.power_of_two else "log" if self.log else "linear"
-        said = {"minimum": self.low, "maximum": self.high, "choices": list(self.choices), "weights": list(self.weights)}
+        values = {
+            "minimum": self.low,
+            "maximum": self.high,
+            "choices": list(self.choices),
+            "weights": list(self.weights),
+        }
         cond = [*([self.when] if self.when else []), *([f"{TIMES}{self.ratio_of}"] if self.ratio_of else [])]
         return {
             "enabled": self.on,
             "scale": scale,
-            **{name: value for name, value in said.items() if value not in (None, [])},
+            **{name: value for name, value in values.items() if value not in (None, [])},
             **({"cond": " and ".join(cond)} if cond else {}),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """A field of a config that may be searched."""
+    """A config field with `Search` annotations, whose value `worldsmith tune` may change."""
 
     path: str
-    """Path as in an override."""
+    """Path of the field, as in an override."""
     marks: tuple[Search, ...]
-    """Range; its `ratio_of` and `when` name fields from the root."""
+    """Annotations of the field; `ratio_of` and `when` are paths from the root of the config."""
     hint: Any
     """The field's type with all annotations."""
 
     def mark(self, tree: Config) -> Search | None:
-        """Returns the mark that applies in a config; None if the field is not searched there."""
+        """Returns the annotation that applies in a config; None if the field is not searched there."""
         return next((mark for mark in self.marks if mark.applies(tree)), None)
 
 
 def search_space(tree: Config) -> Iterator[Searched]:
-    """Yields the fields of a config that have `Search` marks, in config order."""
+    """Yields the fields of a config that have `Search` annotations, in config order."""
     for path, section in walk(tree):
         if not isinstance(section, Config):
             continue
@@ -145,25 +150,33 @@ def search_space(tree: Config) -> Iterator[Searched]:
 
 
 def marks_of(hint: Any) -> list[Mark]:
-    """Returns the marks in the type of a field, also for an optional type."""
+    """Returns the annotations of a field that are a `Mark`, such as `Search` or `Example`.
+
+    Args:
+        hint: Type of the field with its annotations; each alternative of a union may have annotations.
+    """
     found: list[Mark] = []
     for member in (hint,) if get_origin(hint) is Annotated else union_members(hint):
         if get_origin(member) is Annotated:
-            inner, *said = get_args(member)
-            found += [*marks_of(inner), *(mark for mark in said if isinstance(mark, Mark))]
+            inner, *annotations = get_args(member)
+            found += [*marks_of(inner), *(mark for mark in annotations if isinstance(mark, Mark))]
     return found
 
 
 def marks_schema(hint: Any) -> dict[str, Any]:
-    """Returns the JSON Schema keywords for the marks in the type of a field."""
+    """Returns the JSON Schema keywords for the `Mark` annotations of a field: ``x-automl``, ``examples`` and others.
+
+    Args:
+        hint: Type of the field with its annotations.
+    """
     marks = marks_of(hint)
     searches = [mark for mark in marks if isinstance(mark, Search)]
-    needed = list(dict.fromkeys(path for mark in searches for path in mark.depends_on))
+    dependencies = list(dict.fromkeys(path for mark in searches for path in mark.depends_on))
     cases = [mark.json_schema() for mark in searches]
     automl = {**cases[0], **({"cases": cases} if len(cases) > 1 else {})} if cases else None
     return {
         **({"x-automl": automl} if automl else {}),
-        **({"x-depends-on": needed} if needed else {}),
+        **({"x-depends-on": dependencies} if dependencies else {}),
         **({"examples": examples} if (examples := [mark.value for mark in marks if isinstance(mark, Example)]) else {}),
         **({"x-popular": True} if any(isinstance(mark, Popular) for mark in marks) else {}),
     }

@@ -22,7 +22,7 @@ NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false
 
 
 def is_reference(value: Any) -> bool:
-    """Returns whether a value is text with a reference to another value, such as ``${trainer.max_iter}``."""
+    """Returns whether a value is a string with a reference to another value, such as ``${trainer.max_iter}``."""
     return isinstance(value, str) and "${" in value
 
 
@@ -39,7 +39,7 @@ def is_config_class(hint: Any) -> bool:
 def union_members(hint: Any) -> tuple[Any, ...]:
     """Returns the alternatives of a union type; any other type is its only alternative.
 
-    Annotations of a section type are removed.
+    ``Annotated[C, …]`` of a Config class C becomes C.
     """
     if get_origin(hint) is Annotated and is_config_class(get_args(hint)[0]):
         return get_args(hint)[:1]
@@ -47,7 +47,12 @@ def union_members(hint: Any) -> tuple[Any, ...]:
 
 
 def check_hint(hint: Any, where: str) -> None:
-    """Raises TypeError, with a suggestion, if `hint` is a type that a config field cannot have."""
+    """Raises TypeError, with a suggestion, if `hint` is a type that a config field cannot have.
+
+    Args:
+        hint: Type of the field.
+        where: Qualified name of the field, for the message.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in (int, float, str, bool, type(None), Any) or is_config_class(hint) or origin is Literal:
         return
@@ -57,11 +62,11 @@ def check_hint(hint: Any, where: str) -> None:
         return
     if origin is dict:
         if arguments[0] is not str:
-            raise TypeError(f"{where}: the keys of a dict in a config are text; write dict[str, …]")
+            raise TypeError(f"{where}: the keys of a dict in a config must be strings; write dict[str, …]")
         return check_hint(arguments[1], where)
     if hint in (list, dict):
         example = "list[int]" if hint is list else "dict[str, int]"
-        raise TypeError(f"{where}: state what the {hint.__name__} holds, such as {example}")
+        raise TypeError(f"{where}: the {hint.__name__} has no item type; write it, such as {example}")
     better = INSTEAD.get(origin or hint, "a component's Config, or the value's name as str")
     name = getattr(hint, "__qualname__", None) or str(hint)
     raise TypeError(f"{where}: {name} is not plain data and cannot be in a config; use {better}")
@@ -76,8 +81,11 @@ def fit(value: Any, hint: Any, path: Path, problems: list[Problem], *, reference
         value: Value to check.
         hint: Type of the field.
         path: Path of the value, for messages.
-        problems: List to which mistakes are added; the value is then returned unchanged.
-        references: Whether a reference is accepted for every type.
+        problems: List to which mistakes are added.
+        references: Whether a reference to another value is accepted for every type.
+
+    Returns:
+        The value as the type `hint`; a value that does not have the type is returned unchanged.
     """
     if references and is_reference(value):
         return value
@@ -113,24 +121,41 @@ def fit(value: Any, hint: Any, path: Path, problems: list[Problem], *, reference
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Returns whether a value has the type `hint`; a reference counts as text."""
+    """Returns whether a value has the type `hint`; a reference to another value counts as a string."""
     problems: list[Problem] = []
     fit(value, hint, (), problems, references=False)
     return not problems
 
 
 def misfit(path: Path, hint: Any, value: Any) -> Problem:
-    """Returns the problem for a value of a wrong type, with a suggestion."""
-    return replace(mismatch(path, describe_hint(hint), value), hint=_meant(value, union_members(hint)))
+    """Builds the problem for a config value of a wrong type, with a suggestion if its meaning is clear.
+
+    Args:
+        path: Path of the value.
+        hint: Type that the field has.
+        value: Value that was found.
+    """
+    return replace(mismatch(path, describe_hint(hint), value), hint=_suggest(value, union_members(hint)))
 
 
 def mismatch(path: Path, expected: str, value: Any) -> Problem:
-    """Returns the problem for a value at `path` where something else was expected."""
+    """Builds the problem "expected …, found …" for a config value.
+
+    Args:
+        path: Path of the value.
+        expected: Description of what is expected, such as "a table".
+        value: Value that was found; the message describes it with its type.
+    """
     return Problem(format_path(path), "", expected=expected, found=describe_value(value))
 
 
 def describe_hint(hint: Any, *, null: bool = True) -> str:
-    """Describes a field type for messages, such as ``an integer, at least 1``. `null` False: omits null."""
+    """Describes a field type for messages, such as ``an integer, at least 1``.
+
+    Args:
+        hint: Type of the field with its annotations.
+        null: Whether the description of an optional type mentions null.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return "any value"
@@ -179,12 +204,12 @@ def item_hint(hint: Any, container: type) -> Any:
 
 
 def nested_config_classes(hint: Any) -> list[type]:
-    """Returns the Config classes among the alternatives of a type hint."""
+    """Returns the Config classes among the alternatives of a union type, or the type itself if it is a Config class."""
     return [member for member in union_members(hint) if is_config_class(member)]
 
 
 def holds_sections(hint: Any) -> bool:
-    """Returns whether a type hint allows a list of sections."""
+    """Returns whether a type hint allows a list of config sections."""
     return bool(nested_config_classes(item_hint(hint, list)))
 
 
@@ -215,7 +240,7 @@ def _fit_float(value: int | float, path: Path, problems: list[Problem]) -> float
     return number
 
 
-def _meant(value: Any, members: tuple[Any, ...]) -> str | None:
+def _suggest(value: Any, members: tuple[Any, ...]) -> str | None:
     for member in members:
         if get_origin(member) is Literal and isinstance(value, str):
             advice = did_you_mean(value, [choice for choice in get_args(member) if isinstance(choice, str)])

@@ -25,39 +25,46 @@ from worldsmith.config.errors import ConfigError, Problem, blamed_line, raise_in
 GROUP, FAMILIES = "worldsmith.recipes", "worldsmith.families"
 _RECIPES: dict[str, Recipe] = {}
 _LOADED: dict[tuple[str, str, str], list[Problem]] = {}
-"""Imported entry points (group, name, value), each with the problems of its import."""
+"""Imported entry points, as (group, name, value), each with the problems of its import."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A registered recipe. `doc` is the first line of its function's docstring."""
+    """A registered recipe.
+
+    Attributes:
+        name: Name of the recipe.
+        make: Builds a new config.
+        module: Module of the function.
+        doc: First line of the function's docstring.
+    """
 
     name: str
     make: Callable[[], Config]
     module: str
     doc: str
     starts_from: str | None = None
-    """Recipe whose config it changes; `None` for a recipe that builds its own config."""
+    """Name of the recipe whose config this recipe changes; None for a recipe that builds its own config."""
     aliases: tuple[str, ...] = ()
-    """Other names of the recipe; lists and trees show `name`."""
+    """Other names of the recipe; lists and configs contain `name`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variable -> how to get its value, for the error if the variable is not set."""
 
 
 def registered() -> dict[str, Recipe]:
-    """Returns the registry of recipes by name, not a copy."""
+    """Returns the registry of recipes by name; changes to the dict change the registry."""
     return _RECIPES
 
 
-def load_installed(group: str = GROUP, what: str = "recipes") -> list[Problem]:
-    """Imports the modules of an entry point group, each once per process.
+def load_installed(group: str = GROUP, contents: str = "recipes") -> list[Problem]:
+    """Imports the modules that installed packages list in an entry point group, each once per process.
 
     Args:
         group: Entry point group. That of recipes includes the recipes of installed model families.
-        what: What the modules contain, for messages.
+        contents: What the modules contain, for messages, such as "recipes".
 
     Returns:
-        Problems of the modules whose import failed, now or earlier.
+        One problem per module whose import failed, now or earlier.
     """
     from importlib.metadata import entry_points
 
@@ -70,9 +77,9 @@ def load_installed(group: str = GROUP, what: str = "recipes") -> list[Problem]:
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "an installed package"
         source = f"of {package} (entry point '{point.name}' of {point.group})"
         try:
-            module = import_module(point.module, f"the {what} {source}")
+            module = import_module(point.module, f"the {contents} {source}")
             if point.group == FAMILIES and (recipes := getattr(module, point.attr).recipes) is not None:
-                import_module(recipes, f"the {what} {source}")
+                import_module(recipes, f"the {contents} {source}")
         except ConfigError as error:
             _LOADED[key] = error.problems
     return [problem for key, problems in _LOADED.items() if key[0] in groups for problem in problems]
@@ -92,15 +99,26 @@ def import_recipes(name: str) -> ModuleType:
 
 
 def search_here() -> None:
-    """Adds the working directory to the end of `sys.path`, so that none of its files hides a package."""
+    """Adds the working directory to the end of `sys.path`: its modules can be imported, but hide no other module."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
     importlib.invalidate_caches()
 
 
-def import_module(name: str, what: str) -> ModuleType:
-    """Imports a module and trusts its package; if the import fails, the recipes that it registered are removed."""
+def import_module(name: str, description: str) -> ModuleType:
+    """Imports a module and trusts its package; if the import fails, the recipes that it registered are removed.
+
+    Args:
+        name: Dotted name of the module.
+        description: Description of the module, as the beginning of the message.
+
+    Returns:
+        The module.
+
+    Raises:
+        ConfigError: If the module does not exist or its code fails.
+    """
     before = dict(registered())
     try:
         module = importlib.import_module(name)
@@ -109,15 +127,15 @@ def import_module(name: str, what: str) -> ModuleType:
         raise_interrupt(error)
         registered().clear()
         registered().update(before)
-        raise ConfigError([_import_problem(name, what, error)]) from error
+        raise ConfigError([_import_problem(name, description, error)]) from error
     return module
 
 
-def _import_problem(name: str, what: str, error: BaseException) -> Problem:
+def _import_problem(name: str, description: str, error: BaseException) -> Problem:
     missing = isinstance(error, ModuleNotFoundError) and error.name is not None
     if missing and (name == error.name or name.startswith(f"{error.name}.")):  # type: ignore[attr-defined]
         hint = "it is neither installed, nor in the working directory, nor on PYTHONPATH"
-        return Problem("", f"{what} cannot be imported: module '{error.name}' does not exist", hint=hint)  # type: ignore[attr-defined]
+        return Problem("", f"{description} cannot be imported: module '{error.name}' does not exist", hint=hint)  # type: ignore[attr-defined]
     place = blamed_line(error)
     where = f", at {place.file}:{place.line}" if place else ""
-    return Problem("", f"{what} cannot be imported: {type(error).__name__}: {error}{where}")
+    return Problem("", f"{description} cannot be imported: {type(error).__name__}: {error}{where}")

@@ -72,7 +72,7 @@ def recipe(
         taken = registered().get(name)
         if taken and (taken.module, _qualname(taken.make)) != (function.__module__, _qualname(function)):
             raise ValueError(f"recipe '{name}' of {function.__module__} is already registered by {taken.module}")
-        _check_shape(function, name, starts_from)
+        _check_signature(function, name, starts_from)
         make = _starting_from(starts_from, function) if starts_from else cast(Callable[[], Config], function)
         doc = (inspect.getdoc(function) or "").partition("\n")[0]
         registered()[name] = Recipe(name, make, function.__module__, doc, starts_from, tuple(aliases), variables or {})
@@ -85,8 +85,8 @@ def not_available(why: str, *names: str) -> None:
     """Registers names of released recipes that this package does not have.
 
     Args:
-        why: Reason, for the error that a config with one of the names gets.
-        names: Names of the recipes.
+        why: Reason that the error message gives if one of the names is used.
+        *names: Names of the recipes.
     """
     _UNAVAILABLE.update(dict.fromkeys(names, why))
 
@@ -108,7 +108,7 @@ def find_recipe(name: str) -> Recipe:
     """Returns the registration of a recipe for its name or alias.
 
     Raises:
-        ConfigError: If no recipe has the name, with the nearest name.
+        ConfigError: If no recipe has the name; the message suggests the most similar name.
     """
     if is_recipe(name) and (found := _registered(name)):
         return found
@@ -125,7 +125,7 @@ def find_recipe(name: str) -> Recipe:
 def get_recipe(name: str) -> Config:
     """Calls the function of a recipe and returns the new config, with unresolved references.
 
-    The packages of the classes in the config are trusted from then on, see `class_tags.trust`.
+    Config files may name classes of the packages that the config uses from then on, see `class_tags.trust`.
 
     Args:
         name: Name or alias.
@@ -156,14 +156,18 @@ def get_recipe(name: str) -> Config:
     if isinstance(job, Config) and "experiment" in field_names(type(job)):
         job.experiment = name
     for _, node in walk(tree):
-        if isinstance(node, Config):  # its code runs here already, so text may name it: the run's own dump does
-            with contextlib.suppress(ValueError):  # a module without a name that text could write
+        if isinstance(node, Config):  # its code has run, so a config file may name it, as the run's own file does
+            with contextlib.suppress(ValueError):  # a module that a config file cannot name
                 trust(type(node).__module__)
     return tree
 
 
 def variables_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns environment variable → how to get its value, for several recipes; later recipes override earlier ones."""
+    """Returns the environment variables that several recipes use: name -> how to get its value.
+
+    Args:
+        names: Names or aliases of recipes; later recipes override the texts of earlier ones.
+    """
     found = (_registered(name) for name in names)
     return {name: advice for entry in found if entry is not None for name, advice in entry.variables.items()}
 
@@ -180,7 +184,7 @@ def lineage(name: str) -> list[tuple[str, Config]]:
 
 
 def recipe_task(tree: Any) -> str | None:
-    """Returns `job.task` of a config, which decides how TOML paths are converted; None if the config has no task."""
+    """Returns `job.task` of a config, "vfm" or "vlm", which decides how TOML paths are converted; None without one."""
     task = getattr(find(tree, ("job",)), "task", None)
     return task if isinstance(task, str) else None
 
@@ -191,14 +195,14 @@ def import_shipped() -> None:
 
 
 def adopt_function(module: ModuleType, name: str) -> str:
-    """Returns the name of a recipe for ``--module M --config NAME``.
+    """Returns the recipe name for ``--module M --config NAME``.
 
     Args:
         module: Imported module.
-        name: Recipe of the module, or function, which is registered as ``M:NAME``.
+        name: Name of a recipe or of a function of the module; a function is registered as the recipe ``M:NAME``.
 
     Raises:
-        ConfigError: If the module has neither, with the names that it has.
+        ConfigError: If the module has neither; the message lists the names that it has.
     """
     package = f"{module.__name__}."
     own = {key: found.make for key, found in registered().items() if f"{found.module}.".startswith(package)}
@@ -217,14 +221,20 @@ def adopt_function(module: ModuleType, name: str) -> str:
     raise ConfigError([Problem("", message, hint=f"{advice} {listing}" if advice else listing)])
 
 
-def _check_shape(function: Callable[..., Any], name: str, starts_from: str | None = None) -> None:
-    """Raises TypeError, with a suggestion, if a function does not have the parameters of a recipe."""
+def _check_signature(function: Callable[..., Any], name: str, starts_from: str | None = None) -> None:
+    """Raises TypeError, with a suggestion, if a function does not have the parameters of a recipe.
+
+    Args:
+        function: Function to check.
+        name: Name of the recipe, for the message.
+        starts_from: Recipe whose config the function gets as its argument; None: it has no arguments.
+    """
     parameters = inspect.signature(function).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if starts_from and len(required) != 1:
-        shape = f"def {function.__name__}(config: Trainer.Config) -> Trainer.Config: ..."
+        example = f"def {function.__name__}(config: Trainer.Config) -> Trainer.Config: ..."
         raise TypeError(
-            f"recipe '{name}' starts from '{starts_from}' and receives its config as one argument: `{shape}`"
+            f"recipe '{name}' starts from '{starts_from}' and receives its config as one argument: `{example}`"
         )
     if not starts_from and required:
         raise TypeError(
@@ -244,7 +254,7 @@ def _starting_from(parent: str, function: Callable[..., Config]) -> Callable[[],
 
 def _register(function: Callable[..., Config], module: ModuleType, name: str) -> str:
     try:
-        _check_shape(function, name)
+        _check_signature(function, name)
     except TypeError as error:
         raise ConfigError([Problem("", str(error))]) from None
     key = f"{module.__name__}:{name}"

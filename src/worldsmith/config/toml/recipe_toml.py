@@ -40,12 +40,12 @@ def read_recipe_toml(path: str | PathLike[str], overrides: Sequence[Override]) -
     """Reads a recipe TOML file.
 
     Args:
-        path: File.
+        path: Path of the file.
         overrides: Parsed overrides; one of them may select another recipe.
 
     Returns:
-        The draft, with the mistakes in the values of the file, and the overrides that remain to be applied: those that
-        do not select the recipe.
+        The unresolved config with the mistakes in the values of the file, and the overrides that remain to be applied:
+        those that do not select the recipe.
 
     Raises:
         ConfigError: If the file cannot be read or is not valid TOML.
@@ -55,10 +55,22 @@ def read_recipe_toml(path: str | PathLike[str], overrides: Sequence[Override]) -
 
 
 def read_recipe_text(text: str, name: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
-    """Reads a recipe TOML from text, as `read_recipe_toml` does; `name` is the file name in messages."""
+    """Reads a recipe TOML from a string, as `read_recipe_toml` does from a file.
+
+    Args:
+        text: TOML.
+        name: File name for messages.
+        overrides: Parsed overrides; one of them may select another recipe.
+
+    Returns:
+        The unresolved config with the mistakes in the values of the text, and the overrides that remain to be applied.
+
+    Raises:
+        ConfigError: If the text is not a valid recipe TOML.
+    """
     table, spans = parse_toml(text, name), find_positions(text, name)
     for path, span in spans.items():
-        if len(path) > MAX_DEPTH:  # of a header, a dotted key and a value together
+        if len(path) > MAX_DEPTH:  # `check_extent` does not add up header, dotted key and value
             raise ConfigError([too_deep(span.key)])
     if other := _other_system_problem(table):
         raise ConfigError(locate([other], {path: span.value for path, span in spans.items()}))
@@ -75,11 +87,11 @@ def check_table(
     Args:
         table: Parsed table, or one of its sections.
         problems: Receives a problem for each unknown key and each value of the wrong type.
-        tree: Config of the recipe; the hint for a key of the config that a TOML file cannot set is an override.
-        task: Task, which decides how TOML paths are converted.
+        tree: Config of the recipe. If it has a value for an unknown key, the problem suggests an override that sets it.
+        task: Task of the recipe, "vfm" or "vlm", on which the conversion of TOML paths depends.
 
     Returns:
-        The known keys that are set and have the right type, in file order.
+        (key, value) for the known keys that are set and have the right type, in file order.
     """
     check = _Check({entry.path: entry for entry in toml_fields()}, problems, tree, task)
     check.section(table, ())
@@ -89,7 +101,7 @@ def check_table(
 def build_overrides(table: dict[str, Any]) -> list[str]:
     """Converts a parsed recipe TOML to overrides: ``--``, ``experiment=<name>``, then its leaves in file order.
 
-    The overrides are for users and launch scripts; `read_recipe_toml` fills the config from the typed values.
+    The overrides are for users and launch scripts; `read_recipe_toml` sets the typed values in the config directly.
 
     Args:
         table: Parsed recipe TOML.
@@ -119,7 +131,16 @@ def build_overrides(table: dict[str, Any]) -> list[str]:
 
 @dataclass(slots=True)
 class _DraftFiller:
-    """Fills the draft of one file and collects the mistakes."""
+    """Sets the values of a recipe TOML in the config of its recipe, and collects the mistakes.
+
+    Attributes:
+        draft: Unresolved config, filled by `load`.
+        table: Parsed file.
+        spans: Source positions of the file, by path in the file.
+        problems: Mistakes; the same list as that of the draft.
+        keys: Position of each key of the file.
+        values: Position of each value of the file.
+    """
 
     draft: Draft
     table: dict[str, Any]
@@ -153,7 +174,15 @@ class _DraftFiller:
         self.fill(self.draft.tree, values, self.draft.task)
 
     def start(self, values: list[tuple[TomlField, Any]], overrides: Sequence[Override]) -> str:
-        """Sets the config of the draft to that of the recipe in the file or in an ``experiment=`` override."""
+        """Sets the config of the draft to that of the selected recipe; if that fails, it adds the problems.
+
+        Args:
+            values: (key, value) of the file's `[job]` section; an alias of a recipe is replaced by its name, in place.
+            overrides: Parsed overrides; ``experiment=`` selects another recipe than the file.
+
+        Returns:
+            Name of the recipe, also if it is not valid.
+        """
         given = {entry.path: value for entry, value in values}
         name, place = given.get(("job", "experiment"), ""), self.values.get(("job", "experiment"))
         for override in overrides:
@@ -179,9 +208,9 @@ class _DraftFiller:
             return str(name)
         own = recipe_task(tree) or task
         if own != task and not any(problem.path == "job.task" for problem in self.problems):
-            message = f"the recipe '{name}' has task '{own}', but the file has '{task}'"
+            message = f"the recipe '{name}' has task '{own}', but the file has task '{task}'"
             if ("job", "task") not in given:
-                message = f"the recipe '{name}' has task '{own}', but a file without a task means '{task}'"
+                message = f"the recipe '{name}' has task '{own}', but in a file without a task the task is '{task}'"
             found = self.values.get(("job", "task")) or place
             self.problems.append(Problem("job.task", message, hint=f'write task = "{own}" in [job]', place=found))
         values[:] = [(entry, name if entry.path == ("job", "experiment") else value) for entry, value in values]
@@ -216,7 +245,7 @@ class _DraftFiller:
         mistakes: list[Problem] = []
         if is_missing(tree, target):
             span = self.spans.get(source)
-            text = f"the recipe has no '{format_path(target)}', which this key would set"
+            text = f"this key sets '{format_path(target)}', which the config of the recipe does not have"
             advice = "remove the key, or choose a recipe that has it"
             place = span.key if span else self.values.get(source)
             mistakes.append(Problem(format_path(source), text, hint=advice, place=place))
@@ -227,7 +256,13 @@ class _DraftFiller:
             self.draft.broken.append(target)
 
     def note_places(self, target: Path, source: Path, value: Any) -> None:
-        """Records the position of a value, and of each item of a list."""
+        """Records the source position of a value and of each item of a list.
+
+        Args:
+            target: Path of the value in the config.
+            source: Path of the value in the file.
+            value: The value.
+        """
         places = self.draft.places
         if place := self.values.get(source):
             places[target] = place
@@ -239,13 +274,15 @@ class _DraftFiller:
                     self.note_places((*target, index, *rest), (*source, index, *rest), leaf)
 
     def located(self, problem: Problem) -> Problem:
-        """Locates a problem of the schema: at the value for a wrong value, at the key for a wrong key."""
+        """Returns a problem with the source position of the value, if that is wrong, else with that of the key."""
         wrong_value = problem.expected is not None
         return locate([problem], self.values if wrong_value else self.keys)[0].at(Place(self.draft.source))
 
 
 @dataclass(slots=True)
 class _Check:
+    """Checks the keys and types of a parsed recipe TOML; `found` receives the valid ones."""
+
     fields: dict[Path, TomlField]
     problems: list[Problem]
     tree: Config | None
@@ -277,14 +314,14 @@ class _Check:
         if value == MISSING:
             return
         count = len(self.problems)
-        if holds_sections(entry.type):  # the tree reads its sections
+        if holds_sections(entry.type):  # the config reader checks the sections
             if not isinstance(value, list):
                 self.problems.append(
                     mismatch(entry.path, f"a list of sections, each [[{format_path(entry.path)}]]", value)
                 )
         elif entry.path != (OPAQUE,):
             value = fit(value, entry.type, entry.path, self.problems)
-        elif not isinstance(value, dict):  # also a reference: nobody resolves it there
+        elif not isinstance(value, dict):  # nor a reference: it would not be resolved there
             self.problems.append(mismatch(entry.path, "a table", value))
         if len(self.problems) == count:
             self.found.append((entry, value))
@@ -298,11 +335,16 @@ class _Check:
         near = did_you_mean_path(path, [*self.fields, *self.sections])
         advice = near or f"{where} accepts: {', '.join(siblings)}"
         if words := self.words(path, value):
-            advice = f"it is a value of the config, but this file has no key for it; write -- {' '.join(words)}"
+            advice = f"a recipe TOML has no key for this config value; set it with an override: -- {' '.join(words)}"
         return Problem(format_path(path), message, hint=advice)
 
     def words(self, path: Path, value: Any) -> list[str]:
-        """Returns the overrides that set a key of the config that the recipe TOML does not have."""
+        """Returns the overrides that set a key of the config that the recipe TOML does not have; empty for other keys.
+
+        Args:
+            path: Path of the key.
+            value: Value of the key, which the overrides contain.
+        """
         leaves = flatten(value) if isinstance(value, dict) else [((), value)]
         words = []
         for rest, leaf in leaves:
@@ -314,7 +356,7 @@ class _Check:
 
 
 def _other_system_problem(table: dict[str, Any]) -> Problem | None:
-    """Returns the problem of a TOML that was written for torchtitan; None for every other file."""
+    """Returns the problem of a parsed TOML that was written for torchtitan; None for every other file."""
     model, training = table.get("model"), table.get("training")
     if not (isinstance(model, dict) and isinstance(training, dict) and {"name", "flavor"} <= model.keys()):
         return None

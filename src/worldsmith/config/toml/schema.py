@@ -29,16 +29,23 @@ TASKS = ("vfm", "vlm")
 
 @dataclass(frozen=True, slots=True)
 class TomlField:
-    """One TOML key. `type` is a type hint as in a Config; `about` is its docstring or the Config class with it."""
+    """One key of the recipe TOML.
+
+    Attributes:
+        path: Path of the key in the file.
+        type: Type hint as in a Config.
+        default: Documented default; `MISSING` without one.
+        about: Docstring of the key, or the Config class whose field has the docstring.
+    """
 
     path: tuple[str, ...]
     type: Any
     default: Any
     about: str | type[Config]
     at: Path | None = None
-    """Config path of a key of `toml_keys`; for other keys see `REMAPS`."""
+    """Config path of a key that `toml_keys` has added; for other keys see `REMAPS`."""
     only: str | None = None
-    """The only task in which such a key has an effect; None: all."""
+    """The only task for which a key of `toml_keys` has an effect; None: all tasks."""
 
     @property
     def doc(self) -> str:
@@ -48,14 +55,14 @@ class TomlField:
 def toml_keys(section: str, config: type[Config], *names: str, at: str | None = None, only: str | None = None) -> None:
     """Adds keys to a section of the recipe TOML: fields of a Config class, with their types, defaults and docstrings.
 
-    Several model families may add the same key for the same path; its types are then joined.
+    Several model families may add the same key for the same config path; the key then has the union of their types.
 
     Args:
         section: Section of the recipe TOML, such as ``trainer.callbacks.alarm``.
         config: Class with the fields.
-        names: Names of the fields; none: all fields except those of `EXCLUDED`.
+        *names: Names of the fields; none: all fields except those of `EXCLUDED`.
         at: Path of the class in the config; None: `section`.
-        only: Task for which the keys have an effect; None: all tasks.
+        only: Task for which the keys have an effect, "vfm" or "vlm"; None: both tasks.
 
     Raises:
         TypeError: If a name is not a field.
@@ -74,7 +81,7 @@ def toml_keys(section: str, config: type[Config], *names: str, at: str | None = 
 
 
 def toml_fields() -> list[TomlField]:
-    """Returns all keys by section, in the order of written files."""
+    """Returns all keys of the recipe TOML by section, in the order in which files are written."""
     entries = [*FIELDS, *_added().values()]
     sections = [entry.path[:-1] for entry in entries]
     roots = [*((name,) for name in SECTIONS), *(entry.path[:1] for entry in entries)]
@@ -96,23 +103,29 @@ def _section(name: str, *rows: tuple[str, Any, Any, str]) -> list[TomlField]:
 EXCLUDED: dict[Path, str] = {
     ("model", "parallelism", "reduce_every_pack"): "it was added after the format was defined; set it with an override",
 }
-"""Fields that are not keys of the file although all others of their class are, and why."""
+"""Fields that are not keys of the recipe TOML although all others of their class are, each with the reason."""
 
 
 def _reachable(section: str, config: type[Config]) -> list[str]:
-    """Returns the names of the fields that are keys of a section with all fields of a class."""
+    """Returns the names of all fields of a Config class except those that `EXCLUDED` lists for the TOML section."""
     return [name for name in field_hints(config) if (*section.split("."), name) not in EXCLUDED]
 
 
 def _fields(section: str, config: type[Config], **defaults: Any) -> list[TomlField]:
-    """Returns the fields of a class as keys; `defaults` are those that differ in a file."""
+    """Returns the fields of a Config class as keys of a TOML section.
+
+    Args:
+        section: Section of the recipe TOML.
+        config: Class with the fields.
+        **defaults: Documented defaults of the format that differ from those of the class.
+    """
     defaults, hints = {**class_defaults(config), **defaults}, field_hints(config)
     names = _reachable(section, config)
     return [TomlField((*section.split("."), name), hints[name], defaults[name], config) for name in names]
 
 
 SECTIONS = ("job", "model", "optimizer", "scheduler", "trainer", "checkpoint", "dataloader_train")
-"""Order in which files are written; sections of other packages come last."""
+"""Order of the sections in written files; sections of other packages come last."""
 
 FIELDS: tuple[TomlField, ...] = (
     *_fields("job", JobConfig),
@@ -122,12 +135,12 @@ FIELDS: tuple[TomlField, ...] = (
             "attn_implementation",
             Literal["cosmos", "flash_attention_2", "sdpa", "eager"],
             "cosmos",
-            "Attention of the Hugging Face backbone. vlm only.",
+            "Attention implementation of the Hugging Face backbone. vlm only.",
         ),
         ("lora_enabled", bool, False, "Train low-rank adapters (LoRA) instead of the weights."),
         ("lora_rank", int, 16, "Rank of the LoRA adapters."),
         ("lora_alpha", int, 32, "LoRA alpha: the adapters are scaled by alpha / rank."),
-        ("precision", str, "bfloat16", "Number format of the forward and backward pass."),
+        ("precision", str, "bfloat16", "Dtype of the forward and backward pass."),
     ),
     *_section(
         "model.ema",
@@ -149,7 +162,7 @@ FIELDS: tuple[TomlField, ...] = (
         ("f_max", list[float], [1.0], "Learning-rate factor at the end of the warm-up, per cycle."),
         ("f_min", list[float], [0.0], "Learning-rate factor at the end of the cycle, per cycle."),
         ("f_start", list[float], [1e-6], "Learning-rate factor at the start of the warm-up, per cycle."),
-        ("verbosity_interval", int, 0, "Steps between log lines of the learning rate; 0: none. vfm only."),
+        ("verbosity_interval", int, 0, "Steps between log lines of the learning rate; 0: no such lines. vfm only."),
         ("warm_up_steps", list[int], [100], "Steps of linear warm-up, per cycle."),
     ),
     *_section(
@@ -170,7 +183,8 @@ FIELDS: tuple[TomlField, ...] = (
             "keys_to_skip_loading",
             list[str],
             [],
-            "Name parts of tensors that are not loaded from the checkpoint of the initial weights.",
+            "Substrings of tensor names; tensors with one of them are not loaded from the checkpoint of the initial "
+            "weights.",
         ),
         ("load_path", str, MISSING, "Checkpoint folder of the initial weights."),
         ("save_iter", int, 100, "Steps between checkpoints."),
@@ -181,13 +195,13 @@ FIELDS: tuple[TomlField, ...] = (
             "max_samples_per_batch",
             int | None,
             None,
-            "Samples per pack; if only this is set, it replaces the recipe's other limit.",
+            "Samples per pack; if the file sets only this limit, it replaces the recipe's limit of tokens.",
         ),
         (
             "max_sequence_length",
             int | None,
             None,
-            "Tokens per pack; if only this is set, it replaces the recipe's other limit.",
+            "Tokens per pack; if the file sets only this limit, it replaces the recipe's limit of samples.",
         ),
         ("seed", int, 42, "Seed of the data order. vfm only."),
     ),
@@ -197,7 +211,7 @@ FIELDS: tuple[TomlField, ...] = (
 REFUSED = {
     ("job", "upload_reproducible_setup"): "runs are not uploaded to an object store; write false or remove the key",
 }
-"""Keys of the format that must be false here, and why."""
+"""Keys of the format that are not supported and must be false, each with the reason."""
 
 _MODEL = ("model",)
 _CONFIG = ("model", "config")
@@ -232,11 +246,11 @@ PUBLISHED_PATHS: dict[Path, Path] = {
     (*_LOADER, "max_batch_size"): (*_LOADER, "max_samples_per_batch"),
     (*_LOADER, "max_tokens"): (*_LOADER, "max_sequence_length"),
 }
-"""Prefix of a config path of the released framework -> prefix in our config, where they differ."""
+"""Prefix of a config path of the released framework -> prefix in the config of this package, where they differ."""
 
 
 def published_path(path: Path) -> Path | None:
-    """Converts a config path of the published framework to one of this package; None if both are the same."""
+    """Converts a config path of the released framework to one of this package; None if both are the same."""
     for length in range(len(path), 0, -1):
         if path[:length] in PUBLISHED_PATHS:
             return (*PUBLISHED_PATHS[path[:length]], *path[length:])
@@ -244,11 +258,11 @@ def published_path(path: Path) -> Path | None:
 
 
 def remap(path: Path, task: str) -> Path | None:
-    """Converts a TOML path to a config path; the longest matching prefix wins.
+    """Converts a TOML path to a config path; the rule with the longest matching prefix applies.
 
     Args:
         path: Path of a key in the recipe TOML.
-        task: Task of the recipe.
+        task: Task of the recipe, "vfm" or "vlm".
 
     Returns:
         Path in the config; None if the key has no effect for the task.

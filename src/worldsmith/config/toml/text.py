@@ -27,7 +27,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
 _ESCAPED = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", "e": "\x1b"}
 
 _OTHER_LANGUAGES = {"true": "true", "false": "false", "yes": "true", "no": "false", "none": '"???"', "null": '"???"'}
-"""Constants of other languages, and how to write them in TOML."""
+"""Constants of other languages in lower case -> how to write them in TOML."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class _Scanner:
             self.pair(path)
 
     def closes(self, bracket: str) -> bool:
-        """Consumes a comma or the closing bracket; returns whether the list or table ends."""
+        """Skips a comma, or the closing bracket of a list or inline table; returns whether the list or table ends."""
         if self.text.startswith(",", self.position):
             self.position += 1
             self.skip_gap()
@@ -172,7 +172,7 @@ class _Scanner:
         return False
 
     def key(self) -> tuple[list[str], int, int]:
-        """Parses a dotted key: its names, start and end."""
+        """Parses a dotted key; returns its names, and the offsets of its first and after its last character."""
         names: list[str] = []
         begin = end = self.position
         while match := _KEY.match(self.text, self.position):

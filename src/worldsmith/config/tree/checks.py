@@ -11,8 +11,8 @@ from worldsmith.config.errors import Problem, WrongValueError, code_problem
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import class_defaults
 
-MOST = 20
-"""Max number of problems per section, in case a check never succeeds."""
+MAX_PROBLEMS = 20
+"""Max number of problems per section, since a check may fail again after each repair."""
 
 
 def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:
@@ -33,7 +33,7 @@ def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:
 
 
 def alternatives(tree: Any) -> list[tuple[Path, Any, list[str]]]:
-    """Finds groups of alternative fields (``_alternatives`` of the class) in which more than one field is set.
+    """Finds groups of alternative config fields (``_alternatives`` of the class) in which more than one field is set.
 
     Returns:
         (path of the section, section, names of the fields that are set) for each group.
@@ -53,7 +53,7 @@ def list_warnings(tree: Any) -> list[str]:
 
 
 def contradictions(tree: Any) -> list[Problem]:
-    """Returns a problem for each group of alternatives with more than one value; `concerns` names the values."""
+    """Returns a problem for each group of alternative fields of which several are set; `concerns` has their paths."""
     problems = []
     for path, section, given in alternatives(tree):
         values = " and ".join(f"{name} = {getattr(section, name)}" for name in given)
@@ -79,9 +79,9 @@ class _Checks:
         return self.problems[::-1]
 
     def check(self, path: Path) -> None:
-        for _ in range(MOST):
+        for _ in range(MAX_PROBLEMS):
             section = find(self.tree, path)
-            if not isinstance(section, Config):  # a section above was reset to its default, which has none here
+            if not isinstance(section, Config):  # a parent section was reset to its default, which has no section here
                 return
             safe = not any(starts_with(bad, path) for bad in self.suspect)
             try:
@@ -107,7 +107,10 @@ class _Checks:
                 return
 
     def repair(self, path: Path) -> bool:
-        """Resets an invalid value in a copy of the config, or the list or dict that contains it, to its default.
+        """Resets an invalid value, or the list or dict that contains it, to its default in a copy of the config.
+
+        Args:
+            path: Path of the value.
 
         Returns:
             Whether the copy changed.

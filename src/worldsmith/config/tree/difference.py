@@ -13,7 +13,7 @@ from worldsmith.config.tree.plain import to_plain
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One path with its value before and after; ABSENT if the path does not exist on that side."""
+    """A path at which two configs differ, with the old and the new value; ABSENT if the path does not exist there."""
 
     path: Path
     old: Any
@@ -21,7 +21,7 @@ class Change:
 
 
 def find_changes(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
-    """Returns the edits from `old` to `new`, in order: fields that are set, and table keys that are removed or added.
+    """Returns the edits that turn `old` into `new`, in order: values to set, and table keys to remove or add.
 
     A section whose class changes is one edit; so are a list, a table of plain values, and a table whose keys change
     their order.
@@ -37,7 +37,7 @@ def find_changes(old: Config, new: Config, *, custom: bool = False) -> list[Chan
 
 
 def find_differences(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
-    """Returns the changed values from `old` to `new` one by one, as plain data.
+    """Returns one change for each single value that differs between two configs, as plain data.
 
     A list is one value. A section whose class changes also differs in `type`.
 
@@ -50,7 +50,7 @@ def find_differences(old: Config, new: Config, *, custom: bool = False) -> list[
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Returns whether two values have equal types, values and order of table keys: 1, 1.0 and True differ."""
+    """Returns whether two config values are equal, with equal types and order of table keys: 1, 1.0 and True differ."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Config):

@@ -25,13 +25,17 @@ Recipes = list[tuple[str, Config]]
 class Draft:
     """An unresolved config with the source positions of its values and the mistakes so far.
 
-    Every config format fills a draft and passes it to `finish`.
+    The reader of every config format returns a draft; `finish` applies overrides to it, resolves and checks it.
 
     Attributes:
+        source: Name of the config for messages, such as the file.
         tree: The config; None if mistakes prevent building it.
+        recipes: Returns (name, config) of the recipes on which the config is based, oldest first.
+        task: `job.task` of the config; None without a task.
         places: Source positions of values, by path.
+        problems: Mistakes so far.
+        warnings: Warnings so far.
         broken: Paths that could not be set.
-        recipes: Returns (name, config) of the underlying recipes, oldest first.
     """
 
     source: str
@@ -43,26 +47,36 @@ class Draft:
     warnings: list[str] = field(default_factory=list)
     broken: list[Path] = field(default_factory=list)
     place: Place | None = None
-    """Position shown for a mistake in a value that only the recipe contains."""
+    """Position for mistakes in values that have no position of their own, such as those of the recipe."""
     report: str = ""
-    """Report on how each key of another system's spec was translated."""
+    """Report on how each key of another system's spec was translated; "" for other sources."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A resolved config, its warnings, and where its values come from."""
+    """A resolved config, its warnings, and where its values come from.
+
+    Attributes:
+        tree: The resolved config.
+        warnings: Warnings for the user.
+        source: Name of the config for messages, such as the file.
+        places: Source positions of the values that were set after the recipe, by path.
+        sources: Steps by which each reference was resolved, by path of the reference (see `try_resolve`).
+        recipes: Returns (name, config) of the recipes on which the config is based, oldest first.
+        now: Time that ``${now:…}`` stands for.
+    """
 
     tree: Any
     warnings: list[str] = field(default_factory=list)
     raw: Any = None
-    """Config with its references."""
+    """The config with unresolved references."""
     source: str = ""
     places: dict[Path, Place] = field(default_factory=dict, repr=False)
     sources: dict[Path, list[str | Path]] = field(default_factory=dict, repr=False)
     recipes: Callable[[], Recipes] = field(default=list, repr=False, compare=False)
     now: datetime = field(default_factory=datetime.now, repr=False, compare=False)
     report: str = field(default="", repr=False, compare=False)
-    """Report on how each key of another system's spec was translated."""
+    """Report on how each key of another system's spec was translated; "" for other sources."""
 
     @cached_property
     def provenance(self) -> Provenance:
@@ -71,7 +85,7 @@ class Loaded:
 
     @property
     def variables(self) -> dict[Path, str]:
-        """Name of the environment variable that gave a value, by the path of the value."""
+        """Name of the environment variable from which a value comes, by path; other values have no entry."""
         found = {path: self._variable(path) for path in self.sources}
         return {path: name for path, name in found.items() if name is not None}
 
@@ -106,12 +120,15 @@ class Loaded:
 
 
 def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept = False) -> Loaded:
-    """Applies overrides to a draft, resolves references and runs all checks.
+    """Applies overrides to an unresolved config, resolves references and runs all checks.
 
     Args:
-        draft: Draft of a config format; its config is modified.
+        draft: Result of the reader of a config format; its config is modified.
         overrides: Overrides and flags of the command line.
-        keep_unset: Treatment of unset environment variables, see `Kept`.
+        keep_unset: Treatment of references to unset environment variables, see `Kept`; False: they are errors.
+
+    Returns:
+        The resolved config.
 
     Raises:
         ConfigError: With the mistakes of all stages.
@@ -138,7 +155,7 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept
         keep_unset=keep_unset,
         variables=lambda: variables_of(name for name, _ in draft.recipes()),
     )
-    late = [_derived(problem, draft.places, sources) for problem in late]
+    late = [_move_to_source(problem, draft.places, sources) for problem in late]
     draft.problems += [problem.at(draft.place) for problem in locate(late, draft.places)]
     if draft.problems:
         raise ConfigError(draft.problems, resolved, draft.places)
@@ -146,16 +163,27 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept
     return Loaded(resolved, warnings, draft.tree, draft.source, draft.places, sources, draft.recipes, now, draft.report)
 
 
-def _derived(problem: Problem, places: dict[Path, Place], sources: dict[Path, list[str | Path]]) -> Problem:
-    """Moves the problem of a value that came from a reference to the position of the value that it refers to."""
+def _move_to_source(problem: Problem, places: dict[Path, Place], sources: dict[Path, list[str | Path]]) -> Problem:
+    """Moves a problem about the result of a reference to the position of the value to which the reference leads.
+
+    Args:
+        problem: Problem of a check.
+        places: Known source positions by path.
+        sources: Steps by which each reference was resolved, by path of the reference.
+
+    Returns:
+        The problem with a position and a hint that names the reference; unchanged for a value without a reference.
+    """
     for concern in map(parse_path, problem.concerns):
         if problem.place or any(starts_with(path, concern) for path in places):
             break
         for path, steps in sources.items():
             written = next((step for step in steps if isinstance(step, tuple) and step in places), None)
             if starts_with(path, concern) and written and isinstance(written, tuple):
-                told = f"{format_path(path)} is {steps[0]}"
-                return replace(problem.at(places[written]), hint=f"{problem.hint}; {told}" if problem.hint else told)
+                explanation = f"{format_path(path)} is {steps[0]}"
+                return replace(
+                    problem.at(places[written]), hint=f"{problem.hint}; {explanation}" if problem.hint else explanation
+                )
     return problem
 
 
@@ -166,7 +194,7 @@ def give_way(draft: Draft) -> None:
     of the recipe, since TOML has no null. Two alternatives in one layer stay and are reported as a contradiction.
     """
     for path, section, given in alternatives(draft.tree):
-        layers = {name: _layer(draft.places.get((*path, name))) for name in given}
+        layers = {name: _layer_rank(draft.places.get((*path, name))) for name in given}
         chosen = [name for name in given if layers[name] == max(layers.values()) > 0]
         for name in given if len(chosen) == 1 else ():
             if name == chosen[0]:
@@ -177,6 +205,6 @@ def give_way(draft: Draft) -> None:
             remember(draft.places, (*path, name), draft.places[(*path, chosen[0])])
 
 
-def _layer(place: Place | None) -> int:
-    """Returns the rank of the layer that wrote a value: 0 recipe, 1 file, 2 flag, 3 override."""
+def _layer_rank(place: Place | None) -> int:
+    """Returns the priority of the layer that set a value: 0 recipe, 1 file, 2 flag, 3 override."""
     return 0 if place is None else {"flag": 2, "override": 3}.get(place.file, 1)

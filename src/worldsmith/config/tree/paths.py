@@ -57,7 +57,12 @@ def starts_with(path: Path, prefix: Path) -> bool:
 
 
 def flatten(table: dict[str, Any], prefix: Path = ()) -> list[tuple[Path, Any]]:
-    """Returns (path, value) of the leaves of nested dicts, in order. An empty dict is a leaf."""
+    """Returns (path, value) of the leaves of nested dicts, in order. An empty dict is a leaf.
+
+    Args:
+        table: Nested dicts.
+        prefix: Path of `table`, the beginning of all paths.
+    """
     leaves: list[tuple[Path, Any]] = []
     for key, value in table.items():
         here = (*prefix, key)

@@ -16,7 +16,7 @@ from worldsmith.config.declare.value_types import item_hint, nested_config_class
 
 TAG = "type"
 MISSING = "???"
-"""Marks a key that is to be omitted."""
+"""Value in a file that means that the key is omitted."""
 
 
 def to_dict(config: Config, *, custom: bool = False) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def to_dict(config: Config, *, custom: bool = False) -> dict[str, Any]:
 
 
 def class_defaults(cls: type[Config]) -> dict[str, Any]:
-    """Returns the default of every field that has one, by name. Mutable defaults are new objects."""
+    """Returns the default of every field of a Config class that has one, by name. Mutable defaults are new objects."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         if field.default is not dataclasses.MISSING:
@@ -42,7 +42,7 @@ def class_defaults(cls: type[Config]) -> dict[str, Any]:
 
 
 def required_fields(cls: type[Config]) -> list[str]:
-    """Returns the names of the fields without a default."""
+    """Returns the names of the fields of a Config class without a default."""
     absent = dataclasses.MISSING
     return [f.name for f in dataclasses.fields(cls) if f.default is absent and f.default_factory is absent]
 
@@ -60,7 +60,7 @@ def to_yaml(config: Config, *, custom: bool = False) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Converts any value of a config to plain data, including opaque data and the class of every section."""
+    """Converts a config value to plain data, including the opaque data in ``custom`` and the class name of sections."""
     return _to_plain(value, Any, custom=True)
 
 
@@ -82,7 +82,12 @@ def _to_plain(value: Any, hint: Any, custom: bool) -> Any:
 
 
 def flatten(node: object, prefix: str = "") -> dict[str, object]:
-    """Flattens nested dicts to one level of dotted paths; lists are values."""
+    """Flattens nested dicts to one dict with dotted paths as keys; lists are values.
+
+    Args:
+        node: Nested dicts.
+        prefix: Path of `node`, the beginning of all keys.
+    """
     if not isinstance(node, dict):
         return {prefix: node}
     flat: dict[str, object] = {}

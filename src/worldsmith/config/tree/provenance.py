@@ -18,20 +18,23 @@ from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import class_defaults
 
 COMMAND_LINE = ("override", "flag")
-"""Origins whose `where` is the argument itself; also used as the `file` of its position."""
+"""Values of `Origin.kind` for command-line arguments, also used as the `file` of their position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a value.
+    """Where a config value comes from.
 
-    `reference` is its text with ``${…}``, and `leads_to` the origin of the value to which the reference resolves.
+    Attributes:
+        line: 1-based line in the file.
+        reference: The value as written, if it contains a reference ``${…}``.
+        leads_to: Description of the value to which the reference resolves, with its origin.
     """
 
     kind: str
-    """default, recipe, file, override or flag."""
+    """One of "default", "recipe", "file", "override" and "flag"."""
     where: str = ""
-    """The recipe's name, the file, or the argument."""
+    """Name of the recipe, path of the file, or the argument; "" for a default."""
     line: int | None = None
     reference: str | None = None
     leads_to: str | None = None
@@ -63,7 +66,7 @@ def trace(
         tree: Unresolved config.
         recipes: (name, config) of the recipes on which it is based, oldest first.
         places: Source positions of the values that were set after the last recipe.
-        sources: For each resolved reference, the steps of its resolution.
+        sources: Steps by which each reference was resolved, by path of the reference (see `try_resolve`).
     """
     origins: dict[Path, Origin] = {}
     below: Config | None = None
@@ -79,7 +82,12 @@ def trace(
 
 
 def origin_of(provenance: Provenance, path: Path) -> Origin:
-    """Returns the origin of a path or of its nearest known parent; the class default if no parent is known."""
+    """Returns the origin of a config value, or of its nearest parent with a known origin; else that of a class default.
+
+    Args:
+        provenance: Result of `trace`.
+        path: Path of the value.
+    """
     for length in range(len(path), 0, -1):
         if path[:length] in provenance:
             return provenance[path[:length]]
@@ -87,9 +95,16 @@ def origin_of(provenance: Provenance, path: Path) -> Origin:
 
 
 def remember(places: dict[Path, Place], path: Path, place: Place, value: Any = None) -> None:
-    """Records that `path` was set at `place`, together with each key of a dict `value`, also in a list.
+    """Records in `places` that a config value was set at the source position `place`.
 
-    Positions that are recorded below `path` are removed if `value` is not a dict.
+    For a dict, the position is recorded for each of its keys, also inside a list. Older positions below `path` are
+    removed unless `value` is a dict.
+
+    Args:
+        places: Source positions by path; changed in place.
+        path: Path of the value.
+        place: Source position.
+        value: The value.
     """
     for known in [known for known in places if len(known) > len(path) and starts_with(known, path)]:
         if not isinstance(value, dict):
@@ -106,7 +121,14 @@ def remember(places: dict[Path, Place], path: Path, place: Place, value: Any = N
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer of a config's history: the config `below` it with its origins, and the values written on top."""
+    """One layer of a config's history, such as a recipe or the values that a file sets on top of it.
+
+    Attributes:
+        below: Config of the layer below; None for the lowest layer.
+        origins: Origins of the values of `below`.
+        places: Source positions of the values that this layer sets.
+        writer: Origin of values that differ from `below` and have no source position.
+    """
 
     below: Config | None
     origins: Mapping[Path, Origin]
@@ -122,7 +144,16 @@ class _Layer:
     def visit(
         self, path: Path, node: Any, below: Any, default: Any, above: Origin | None, found: dict[Path, Origin]
     ) -> None:
-        """Adds the origins of `node` and its children to `found`, given the values of the lower layer and the class."""
+        """Adds the origins of a value and of all values below it to `found`.
+
+        Args:
+            path: Path of the value.
+            node: Value in this layer.
+            below: Value in the layer below; ABSENT if there is no such value.
+            default: Default of the class for the value; ABSENT without a default.
+            above: Origin of the table or list that contains the value, if this layer sets it; else None.
+            found: Receives the origins by path.
+        """
         place = self.places.get(path)
         above = from_place(place) if place else above
         same = type(node) is type(below)
@@ -149,7 +180,7 @@ class _Layer:
 
 
 def from_place(place: Place) -> Origin:
-    """Converts a position in a file or on the command line to an origin."""
+    """Returns the origin of a value that was set at a source position (in a file or on the command line)."""
     if place.file in COMMAND_LINE:
         return Origin(place.file, place.source or "")
     return Origin("file", place.file, place.line)
@@ -157,18 +188,25 @@ def from_place(place: Place) -> Origin:
 
 def _with_references(origins: dict[Path, Origin], sources: Mapping[Path, Sequence[str | Path]]) -> dict[Path, Origin]:
     return {
-        path: _led(origin, sources[path], origins) if path in sources else origin for path, origin in origins.items()
+        path: _add_reference(origin, sources[path], origins) if path in sources else origin
+        for path, origin in origins.items()
     }
 
 
-def _led(origin: Origin, steps: Iterable[str | Path], origins: Mapping[Path, Origin]) -> Origin:
-    """Adds to the origin where its references lead: to an environment variable, or to another value and its origin."""
-    told, written = [], ""
+def _add_reference(origin: Origin, steps: Iterable[str | Path], origins: Mapping[Path, Origin]) -> Origin:
+    """Returns an origin with the reference and a description of the values to which it leads.
+
+    Args:
+        origin: Origin of a value that is a reference.
+        steps: Text of the reference, and the paths or descriptions of the values by which it was resolved.
+        origins: Origins of all values.
+    """
+    targets, written = [], ""
     for step in steps:
         if isinstance(step, tuple):
-            told.append(f"{format_path(step)} ({origin_of(origins, step)})")
+            targets.append(f"{format_path(step)} ({origin_of(origins, step)})")
         elif is_reference(step):
             written = step
         else:
-            told.append(step)
-    return replace(origin, reference=written or None, leads_to=", ".join(told) or None)
+            targets.append(step)
+    return replace(origin, reference=written or None, leads_to=", ".join(targets) or None)

@@ -40,7 +40,7 @@ from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.yaml.text import advice_on, read_yaml
 
 UNSET = "${???}"
-"""Placeholder of a required field without a value."""
+"""Value of a required field that has not been set."""
 TARGET, PARAMS = "target", "params"
 _Tree = TypeVar("_Tree", bound=Config)
 _INVALID: Any = object()
@@ -79,7 +79,7 @@ def read_tree(data: Any, cls: type[_Tree] | None, problems: list[Problem]) -> An
 
 
 def require_set(tree: Config, problems: list[Problem], hint: str | None = None) -> Config | None:
-    """Adds a problem for each required field without a value.
+    """Adds a problem for each required field of a config that has no value.
 
     Args:
         tree: Unresolved config.
@@ -115,7 +115,15 @@ def from_yaml(text: str, cls: type[_Tree] | None = None, *, file: str = "<yaml>"
 
 
 def unset_fields(node: Any, path: Path = ()) -> Iterator[tuple[Path, type[Config]]]:
-    """Yields (path, class of the section) of the required fields below a node that have no value."""
+    """Yields the required fields at or below a node that have no value.
+
+    Args:
+        node: Section, table or list.
+        path: Path of `node`, the beginning of all paths.
+
+    Yields:
+        (path of the field, class of its section).
+    """
     for where, section in walk(node, path):
         for name, value in children(section) if isinstance(section, Config) else ():
             if value == UNSET:
@@ -123,7 +131,14 @@ def unset_fields(node: Any, path: Path = ()) -> Iterator[tuple[Path, type[Config
 
 
 def untagged_class(classes: Iterable[Any]) -> type[Config] | None:
-    """Returns the class of a section without ``type``: the only class of `classes` that can be built; else None."""
+    """Returns the class of a section whose data has no ``type``.
+
+    Args:
+        classes: Alternatives in the type of the field.
+
+    Returns:
+        The only Config class among them that can be built; None if there is not exactly one.
+    """
     concrete = [cls for cls in classes if is_config_class(cls) and cls is not Configurable.Config]
     if len(concrete) != 1:
         return None
@@ -167,7 +182,7 @@ def change_class(old: Config, cls: type[Config]) -> tuple[Config, list[str]]:
 
 
 def unset_tree(cls: type[Config]) -> Config:
-    """Returns a section with its defaults, in which required fields have no value."""
+    """Returns a section of a class with its defaults; required fields have the placeholder `UNSET`."""
     return _made(cls, {})
 
 
@@ -183,11 +198,13 @@ class Reader:
     Args:
         problems: List to which mistakes are added.
         warnings: List to which warnings are added.
-        merge: The data is a layer of files: tables are merged key by key, and the value ``???`` counts as omitted.
+        merge: Whether the data is a layer of files: tables are merged key by key, and the value ``???`` counts as
+            omitted.
         spans: Source positions of the data, by path in the data.
         places: Receives the source position of each value that was set, by path in the config.
         known: Valid paths, for suggestions.
-        whole: The config starts from no recipe: a table in the files replaces the default of its field, as in Python.
+        without_recipe: Whether the config starts from no recipe: a table in the files then replaces the default of its
+            field.
     """
 
     def __init__(
@@ -199,7 +216,7 @@ class Reader:
         spans: Mapping[Path, Span] | None = None,
         places: dict[Path, Place] | None = None,
         known: Iterable[Path] = (),
-        whole: bool = False,
+        without_recipe: bool = False,
     ) -> None:
         self.problems = problems
         self.warnings = [] if warnings is None else warnings
@@ -207,10 +224,21 @@ class Reader:
         self.spans = spans or {}
         self.places = {} if places is None else places
         self.known = known
-        self.whole = whole
+        self.without_recipe = without_recipe
 
     def section(self, classes: list[type], below: Any, above: Any, path: Path = (), source: Path = ()) -> Any:
-        """Converts a dict to a section of one of `classes`; `source` is its path in the file."""
+        """Converts a dict to a config section.
+
+        Args:
+            classes: Classes that the section may have.
+            below: Existing section, whose values stay unless the data sets them; None or another value: no section.
+            above: Data of the section.
+            path: Path of the section in the config.
+            source: Path of the data in the file.
+
+        Returns:
+            The section; _INVALID, with an added problem, if the data is not a dict or its class cannot be determined.
+        """
         if not isinstance(above, dict):
             return self.refuse(mismatch(path, "a section (a table of its fields)", above), source)
         old = type(below) if isinstance(below, Config) else None
@@ -239,11 +267,22 @@ class Reader:
         return _made(cls, values)
 
     def value(self, hint: Any, below: Any, above: Any, path: Path, source: Path) -> Any:
-        """Converts a value to the type `hint`; returns _INVALID and adds a problem if it does not fit."""
+        """Converts plain data to a value of a config field.
+
+        Args:
+            hint: Type of the field.
+            below: Existing value.
+            above: Data of the new value.
+            path: Path of the value in the config.
+            source: Path of the data in the file.
+
+        Returns:
+            The value; _INVALID if the data does not fit the type, with an added problem, or counts as omitted.
+        """
         if self.merge and above == MISSING and hint is not Any:
             return _INVALID
         opaque = path == (OPAQUE,)
-        if opaque and not isinstance(above, dict):  # also a reference: nobody resolves it there
+        if opaque and not isinstance(above, dict):  # nor a reference: it would not be resolved there
             return self.refuse(mismatch(path, "a table", above), source)
         sections = nested_config_classes(hint)
         if sections and isinstance(above, dict):
@@ -271,13 +310,13 @@ class Reader:
 
     def item(self, inner: Any, above: Any, path: Path, source: Path) -> Any:
         if above == MISSING:
-            message = f"'{MISSING}' stands for a missing value, but a list must have all its items"
+            message = f"'{MISSING}' stands for a missing value, but an item of a list cannot be omitted"
             return self.refuse(Problem(format_path(path), message), source)
         return self.value(inner, None, above, path, source)
 
     def table(self, inner: Any, below: Any, above: dict[Any, Any], path: Path, source: Path) -> Any:
         former = below if self.merge and isinstance(below, dict) else {}
-        is_default = self.whole and not any(starts_with(written, path) for written in self.places)
+        is_default = self.without_recipe and not any(starts_with(written, path) for written in self.places)
         kept = {} if is_default else dict(former)
         wrong = False
         for key, raw in above.items():
@@ -297,14 +336,25 @@ class Reader:
     def unfold(
         self, above: dict[str, Any], cls: type[Config] | None, path: Path, source: Path
     ) -> dict[str, tuple[Any, Path]] | None:
-        """Returns key → (value, path in the file); ``{target: X, params: {…}}`` is read as ``{type: X, …}``."""
+        """Returns the keys of a section's data; ``{target: X, params: {…}}`` is read as ``{type: X, …}``.
+
+        Args:
+            above: Data of the section.
+            cls: Class of the existing section; if it has a field `target` or `params`, that key has no special meaning.
+            path: Path of the section in the config.
+            source: Path of the data in the file.
+
+        Returns:
+            Key -> (value, its path in the file); None, with an added problem, for other keys next to `target` and
+            `params`.
+        """
         fields = field_hints(cls) if cls else {}
         node = [key for key in (TARGET, PARAMS) if key in above and key not in fields]
         if not node:
             return {key: (value, (*source, key)) for key, value in above.items()}
         others = [key for key in above if key not in (TARGET, PARAMS)]
         if others:
-            message = f"next to '{node[0]}' a section may only have {TARGET} and {PARAMS}"
+            message = f"a section with '{node[0]}' can have no keys except {TARGET} and {PARAMS}"
             advice = f"move '{others[0]}' into {PARAMS}, or write {TAG} and the fields without {PARAMS}"
             self.refuse(Problem(format_path((*path, others[0])), message, hint=advice), (*source, others[0]))
             return None
@@ -318,7 +368,17 @@ class Reader:
     def choose_class(
         self, entries: Mapping[str, tuple[Any, Path]], classes: list[type], old: type[Config] | None, path: Path
     ) -> type[Config] | None:
-        """Returns the class in ``type``, else that of the existing section, else the only class of the field."""
+        """Returns the class of a section: that in ``type``, else that of the existing section, else the only possible.
+
+        Args:
+            entries: Result of `unfold`.
+            classes: Classes that the section may have; empty: any.
+            old: Class of the existing section.
+            path: Path of the section in the config.
+
+        Returns:
+            The class; None, with an added problem, if it is missing or not allowed.
+        """
         where = format_path((*path, TAG))
         wanted = " or ".join(tag_of(cls) for cls in classes) or None
         if TAG not in entries:
@@ -338,7 +398,14 @@ class Reader:
         return cls
 
     def changed(self, below: Config, cls: type[Config], path: Path, source: Path) -> Config:
-        """Changes the class of a section (`change_class`), with a warning that lists lost values."""
+        """Converts the existing section `below` to the class `cls`, with a warning that lists the values that are lost.
+
+        Args:
+            below: Existing section.
+            cls: New class.
+            path: Path of the section in the config.
+            source: Path of the class name in the file.
+        """
         made, lost = change_class(below, cls)
         if lost:
             place = self.place(source)
@@ -359,18 +426,18 @@ class Reader:
         self.problems.append(Problem(format_path(path), message, hint=advice, place=span.key if span else None))
 
     def refuse(self, problem: Problem, source: Path) -> Any:
-        """Adds a problem at the position of `source`; returns _INVALID."""
+        """Adds a problem with the position of the file path `source`; returns _INVALID."""
         self.problems.append(problem.at(self.place(source)))
         return _INVALID
 
     def place(self, source: Path) -> Place | None:
-        """Returns the source position of a value, or of its nearest parent in the file."""
+        """Returns the source position of the data at a file path, or of its nearest parent; None without positions."""
         for length in range(len(source), 0, -1) if self.spans else ():
             if source[:length] in self.spans:
                 return self.spans[source[:length]].value
         return next((Place(span.key.file) for span in self.spans.values()), None)
 
     def forget(self, path: Path) -> None:
-        """Forgets the source positions at and below a path."""
+        """Removes the recorded source positions at and below a path of the config."""
         for known in [known for known in self.places if starts_with(known, path)]:
             del self.places[known]

@@ -39,10 +39,10 @@ _Tree = TypeVar("_Tree", bound=Config)
 _FAILED: Any = object()
 RESOLVERS = ("oc.env", "now", "asset")
 VARIABLE = "environment variable "
-"""Prefix of the source of a value from an environment variable; its name follows."""
+"""Beginning of a step of a reference that leads to an environment variable; the name of the variable follows."""
 Kept = bool | Literal["names"]
-"""Treatment of references to unset environment variables: False: a mistake; True: kept unchanged; "names": replaced by
-$NAME, which is a mistake if the field is not a text."""
+"""Treatment of references to unset environment variables. False: a mistake. True: the reference is kept. "names": it is
+replaced by $NAME in a string field, and is a mistake in any other field."""
 
 
 def resolve(tree: _Tree, *, now: datetime | None = None, keep_unset: Kept = False) -> _Tree:
@@ -51,7 +51,7 @@ def resolve(tree: _Tree, *, now: datetime | None = None, keep_unset: Kept = Fals
     Args:
         tree: Config with references; it is not modified.
         now: Time for ``${now:…}``; None: the current time.
-        keep_unset: Treatment of unset environment variables, see `Kept`.
+        keep_unset: Treatment of references to unset environment variables, see `Kept`.
 
     Raises:
         ConfigError: With all mistakes: cycles, missing values or environment variables, contradictions, failed checks.
@@ -77,9 +77,10 @@ def try_resolve(
         tree: Config with references; it is not modified.
         now: Time for ``${now:…}``; None: the current time.
         broken: Paths of values that are known to be wrong; no further problem about them is reported.
-        sources: Receives, by path, the steps by which each reference was resolved.
-        keep_unset: Treatment of unset environment variables, see `Kept`.
-        variables: Returns environment variable → how to get its value, for messages.
+        sources: Receives the steps by which each reference was resolved, by its path: its text, then the paths or
+            descriptions of the values to which it leads.
+        keep_unset: Treatment of references to unset environment variables, see `Kept`.
+        variables: Returns environment variable -> how to get its value, for messages.
 
     Returns:
         The resolved config, in which wrong values are unchanged, and the problems.
@@ -93,7 +94,9 @@ def try_resolve(
         sources.update(resolver.sources)
     resolver.problems += unset_problems(resolver.unset, variables)
     bad = [*broken, *(problem.keys for problem in resolver.problems), *resolver.kept]
-    bad += [path for path, value in resolver.done.items() if value is _FAILED]  # also what refers to a mistake
+    bad += [
+        path for path, value in resolver.done.items() if value is _FAILED
+    ]  # including values that refer to a mistake
     if resolved is _FAILED:
         return tree, resolver.problems
     clashes = contradictions(resolved)
@@ -102,7 +105,12 @@ def try_resolve(
 
 
 def unset_problems(unset: Mapping[str, list[Path]], variables: Callable[[], Mapping[str, str]]) -> list[Problem]:
-    """Returns one problem per unset environment variable, at the first value that refers to it."""
+    """Returns one problem per unset environment variable, with the path of the first value that refers to it.
+
+    Args:
+        unset: Paths of the values that refer to each variable, by name of the variable.
+        variables: Returns environment variable -> how to get its value, which becomes the suggestion.
+    """
     advice = variables() if unset else {}
     problems = []
     for name, paths in unset.items():
@@ -115,14 +123,19 @@ def unset_problems(unset: Mapping[str, list[Path]], variables: Callable[[], Mapp
 
 
 def drop_repeated(problems: list[Problem], sources: Iterable[Path]) -> list[Problem]:
-    """Removes problems of sections that repeat those of the section to which they refer."""
+    """Removes problems of sections that only repeat the problem of a section to whose values they refer.
+
+    Args:
+        problems: All problems of a config.
+        sources: Paths of the values that were references.
+    """
     first = {problem.message: problem.keys for problem in reversed(problems)}
     repeating = {path[:-1] for path in sources}
     return [p for p in problems if first[p.message] == p.keys or p.keys not in repeating]
 
 
 class _Resolver:
-    """Resolves all values of a config once; a value to which others refer is resolved on first use."""
+    """Resolves each value of a config once; a value to which others refer is resolved when it is first needed."""
 
     def __init__(self, tree: Config, now: datetime, keep_unset: Kept, broken: Iterable[Path]) -> None:
         self.broken = set(broken)
@@ -186,14 +199,23 @@ class _Resolver:
                 found = copy.deepcopy(old)
             else:
                 found = self.value((*path, name), old, hints[name])
-            # What failed keeps its old value: the error is reported, and the rest can still be inspected.
+            # A value that failed stays unresolved: the error is reported, and the other values can still be inspected.
             object.__setattr__(copied, name, old if found is _FAILED else found)
         return copied
 
     def text(self, raw: str, hint: Any) -> Any:
-        """Resolves text with references; a text that is one reference can become any value."""
+        """Resolves a string that contains references.
+
+        Args:
+            raw: String with at least one reference.
+            hint: Type of the field.
+
+        Returns:
+            The value of the reference, of any type, if the string is one reference; else the string with references
+            replaced by their values; _FAILED for a mistake.
+        """
         if raw.count("${") > MAX_DEPTH:
-            return self.fail(f"more than {MAX_DEPTH} references in one text")
+            return self.fail(f"more than {MAX_DEPTH} references in one string")
         pieces: list[Any] = []
         position = 0
         while (start := raw.find("${", position)) >= 0:
@@ -202,12 +224,14 @@ class _Resolver:
                 return self.fail(f"{raw!r} has no closing brace")
             if start > position:
                 pieces.append(raw[position:start])
-            whole = start == 0 and end == len(raw) - 1
-            found = self.reference(raw[start + 2 : end], hint if whole else str)
-            if found is _FAILED or whole:
+            is_single = start == 0 and end == len(raw) - 1
+            found = self.reference(raw[start + 2 : end], hint if is_single else str)
+            if found is _FAILED or is_single:
                 return found
             if isinstance(found, (Config, list, dict)):
-                return self.fail(f"{raw[start : end + 1]} is a section or a list and cannot be part of a text")
+                return self.fail(
+                    f"{raw[start : end + 1]} is a section, table or list and cannot be part of a longer string"
+                )
             pieces.append(found if isinstance(found, str) else write(found, WORD))
             position = end + 1
         return "".join([*pieces, raw[position:]])
@@ -243,25 +267,25 @@ class _Resolver:
         if found is not None:
             if "${" in found:
                 return self.fail(f"the environment variable '{name}' itself contains a reference ({found!r})")
-            self.came_from(f"{VARIABLE}{name}")
+            self.record_step(f"{VARIABLE}{name}")
             value = decode(found)
             problems: list[Problem] = []
             fit(found, hint, (), problems, references=False)
-            return found if not problems else value  # text stays text where text is expected
+            return found if not problems else value  # a string field gets the string, even if it looks like a number
         if not comma and (fits("", hint) if self.keep_unset == "names" else self.keep_unset):
-            self.came_from(f"{name} is not set")
+            self.record_step(f"{name} is not set")
             return f"${name}" if self.keep_unset == "names" else f"${{oc.env:{argument}}}"
         if not comma:
             self.unset.setdefault(name, []).append(self.active[-1])
             return _FAILED
-        self.came_from(f"its default, {name} is not set")
+        self.record_step(f"its default, {name} is not set")
         try:
             return read_text(default.strip(), hint)
         except ValueError as error:
             return self.fail(f"the default of ${{oc.env:{name},…}} cannot be parsed: {error}")
 
     def time(self, argument: str) -> Any:
-        self.came_from("the time of loading")
+        self.record_step("the time of loading")
         try:
             return self.now.strftime(argument)
         except ValueError as error:
@@ -280,13 +304,13 @@ class _Resolver:
             return self.fail(str(error))
 
     def tree_value(self, text: str) -> Any:
-        """Returns the resolved value of a path in the tree."""
+        """Returns the resolved value at the config path `text`; _FAILED, with an added problem, for an invalid path."""
         try:
             path = parse_path(text)
         except ValueError as error:
             return self.fail(f"${{{text}}}: {error}")
         if path[0] == OPAQUE:
-            return self.fail(f"${{{text}}}: '{OPAQUE}' is not interpreted, so it cannot be referred to")
+            return self.fail(f"${{{text}}}: a reference cannot lead into '{OPAQUE}', which is not interpreted")
         raw, hint = self.tree, type(self.tree)
         for depth, part in enumerate(path):
             if is_reference(raw):
@@ -302,10 +326,10 @@ class _Resolver:
                 )
             hint = child_hint(raw, part, hint)
             raw = found
-        self.came_from(path)
+        self.record_step(path)
         return self.value(path, raw, hint)
 
-    def came_from(self, source: str | Path) -> None:
+    def record_step(self, source: str | Path) -> None:
         self.sources[self.active[-1]].append(source)
 
     def fail(self, message: str, *, hint: str | None = None) -> Any:

@@ -9,11 +9,11 @@ from difflib import SequenceMatcher
 from worldsmith.config.tree.paths import Path, format_path
 
 ANOTHER_SECTION = 1.2
-"""Cost of a key in the wrong section, in edits: more than one typo, less than two."""
+"""Distance added for a key in the wrong section, in edits: more than one typo, less than two."""
 
 
 def distance(a: str, b: str) -> int:
-    """Computes the optimal string alignment distance: edits from `a` to `b`; a swap of two neighbors is one edit."""
+    """Returns the optimal string alignment distance: edits from `a` to `b`; a swap of two neighbors is one edit."""
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, left in enumerate(a, start=1):
@@ -76,21 +76,45 @@ def nearest_path(path: Path, candidates: Iterable[Path]) -> Path | None:
 
 
 def did_you_mean(name: str, candidates: Iterable[str], *, shown: str = "'{}'") -> str | None:
-    """Returns `did you mean 'x'?` for the most similar candidate in the format `shown`; None if none is similar."""
+    """Returns the question "did you mean 'x'?" with the candidate that is most similar to a wrong name.
+
+    Args:
+        name: Wrong name.
+        candidates: Valid names.
+        shown: Format of the candidate in the question.
+
+    Returns:
+        The question; None if no candidate is similar.
+    """
     found = nearest(name, candidates, limit=1)
     return f"did you mean {shown.format(found[0])}?" if found else None
 
 
 def did_you_mean_path(path: Path, candidates: Iterable[Path], *, shown: str = "'{}'") -> str | None:
-    """Returns `did you mean 'a.b'?` for the most similar path in the format `shown`; None if none is similar."""
+    """Returns the question "did you mean 'a.b'?" with the config path that is most similar to a wrong one.
+
+    Args:
+        path: Wrong path.
+        candidates: Valid paths.
+        shown: Format of the candidate in the question.
+
+    Returns:
+        The question; None if no candidate is similar.
+    """
     near = nearest_path(path, candidates)
     return f"did you mean {shown.format(format_path(near))}?" if near else None
 
 
 def did_you_mean_folder(path: str | pathlib.Path) -> str:
-    """Returns `; did you mean 'outputs/train/…'?` for a missing folder; "" if no existing path is similar.
+    """Returns the text "; did you mean 'outputs/train/…'?" for a folder that does not exist.
 
     Each part of the path that does not exist is compared with the folders at the same level.
+
+    Args:
+        path: Path of the missing folder.
+
+    Returns:
+        The text, to be appended to a message; "" if no existing path is similar.
     """
     given = pathlib.Path(path)
     found = pathlib.Path(given.anchor)
@@ -107,7 +131,7 @@ def did_you_mean_folder(path: str | pathlib.Path) -> str:
 
 
 def tolerance(name: str) -> int:
-    """Returns the max number of edits for a typo: a third of the letters, at least 1."""
+    """Returns the max number of edits by which a typo of `name` may differ: a third of its letters, at least 1."""
     return max(1, len(name) // 3)
 
 

@@ -15,9 +15,12 @@ from worldsmith.config.tree.suggest import did_you_mean
 
 
 def class_choices(hint: Any) -> dict[str, list[str]]:
-    """Returns the imported classes that a section can have and that can be built: short name → dotted names.
+    """Returns the classes, among those imported, that a section can have: short name -> dotted names.
 
-    A short name has several dotted names if several modules use it.
+    A short name has several dotted names if several modules use it. Abstract classes are omitted.
+
+    Args:
+        hint: Type of the field with the section.
     """
     found: dict[str, list[str]] = {}
     todo = list(nested_config_classes(hint))
@@ -33,7 +36,7 @@ def class_choices(hint: Any) -> dict[str, list[str]]:
 
 
 def named_class(name: str, hint: Any, path: Path) -> str | Problem:
-    """Resolves the name of a class for a section.
+    """Returns the dotted name of a class that is named for a section.
 
     Args:
         name: Short name, or dotted name, which is returned unchanged.
@@ -49,18 +52,18 @@ def named_class(name: str, hint: Any, path: Path) -> str | Problem:
     choices = class_choices(hint)
     tags = choices.get(name, [])
     if len(tags) == 1:
-        trust(tags[0])  # it is loaded already, and the user names it
+        trust(tags[0])  # its module is imported already, and the user names it
         return tags[0]
     where = format_path(path)
     if tags:
         return Problem(where, f"several classes are named {name}", hint=f"write one of: {', '.join(tags)}")
     if len(choices) == 1:
         return Problem(where, "this is a section, not a single value", hint=f"set its fields, such as {where}.…")
-    # A field for any component at all has too many choices to list.
+    # A field that accepts any component has too many choices to list.
     listing = f"available: {', '.join(choices)}" if len(choices) <= 12 else "write it as package.module.Class"
     advice = did_you_mean(name, choices)
     hint = f"{advice} {listing}" if advice else listing
-    return Problem(where, f"no suitable class is named '{name}'", hint=hint)
+    return Problem(where, f"no class for this section is named '{name}'", hint=hint)
 
 
 def named_items(items: list[Any], hint: Any, path: Path) -> list[Any] | Problem:

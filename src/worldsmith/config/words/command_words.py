@@ -25,26 +25,31 @@ from worldsmith.config.yaml.text import Document, read_yaml
 
 @dataclass(slots=True)
 class Words:
-    """The arguments before ``--``, by kind."""
+    """The arguments of a command before ``--``.
+
+    Attributes:
+        flags: Typed flags of the settings, with their values.
+        loose: Positional arguments.
+    """
 
     flags: list[TypedFlag] = field(default_factory=list)
     loose: list[str] = field(default_factory=list)
     own: dict[str, str] = field(default_factory=dict)
-    """The command's own options that were given, with their values."""
+    """General options of the command, such as ``--dryrun``, with their values; "" without a value."""
     spec: Translation | None = None
-    """Another system's spec that replaces a settings file."""
+    """Translated spec of another system, which replaces a settings file; None without a spec."""
 
 
 def sort_words(
     words: Sequence[str], trees: Sequence[Config], own: Mapping[str, bool], aliases: Mapping[str, str]
 ) -> Words:
-    """Sorts command-line arguments into flags with their values and positional arguments, by the fields of `trees`.
+    """Sorts command-line arguments into typed flags, positional arguments and options of the command itself.
 
     Args:
         words: Arguments before ``--``.
         trees: Configs whose fields are flags.
         own: Options of the command itself; the value is whether the option requires a value.
-        aliases: Alternative spelling → name of the flag, without dashes.
+        aliases: Alternative spelling -> name of the flag, without dashes.
 
     Raises:
         UserError: If an option of the command has no value.
@@ -66,7 +71,7 @@ def sort_words(
         takes = takes and not equals and not follows.startswith("--") and follows.partition("=")[0] not in aliases
         values = (value,) if equals else (pending.pop(0),) if takes else ()
         if name not in own:
-            _add(found.flags, TypedFlag(name.lstrip("-"), values), joined=kind is FlagKind.LIST)
+            _append_flag(found.flags, TypedFlag(name.lstrip("-"), values), joined=kind is FlagKind.LIST)
         elif own[name] and not values:
             raise UserError(f"{name} needs a value")
         else:
@@ -77,7 +82,7 @@ def sort_words(
 def draft_settings(
     source: str, cls: type[Config], words: Words, places: Sequence[str], file: str | None, tail: Sequence[str]
 ) -> tuple[Draft, list[Override]]:
-    """Reads the settings of a command.
+    """Reads the settings of a command from its arguments and its settings file, without applying flags and overrides.
 
     Args:
         source: Name of the settings for messages.
@@ -88,8 +93,7 @@ def draft_settings(
         tail: Overrides after ``--``.
 
     Returns:
-        The draft without flags and overrides, and both as overrides that remain to be applied. Mistakes are in the
-        draft.
+        The unresolved settings with the mistakes so far, and the flags and overrides that remain to be applied.
 
     Raises:
         ConfigError: If the settings file cannot be parsed.
@@ -105,7 +109,9 @@ def draft_settings(
         reader = Reader(draft.problems, draft.warnings, merge=True, spans=document.spans, places=draft.places)
         found = reader.section([cls], draft.tree, document.data)
         draft.tree = found if isinstance(found, Config) else draft.tree
-    placed = _place(words.loose, places, takes_rest=bool(places) and flag_kind(draft.tree, places[-1]) is FlagKind.LIST)
+    placed = _assign_positionals(
+        words.loose, places, takes_rest=bool(places) and flag_kind(draft.tree, places[-1]) is FlagKind.LIST
+    )
     flags = [*words.flags, *placed]
     for name, values in ((flag.name, flag.values) for flag in placed):
         if any(flag.name.replace("-", "_") == name for flag in words.flags):
@@ -113,7 +119,7 @@ def draft_settings(
             draft.problems.append(Problem(name, given_twice))
     for word in words.loose[sum(len(flag.values) for flag in placed) :]:
         loose = " and ".join(name.upper().replace("_", "-") for name in places) or "nothing"
-        advice = f"only {loose} may be written without a flag (see --help); a list needs its flag for each item"
+        advice = f"only {loose} can be positional (see --help); write the flag of a list before each of its items"
         draft.problems.append(Problem("", f"unexpected argument '{word}'", hint=advice))
     overrides = [*read_flags(draft.tree, flags, draft.problems, own=words.own, verbatim=True), *tailed]
     given = {override.path[:1] for override in overrides} | {(flag.name.replace("-", "_"),) for flag in flags}
@@ -126,8 +132,14 @@ def draft_settings(
     return draft, overrides
 
 
-def _place(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> list[TypedFlag]:
-    """Converts positional arguments to flags; with `takes_rest` the last one collects all remaining arguments."""
+def _assign_positionals(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> list[TypedFlag]:
+    """Converts positional arguments to flags; arguments for which no field is left are omitted.
+
+    Args:
+        loose: Positional arguments.
+        places: Names of the fields that they fill, in order.
+        takes_rest: Whether the last field is a list, which gets all remaining arguments.
+    """
     last = len(places) - 1
     if takes_rest and len(loose) > last:
         return [
@@ -138,22 +150,28 @@ def _place(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> 
 
 
 def read_settings_file(file: str) -> Document:
-    """Reads a settings file in TOML, YAML or JSON.
+    """Reads a settings file in TOML, YAML or JSON; returns its content with source positions.
 
     Raises:
-        ConfigError: If the file cannot be parsed or is not a mapping.
+        ConfigError: If the file cannot be parsed or is not a table.
     """
     text, kind = read_config_text(file), file.lower().rpartition(".")[2]
     if kind == "toml":
         return Document(parse_toml(text, file), find_positions(text, file))
     document = read_json(text, file) if kind == "json" else read_yaml(text, file)
     if not isinstance(document.data, dict):
-        raise ConfigError([Problem("", "a settings file must be a table of them", place=Place(file))])
+        raise ConfigError([Problem("", "a settings file must be a table of settings", place=Place(file))])
     return document
 
 
-def _add(flags: list[TypedFlag], flag: TypedFlag, *, joined: bool) -> None:
-    """Appends a flag; with `joined`, its values are appended to those of an earlier flag of the same name."""
+def _append_flag(flags: list[TypedFlag], flag: TypedFlag, *, joined: bool) -> None:
+    """Appends a flag to a list in place.
+
+    Args:
+        flags: Flags so far.
+        flag: Flag to append.
+        joined: Whether to append its values to those of an earlier flag of the same name instead.
+    """
     same = [n for n, known in enumerate(flags) if known.name.replace("-", "_") == flag.name.replace("-", "_")]
     if same and joined:
         flags[same[0]] = TypedFlag(flag.name, (*flags[same[0]].values, *flag.values))

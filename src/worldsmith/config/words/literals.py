@@ -22,7 +22,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A literal that is not a list or mapping; quoted text is never parsed as a number."""
+    """A parsed literal that is not a list or mapping; the text of a quoted one is never parsed as a number."""
 
     text: str
     quoted: bool = False
@@ -32,10 +32,10 @@ Literal = Scalar | list[Any] | dict[str, Any]
 
 
 def read_text(text: str, hint: Any) -> Any:
-    """Parses text as the value of a field.
+    """Parses the text of an override or environment variable as the value of a field.
 
     Args:
-        text: Text of an override or environment variable.
+        text: Text of the value.
         hint: Type of the field.
 
     Returns:
@@ -58,7 +58,12 @@ def read_text(text: str, hint: Any) -> Any:
 
 
 def fit_literal(literal: Literal, hint: Any) -> Any:
-    """Converts a literal to a value of the type `hint`; if it does not fit, to the type that it looks like."""
+    """Converts a literal to a value of a field.
+
+    Args:
+        literal: Parsed literal.
+        hint: Type of the field. Text that does not fit it becomes a value of the type that it looks like.
+    """
     if isinstance(literal, Scalar):
         if literal.quoted:
             return literal.text
@@ -70,9 +75,9 @@ def fit_literal(literal: Literal, hint: Any) -> Any:
 
 
 def decode(text: str) -> Any:
-    """Parses unquoted text as a number, boolean or null; returns other text unchanged."""
+    """Parses unquoted text as a number, boolean or null; returns any other text unchanged."""
     plain = text.strip()
-    if plain == "None":  # as in Python; a field that takes text and no null gets the text
+    if plain == "None":  # as in Python; a string field without null gets the text
         return None
     if plain.lower() in _WORDS:
         return _WORDS[plain.lower()]
@@ -84,7 +89,7 @@ def decode(text: str) -> Any:
 
 
 def literal_list(words: Sequence[str]) -> list[Literal]:
-    """Parses arguments as the items of a list, including nested literals and quoted text.
+    """Parses each argument as an item of a list, which may be a nested literal or quoted text.
 
     Raises:
         ValueError: If an argument is malformed.
@@ -188,7 +193,7 @@ class _Parser:
                 raise self.error(f"the text has no closing {quote}")
             if letter == "\\":
                 follower = self.text[self.position + 1 : self.position + 2]
-                # Only what needs an escape is one, so that regular expressions and Windows paths survive.
+                # Other escapes stay unchanged, so that regular expressions and Windows paths survive.
                 text += _ESCAPES.get(follower, f"\\{follower}")
                 self.position += 1
             else:
@@ -198,7 +203,7 @@ class _Parser:
         return text
 
     def bare(self, stops: str) -> str:
-        """Reads unquoted text up to one of `stops`; a reference such as ${oc.env:A,b} is kept together."""
+        """Parses unquoted text up to one of the characters `stops`; a reference such as ${oc.env:A,b} is not split."""
         start, depth = self.position, 0
         while letter := self.peek():
             if self.text.startswith("${", self.position):

@@ -29,15 +29,18 @@ _WORD = re.compile(r"(\+\+|\+|~)?((?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^=\"'])+)(?:(
 
 
 RECIPE_WORDS = {("experiment",), ("job", "experiment")}
-"""Paths that select the recipe that a run starts from, instead of changing it."""
+"""Paths of overrides that select the recipe of a run; all other overrides change a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One change of the config from an override or a flag.
+    """One change of the config by an override or a flag.
 
-    It has an operator ("", "+", "++" or "~"), a path and a value. `given` is unparsed text, or the parsed value of a
-    flag; None for a removal. The source position records how it was written.
+    Attributes:
+        action: Operator: "" sets, "+" adds a table key, "++" does either, "~" removes a table key.
+        path: Path of the value.
+        given: Unparsed text of the value, or the parsed value of a flag; None for a removal.
+        place: Position on the command line, with the argument as its text.
     """
 
     action: str
@@ -47,7 +50,7 @@ class Override:
 
     @property
     def word(self) -> str:
-        """Text of the override, as on the command line."""
+        """The override as an argument of the command line."""
         if self.place.file == "override" or self.given is None:
             return self.place.source or ""
         text = self.given if isinstance(self.given, str) else write(fit_literal(self.given, Any), WORD)
@@ -58,7 +61,7 @@ def parse_overrides(words: Sequence[str], problems: list[Problem]) -> list[Overr
     """Parses overrides such as ``a.b=v``. Empty ones and ``--`` are ignored.
 
     Args:
-        words: Arguments.
+        words: Arguments of the command line.
         problems: Receives a problem for each malformed argument.
     """
     found = []
@@ -76,7 +79,11 @@ def parse_overrides(words: Sequence[str], problems: list[Problem]) -> list[Overr
 
 
 def take_recipe(overrides: Sequence[Override]) -> tuple[Override | None, list[Override]]:
-    """Splits overrides into the last one that selects a recipe (None without one) and those that change values."""
+    """Separates the override that selects a recipe from those that change values.
+
+    Returns:
+        The last override that selects a recipe (None without one), and the overrides that change values.
+    """
     chosen = [override for override in overrides if override.path in RECIPE_WORDS and override.action != "~"]
     return (chosen[-1] if chosen else None), [override for override in overrides if override not in chosen]
 
@@ -98,15 +105,15 @@ def chosen_recipe(override: Override) -> Config:
         raise ConfigError(replace(p, path="job.experiment", place=override.place) for p in error.problems) from None
 
 
-def whole_tree_problem(override: Override, name: str) -> Problem:
-    """Returns the problem of an override that selects a recipe for a file with a complete config.
+def fixed_recipe_problem(override: Override, name: str) -> Problem:
+    """Returns the problem of an override that selects a recipe for a file whose config is already complete.
 
     Args:
         override: Override that selects the recipe.
-        name: Recipe from which the file was made.
+        name: Recipe from which the file was made, for the message.
     """
     message = f"the file is a complete config, built from the recipe '{name}', which cannot be replaced"
-    return Problem("job.experiment", message, hint="name the recipe in place of the file", place=override.place)
+    return Problem("job.experiment", message, hint="name the recipe instead of the file", place=override.place)
 
 
 def apply_overrides(
@@ -126,7 +133,8 @@ def apply_overrides(
         overrides: Parsed overrides.
         problems: Receives the mistakes.
         warnings: Receives the warnings.
-        task: Task, which decides how TOML paths are converted; None: only paths of the typed config are valid.
+        task: Task of the config, on which the conversion of TOML paths depends; None: only paths of the typed config
+            are valid.
         places: Receives the source position of each changed path.
         broken: Receives the paths that could not be set.
     """
@@ -187,7 +195,7 @@ def set_value(
     Args:
         tree: Unresolved config.
         path: Path of the value. Fields must exist.
-        raw: Plain data.
+        raw: The value as plain data.
         problems: Receives the mistakes; the config is then unchanged.
         warnings: Receives the warnings; None: they are dropped.
         create: Whether a new key of a table may be added.
@@ -227,9 +235,15 @@ def set_value(
 
 
 def find_parent(tree: Config, path: Path, problems: list[Problem]) -> tuple[Any, Any] | None:
-    """Returns the section, table or list that contains a path, and the type of the value there.
+    """Finds the section, table or list that contains the value at a path.
 
-    Returns None and adds a problem if the path cannot exist.
+    Args:
+        tree: Config.
+        path: Path of the value.
+        problems: Receives a problem if the path cannot exist.
+
+    Returns:
+        The section, table or list, and the type of the value; None if the path cannot exist.
     """
     node: Any = tree
     hint: Any = type(tree)
@@ -250,18 +264,18 @@ def find_parent(tree: Config, path: Path, problems: list[Problem]) -> tuple[Any,
 
 
 def no_such_key(tree: Config, path: Path, depth: int | None = None) -> Problem:
-    """Returns the problem of a path that does not exist, with the most similar existing path.
+    """Returns the problem of a config path that does not exist, with the most similar existing path.
 
     Args:
         tree: Config.
-        path: Path.
+        path: Path that does not exist.
         depth: Index of the first part that does not exist; None: the last one.
     """
     missing = path if depth is None else path[: depth + 1]
     near = did_you_mean_path(path, all_paths(tree)) or did_you_mean_path(missing, all_paths(tree))
     parent = find(tree, missing[:-1])
     listing = ", ".join(str(name) for name, _ in children(parent))
-    where = f"'{format_path(missing[:-1])}'" if len(missing) > 1 else "the tree"
+    where = f"'{format_path(missing[:-1])}'" if len(missing) > 1 else "the config"
     advice = near or f"{where} has: {listing or 'no keys'}"
     return Problem(format_path(path), f"{where} has no key '{missing[-1]}'", hint=advice)
 
@@ -275,7 +289,7 @@ def is_missing(tree: Config, path: Path) -> bool:
 
 
 def _with_indexes(tree: Config, path: Path) -> Path:
-    """Returns the path with int indexes for items of lists: ``betas.0`` means ``betas[0]``."""
+    """Returns a path of a config with integer indexes for list items: ``betas.0`` means ``betas[0]``."""
     found: Path = ()
     for part in path:
         in_list = isinstance(part, str) and part.isascii() and part.isdigit() and isinstance(find(tree, found), list)
@@ -284,6 +298,7 @@ def _with_indexes(tree: Config, path: Path) -> Path:
 
 
 def _parse(word: str, place: Place) -> Override | Problem:
+    """Parses one override at the command-line position `place`; returns a Problem if it is malformed."""
     if any("\ud800" <= letter <= "\udfff" for letter in word):
         return Problem("", "the argument is not valid UTF-8")
     match = _WORD.fullmatch(word)
@@ -306,7 +321,18 @@ def _parse(word: str, place: Place) -> Override | Problem:
 
 
 def _apply(tree: Config, override: Override, path: Path, problems: list[Problem], warnings: list[str]) -> Any:
-    """Applies one override; returns the value that was set."""
+    """Applies one override to a config in place.
+
+    Args:
+        tree: Unresolved config.
+        override: Override.
+        path: Path of the override, converted to one of the typed config.
+        problems: Receives the mistakes; the config is then unchanged.
+        warnings: Receives the warnings.
+
+    Returns:
+        The value as plain data; None for a removal, and if the value cannot be determined.
+    """
     if override.action == "~":
         return _remove(tree, path, problems)
     found = find_parent(tree, path, problems)

@@ -26,7 +26,7 @@ from worldsmith.config.words.overrides import RECIPE_WORDS, Override, apply_over
 
 @dataclass(frozen=True, slots=True)
 class TypedFlag:
-    """One flag as given on the command line: its name without dashes, and the arguments that follow it."""
+    """One flag as given on the command line: its name without dashes, and the arguments that follow it (`values`)."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class TypedFlag:
 
 
 class FlagKind(enum.Enum):
-    """The arguments of a flag: one value; none, or true or false; any number of values."""
+    """Arguments that a flag accepts: one value; optionally true or false; any number of values."""
 
     VALUE = "value"
     SWITCH = "switch"
@@ -54,14 +54,14 @@ def read_flags(
     own: Collection[str] = (),
     verbatim: bool = False,
 ) -> list[Override]:
-    """Converts flags to overrides.
+    """Converts the flags of config fields to overrides.
 
     Args:
         tree: Unresolved config that the flags change; it is not modified. None (its file has mistakes): no overrides.
         flags: Flags with their arguments.
         problems: Receives the mistakes.
         own: Options of the command itself, for suggestions.
-        verbatim: A text field gets the argument unchanged, with its quotes and brackets.
+        verbatim: Whether a string field gets the argument unchanged, with its quotes and brackets.
 
     Returns:
         Overrides that select classes first, then the others in the order given.
@@ -70,7 +70,15 @@ def read_flags(
 
 
 def flag_kind(tree: Config, name: str) -> FlagKind | None:
-    """Returns which arguments the flag `name` of a config accepts; None if the config has no such flag."""
+    """Returns which arguments a flag accepts.
+
+    Args:
+        tree: Config whose fields are flags.
+        name: Name of the flag, without leading dashes.
+
+    Returns:
+        The type of its arguments; None if the config has no such flag.
+    """
     reader = _FlagReader(tree, [], ())
     parts = reader.parts(TypedFlag(name))
     target, negated = reader.find(parts) if parts else (None, False)
@@ -81,7 +89,11 @@ def flag_kind(tree: Config, name: str) -> FlagKind | None:
 
 
 def take_recipe_flags(flags: Sequence[TypedFlag]) -> tuple[list[Override], list[TypedFlag]]:
-    """Splits flags into overrides that select the recipe, and the other flags."""
+    """Separates the flags that select the recipe from the others.
+
+    Returns:
+        The flags that select the recipe, as overrides, and the other flags.
+    """
     choosing = [flag for flag in flags if tuple(flag.name.split(".")) in RECIPE_WORDS]
     found = [Override("", ("job", "experiment"), " ".join(flag.values), flag.place) for flag in choosing]
     return found, [flag for flag in flags if flag not in choosing]
@@ -99,17 +111,17 @@ def split_flags(words: Sequence[str], own: Collection[str]) -> tuple[list[str], 
     """
     rest: list[str] = []
     flags: list[TypedFlag] = []
-    inside = False
+    follows_flag = False
     for word in words:
         name, equals, value = word.partition("=")
         if word.startswith("--") and len(word) > 2:
-            inside = name not in own
-            if inside:
+            follows_flag = name not in own
+            if follows_flag:
                 flags.append(TypedFlag(name[2:], (value,) if equals else ()))
                 continue
         elif word in own:  # -h
-            inside = False
-        if inside:
+            follows_flag = False
+        if follows_flag:
             flags[-1] = TypedFlag(flags[-1].name, (*flags[-1].values, word))
         else:
             rest.append(word)
@@ -140,19 +152,35 @@ def take_source(flags: list[TypedFlag], is_source: Callable[[str], bool]) -> str
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The target of a flag: the path, its type, and the value there."""
+    """The config value that a flag sets.
+
+    Attributes:
+        path: Path of the value.
+        hint: Type of the value.
+        node: Current value; None for a new key.
+    """
 
     path: Path
     hint: Any
     node: Any = None
     new: bool = False
-    """Key that its table does not have yet."""
+    """Whether the value is a table key that does not exist yet."""
     unused: bool = False
-    """Key of the file that this task ignores."""
+    """Whether the path is a key of the recipe TOML that has no effect for the task of the config."""
 
 
 @dataclass(slots=True)
 class _FlagReader:
+    """Converts the flags of a config to overrides, and collects the mistakes.
+
+    Attributes:
+        tree: Config; flags that select a class or create sections change it, so that the new fields become flags.
+        problems: Mistakes so far.
+        own: Options of the command itself, for suggestions.
+        verbatim: Whether a string field gets the argument unchanged.
+        refused: Paths of sections that could not be set; flags below them are skipped.
+    """
+
     tree: Config
     problems: list[Problem]
     own: Collection[str]
@@ -162,7 +190,7 @@ class _FlagReader:
     def read(self, flags: Sequence[TypedFlag]) -> list[Override]:
         choices: list[Override] = []
         leaves: dict[int, Override] = {}
-        # A class is chosen by a shorter path than its fields have: it is read before them, wherever it stands.
+        # The flag that selects a class has a shorter path than those of its fields, so it is read before them.
         for index, flag in sorted(enumerate(flags), key=lambda pair: pair[1].name.count(".")):
             parts = self.parts(flag)
             if parts is None or any(starts_with(parts, path) for path in self.refused):
@@ -175,10 +203,10 @@ class _FlagReader:
             elif nested_config_classes(target.hint) and get_origin(target.hint) not in (list, dict):
                 choices += self.section(flag, target)
             elif holds_sections(target.hint):
-                if (given := self.given(flag, target, negated)) is not None:
-                    choices += self.chosen(flag, target, given)
-            elif (given := self.given(flag, target, negated)) is not None:
-                leaves[index] = Override("++" if target.new else "", target.path, given, flag.place)
+                if (parsed := self.parse_value(flag, target, negated)) is not None:
+                    choices += self.select_sections(flag, target, parsed)
+            elif (parsed := self.parse_value(flag, target, negated)) is not None:
+                leaves[index] = Override("++" if target.new else "", target.path, parsed, flag.place)
         return [*choices, *(leaves[index] for index in sorted(leaves))]
 
     def parts(self, flag: TypedFlag) -> Path | None:
@@ -189,11 +217,18 @@ class _FlagReader:
             return None
 
     def find(self, parts: Path) -> tuple[_Target | None, bool]:
-        """Returns the field that a flag sets (None: there is no such field), and whether it is a --no- flag."""
+        """Finds the config value that a flag sets.
+
+        Args:
+            parts: Name of the flag as a path.
+
+        Returns:
+            The target (None if there is no such field), and whether the flag is a ``--no-`` flag, which sets false.
+        """
         target = self.walk(parts)
         if target:
             return target, False
-        for positive in _without_no(parts):
+        for positive in _positive_paths(parts):
             target = self.walk(positive)
             if target and _members(target.hint) == [bool]:
                 return target, True
@@ -218,7 +253,9 @@ class _FlagReader:
                 hint, node = hints[key], getattr(node, key)
             elif isinstance(node, dict):
                 hint = item_hint(hint, dict)
-                if not nested_config_classes(hint):  # a plain table: whatever is left is the key, dots included
+                if not nested_config_classes(
+                    hint
+                ):  # a table of plain values: the rest of the path is the key, with its dots
                     key = ".".join(str(rest) for rest in parts[index:])
                     return _Target((*path, key), hint, node.get(key), key not in node)
                 key = _same_name(str(part), node)
@@ -233,8 +270,17 @@ class _FlagReader:
             path = (*path, key)
         return _Target(path, hint, node)
 
-    def given(self, flag: TypedFlag, target: _Target, negated: bool) -> str | Literal | None:
-        """Returns the value of the flag: text that is parsed later, a boolean or a list; None if it has a mistake."""
+    def parse_value(self, flag: TypedFlag, target: _Target, negated: bool) -> str | Literal | None:
+        """Returns the value that a flag sets.
+
+        Args:
+            flag: Flag with its arguments.
+            target: Config value that the flag sets.
+            negated: Whether it is a ``--no-`` flag.
+
+        Returns:
+            Text that is parsed later, a boolean or a list; None, with an added problem, for a mistake.
+        """
         members, values = _members(target.hint), flag.values
         kinds = [get_origin(member) or member for member in members]
         if negated:
@@ -265,17 +311,29 @@ class _FlagReader:
         )
 
     def section(self, flag: TypedFlag, target: _Target) -> list[Override]:
-        """Returns the override that replaces a section by one of another class or by a literal."""
+        """Returns the override of a flag that replaces a section by one of the named class or by a literal.
+
+        The result is empty, with an added problem, if the flag does not have exactly one argument.
+        """
         if len(flag.values) != 1:
             name, names = format_path(target.path), ", ".join(class_choices(target.hint))
             hint = f"name its class ({names}) or set a field, such as --{name}.…"
             self.problem(flag, "this is a section, not a value", hint=hint)
             return []
-        return self.chosen(flag, target, flag.values[0])
+        return self.select_sections(flag, target, flag.values[0])
 
-    def chosen(self, flag: TypedFlag, target: _Target, given: str | Literal) -> list[Override]:
-        """Returns the override of a flag that creates sections, and applies it so that their fields become flags."""
-        made = Override("++" if target.new else "", target.path, given, flag.place)
+    def select_sections(self, flag: TypedFlag, target: _Target, value: str | Literal) -> list[Override]:
+        """Builds the override of a flag that creates sections, and applies it so that their fields become flags.
+
+        Args:
+            flag: Flag, for the position.
+            target: Config value that the flag sets.
+            value: Unparsed text or literal of the new value.
+
+        Returns:
+            The override; empty, with an added problem, for a mistake.
+        """
+        made = Override("++" if target.new else "", target.path, value, flag.place)
         mistakes: list[Problem] = []
         apply_overrides(self.tree, [made], mistakes, [])
         self.problems += mistakes
@@ -290,7 +348,7 @@ class _FlagReader:
         self.problem(flag, f"unknown flag --{flag.name}", hint=hint or "--help lists all flags")
 
     def problem(self, flag: TypedFlag, message: str, *, hint: str | None = None) -> Literal | None:
-        """Records a mistake; a flag with a mistake has no value."""
+        """Adds a problem at the position of a flag; returns None, which stands for a flag without a valid value."""
         self.problems.append(Problem("", message, hint=hint, place=flag.place))
         return None
 
@@ -303,8 +361,8 @@ def _same_name(part: str, names: Collection[str]) -> str:
     return part if part in names else part.replace("-", "_")
 
 
-def _without_no(parts: Path) -> list[Path]:
-    """Returns the paths that ``--no-a.b`` or ``--a.no-b`` can turn off."""
+def _positive_paths(parts: Path) -> list[Path]:
+    """Returns the paths of the booleans that a flag path such as ``no-a.b`` or ``a.no-b`` may set to false."""
     found: list[Path] = []
     for index in {0, len(parts) - 1}:
         part = parts[index]

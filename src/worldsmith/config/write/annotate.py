@@ -13,7 +13,7 @@ from worldsmith.config.write.values import printable
 from worldsmith.config.yaml.text import dump_yaml, read_yaml
 
 COLUMN = 56
-"""Max column of comments; the comment of a longer line follows the line."""
+"""Max column at which comments are aligned; after a longer line the comment follows directly."""
 LONGEST = 110
 """Max length of a comment in characters."""
 
@@ -23,10 +23,10 @@ def show_tree(loaded: Loaded, *, custom: bool = False, origins: bool = True, cha
 
     Args:
         loaded: Loaded config.
-        custom: Include the opaque data in ``custom``.
-        origins: Add the origin of each value as a comment.
-        changed: Write only values that differ from the recipe (or from the defaults of the classes), and list keys of
-            the recipe that the config does not have in comments at the end.
+        custom: Whether to include the opaque data in ``custom``.
+        origins: Whether to add the origin of each value as a comment.
+        changed: Whether to write only values that differ from the recipe (or from the defaults of the classes).
+            Comments at the end then list keys of the recipe that the config does not have.
     """
     data = to_dict(loaded.tree, custom=custom or changed)
     if changed:
@@ -56,7 +56,7 @@ def describe_origins(loaded: Loaded) -> dict[str, dict[str, Any]]:
 
 
 def comment(loaded: Loaded, path: Path, value: Any) -> str:
-    """Returns the origin of a leaf; for a list, all different origins of its items."""
+    """Returns the origin of a config leaf as the text of a comment; for a list, all different origins of its items."""
     if path[-1] == TAG:
         return str(origin_of(loaded.provenance, path[:-1])) if len(path) > 1 else ""
     found = [str(origin_of(loaded.provenance, path))]
@@ -94,7 +94,12 @@ def annotate(text: str, comments: dict[Path, str]) -> str:
 
 
 def plain_leaves(data: Any, path: Path = ()) -> list[tuple[Path, Any]]:
-    """Returns (path, value) of the single values, plain lists and empty tables of nested data."""
+    """Returns (path, value) of the single values, lists of plain values and empty tables of nested data.
+
+    Args:
+        data: Nested dicts and lists.
+        path: Path of `data`, the beginning of all paths.
+    """
     if isinstance(data, dict) and data:
         return [leaf for key, child in data.items() for leaf in plain_leaves(child, (*path, key))]
     if isinstance(data, list) and any(isinstance(item, (dict, list)) for item in data):
@@ -103,7 +108,13 @@ def plain_leaves(data: Any, path: Path = ()) -> list[tuple[Path, Any]]:
 
 
 def _only(data: Any, paths: set[Path], path: Path) -> Any:
-    """Returns the part of nested dicts at or above `paths`; None if it is empty."""
+    """Returns nested dicts reduced to the values at some paths; None if no value is left.
+
+    Args:
+        data: Nested dicts.
+        paths: Paths of the values to keep.
+        path: Path of `data`.
+    """
     if path in paths or not isinstance(data, dict):
         return data if path in paths else None
     found = {key: part for key, child in data.items() if (part := _only(child, paths, (*path, key))) is not None}

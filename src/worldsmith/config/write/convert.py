@@ -39,12 +39,18 @@ FORMATS = ("toml", "yaml", "json", "python")
 _WIDTH = 110
 """Max width of a line of Python."""
 _TAKEN = {"config", "recipe", "datetime", "False", "None", "True"}
-"""Names that the function of a recipe cannot have."""
+"""Names that the generated function of a recipe cannot have, because the module uses them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The converted text; for TOML also the changes that its sections cannot express, and the same as overrides."""
+    """A config that was converted to another format.
+
+    Attributes:
+        text: Content of the file.
+        rest: Changes that the sections of a recipe TOML cannot express; empty for other formats.
+        words: The same changes as overrides.
+    """
 
     text: str
     rest: list[Change] = field(default_factory=list)
@@ -60,7 +66,7 @@ def convert(loaded: Loaded, to: str, *, name: str | None = None) -> Converted:
         name: Name of the recipe that a Python module registers; None: from the source.
 
     Raises:
-        UserError: If a value has no form in the format.
+        UserError: If the format cannot express a value.
     """
     try:
         if to == "toml":
@@ -80,10 +86,10 @@ def convert(loaded: Loaded, to: str, *, name: str | None = None) -> Converted:
 
 
 def to_toml(loaded: Loaded) -> Converted:
-    """Writes the differences from the recipe as a recipe TOML, and checks that it results in the same config.
+    """Converts a config to a recipe TOML with its differences from the recipe, and checks that both configs are equal.
 
     Raises:
-        UserError: If the config is based on no registered recipe.
+        UserError: If the config is not based on a registered recipe.
         ValueError: If the text and the overrides do not result in the same config.
     """
     recipes = loaded.recipes()
@@ -99,13 +105,15 @@ def to_toml(loaded: Loaded) -> Converted:
     draft, _ = read_recipe_text(text, "<toml>", [])
     give_way(draft)
     rest = find_changes(draft.tree, loaded.raw)
-    words = [_word(change) for change in rest]
+    words = [_format_override(change) for change in rest]
     _require_same(draft.tree, words, loaded.raw)
     return Converted(text, rest, words)
 
 
 def to_python(loaded: Loaded, name: str | None = None) -> str:
-    """Writes a module that registers the config as a recipe, by its changes from the recipe on which it is based.
+    """Converts a config to the text of a Python module that registers it as a recipe.
+
+    The recipe changes the recipe on which the config is based; without one, it contains the complete config.
 
     Args:
         loaded: Loaded config.
@@ -146,8 +154,8 @@ def write_new(file: str, text: str, force: bool) -> None:
         raise UserError(f"{file} cannot be written: {error.strerror}") from None
 
 
-def _word(change: Change) -> str:
-    """Returns a change as an override; raises ValueError for text that a command line cannot contain."""
+def _format_override(change: Change) -> str:
+    """Returns a change as an override for the command line; raises ValueError for text that it cannot contain."""
     path = format_path(change.path)
     if change.new is ABSENT:
         return f"~{path}"
@@ -161,25 +169,40 @@ def _free_name(loaded: Loaded) -> str:
 
 
 def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
-    """Returns the keys of the recipe TOML whose values differ from the recipe."""
+    """Returns the table of a recipe TOML with the values that differ from the recipe.
+
+    Args:
+        tree: Unresolved config.
+        name: Name of the recipe.
+        base: Config of the recipe.
+    """
     table: dict[str, Any] = {"job": {"task": recipe_task(base) or TASKS[0], "experiment": name}}
     for entry, target in keys_of(base):
         if is_missing(tree, target):
             continue
         value, before = find(tree, target), find(base, target)
-        if not same_value(value, before) and (stated := _stated(value, before, entry)) is not None:
+        if not same_value(value, before) and (toml_value := _toml_value(value, before, entry)) is not None:
             section = table
             for part in entry.path[:-1]:
                 section = section.setdefault(part, {})
-            section[entry.path[-1]] = stated
+            section[entry.path[-1]] = toml_value
     custom = getattr(tree, OPAQUE, {})
     if not same_value(custom, getattr(base, OPAQUE, {})):
         table[OPAQUE] = custom
     return table
 
 
-def _stated(value: Any, before: Any, entry: TomlField) -> Any:
-    """Returns the value of a key for the file; None if TOML cannot express it: null, text "???", removed keys."""
+def _toml_value(value: Any, before: Any, entry: TomlField) -> Any:
+    """Returns the value that a recipe TOML needs for a key.
+
+    Args:
+        value: Value of the config.
+        before: Value of the recipe; table keys that are equal in both are omitted.
+        entry: The key.
+
+    Returns:
+        The value as plain data; None if TOML cannot express the change: null, text "???", removed keys.
+    """
     if isinstance(value, dict) and isinstance(before, dict):
         value = {key: item for key, item in value.items() if key not in before or not same_value(item, before[key])}
     if holds_sections(entry.type):
@@ -199,7 +222,7 @@ def _require_same(tree: Config, words: list[str], wanted: Config) -> None:
     apply_overrides(found, parse_overrides(words, problems), problems, [])
     if problems or find_changes(found, wanted, custom=True):
         where = ", ".join(format_path(change.path) for change in find_changes(found, wanted, custom=True))
-        raise ValueError(f"the text would not be parsed as the same config ({where or problems[0].render()})")
+        raise ValueError(f"the converted config would differ from the source in {where or problems[0].render()}")
 
 
 def _require_form(data: dict[str, Any], syntax: Syntax) -> None:
@@ -211,10 +234,15 @@ def _require_form(data: dict[str, Any], syntax: Syntax) -> None:
 
 
 def _write_module(tree: Config, name: str, *, base: tuple[str, Config] | None, origin: str, needs: str = "") -> str:
-    """Returns the text of a module whose recipe `name` builds `tree`.
+    """Returns the text of a Python module whose recipe `name` builds a config.
 
-    `base` is (name, config) of the recipe that it starts from; without one, or with a config of another class, the
-    complete config is written. `needs` is a module that registers the base.
+    Args:
+        tree: Config.
+        name: Name of the recipe.
+        base: (name, config) of the recipe that it starts from. None, or a config of another class: the module contains
+            the complete config.
+        origin: Docstring of the module.
+        needs: Module that registers the base and must be imported; "": none.
     """
     writer = PythonWriter()
     root = writer.name_of(type(tree))
@@ -229,10 +257,20 @@ def _write_module(tree: Config, name: str, *, base: tuple[str, Config] | None, o
     else:
         decorator, head, doc = f"@recipe({python_text(name)})", f"def {function}() -> {root}:", "The complete config."
         body = writer.statement("return ", tree)
-    text = "\n".join([decorator, head, f'    """{_safe(doc)}"""', *(f"    {line}" for line in body)])
+    text = "\n".join([decorator, head, f'    """{_escape_for_docstring(doc)}"""', *(f"    {line}" for line in body)])
     imports = [*writer.imports(), *([f"import {needs}  # registers {base[0]}" if base else ""] if needs else [])]
     return "\n".join(
-        [f'"""{_safe(origin)}"""', "", "from __future__ import annotations", "", *imports, "", "", text, ""]
+        [
+            f'"""{_escape_for_docstring(origin)}"""',
+            "",
+            "from __future__ import annotations",
+            "",
+            *imports,
+            "",
+            "",
+            text,
+            "",
+        ]
     )
 
 
@@ -271,11 +309,11 @@ class PythonWriter:
         """Returns the statements that change the variable ``config`` from `old` to `new`."""
         lines: list[str] = []
         for change in find_changes(old, new, custom=True):
-            place = _place(change.path, old)
+            target = _format_as_python(change.path, old)
             if change.new is ABSENT:
-                lines.append(f"del {place}")
+                lines.append(f"del {target}")
             else:
-                lines += self.statement(f"{place} = ", change.new)
+                lines += self.statement(f"{target} = ", change.new)
         return lines
 
     def statement(self, start: str, value: Any) -> list[str]:
@@ -307,8 +345,8 @@ class PythonWriter:
         return [opening, *inner, closing]
 
 
-def _place(path: Path, tree: Config) -> str:
-    """Formats a path as Python code: ``config.trainer.callbacks["grad_clip"].clip_norm``."""
+def _format_as_python(path: Path, tree: Config) -> str:
+    """Formats the path of a value in the config `tree` as Python, as in ``config.trainer.callbacks["clip"].norm``."""
     text = "config"
     node: Any = tree
     for part in path:
@@ -318,6 +356,6 @@ def _place(path: Path, tree: Config) -> str:
     return text
 
 
-def _safe(text: str) -> str:
-    """Escapes text for a docstring."""
+def _escape_for_docstring(text: str) -> str:
+    """Escapes text for a Python docstring."""
     return python_text(text)[1:-1]

@@ -20,28 +20,30 @@ from worldsmith.config.write.values import TOML, toml_pair, write
 
 _WIDTH = 118
 _JOB = "job"
-LEFT_OUT = {"const": MISSING}
+OMITTED = {"const": MISSING}
 SECTIONS: Schema = {
     "type": "array",
     "items": {"type": "object", "properties": {TAG: {"type": "string", "minLength": 1}}, "required": [TAG]},
 }
-"""A list of sections: each names its class, whose fields are checked on loading."""
+"""Schema of a list of sections. Each section names its class; its fields are checked only when the file is loaded."""
 TASK, EXPERIMENT = ("job", "task"), ("job", "experiment")
 
 
 def toml_schema(recipes: Mapping[str, Config]) -> Schema:
-    """Returns the JSON Schema of recipe TOML files, with narrower types for each of the given recipes.
+    """Returns the JSON Schema of recipe TOML files.
+
+    For files that name one of the given recipes, the schema restricts the keys and types to those of the recipe.
 
     Args:
         recipes: Unresolved config by name of the recipe.
     """
     root = _table()
     for entry in toml_fields():
-        _put(root, entry.path, _described(entry))
+        _set_schema(root, entry.path, _described(entry))
     root["properties"]["job"]["required"] = ["experiment"]
     groups: list[tuple[list[str], Schema]] = []
     for name, tree in recipes.items():
-        narrow = _narrow(tree)
+        narrow = _recipe_schema(tree)
         known = next((names for names, schema in groups if schema == narrow), None)
         if known is not None:
             known.append(name)
@@ -59,7 +61,7 @@ def toml_schema(recipes: Mapping[str, Config]) -> Schema:
 
 
 def new_recipe_toml(name: str) -> str:
-    """Writes a recipe TOML that shows every key with its value in the recipe, as a comment.
+    """Returns the text of a new recipe TOML that shows every key, as a comment, with its value in the recipe.
 
     The file results in the config of the recipe, whether its keys are commented or not.
 
@@ -76,7 +78,7 @@ def new_recipe_toml(name: str) -> str:
         "#",
         "# Without changes, this file equals the recipe. To change a value, remove the # before its key. A key that is",
         '# omitted, or is "???", keeps the value of the recipe. Text may refer to another value, ${trainer.max_iter},',
-        "# or to the environment, ${oc.env:NAME} or ${oc.env:NAME,default}.",
+        "# or to an environment variable, ${oc.env:NAME} or ${oc.env:NAME,default}.",
         "#",
         "#   worldsmith config check FILE     worldsmith config show --changed FILE     worldsmith train FILE --dryrun",
         "",
@@ -110,49 +112,53 @@ def _described(entry: TomlField) -> Schema:
 
 def _key_schema(entry: TomlField) -> Schema:
     if entry.path == EXPERIMENT:
-        refused: Schema = {"anyOf": [LEFT_OUT, {"pattern": r"\$\{"}]}
+        refused: Schema = {"anyOf": [OMITTED, {"pattern": r"\$\{"}]}
         return {"type": "string", "minLength": 1, "not": refused}
     if entry.path == TASK:
         return {"enum": [*TASKS, MISSING]}
     if entry.path == (OPAQUE,):
-        return {"anyOf": [{"type": "object"}, LEFT_OUT]}
+        return {"anyOf": [{"type": "object"}, OMITTED]}
     return _optional(_without_null(entry.type))
 
 
 def _optional(schema: Schema) -> Schema:
-    """Returns the schema of an optional key: its values, a reference, or "???"."""
+    """Returns a schema that in addition to its values accepts a reference, and "???" for an omitted key."""
     if schema == {} or schema == {"type": "string"}:
         return schema
-    return {"anyOf": [*with_reference(schema)["anyOf"], LEFT_OUT]}
+    return {"anyOf": [*with_reference(schema)["anyOf"], OMITTED]}
 
 
 def _without_null(hint: Any) -> Schema:
-    """Returns the schema of a type without null, which TOML does not have."""
+    """Returns the JSON Schema of a field type without null, which TOML does not have."""
     members = [member for member in union_members(hint) if member is not type(None)]
     schemas = [SECTIONS if holds_sections(member) else value_schema(member) for member in members]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
-def _narrow(tree: Config) -> Schema:
-    """Returns the restrictions of a recipe in addition to the general schema."""
+def _recipe_schema(tree: Config) -> Schema:
+    """Returns the schema of the keys that are more restricted in files of a recipe than in the general schema.
+
+    Args:
+        tree: Unresolved config of the recipe.
+    """
     task = recipe_task(tree) or TASKS[0]
     found: Schema = {"properties": {}}
     meant = [task, MISSING] if task == TASKS[0] else [task]
-    _put(found, TASK, {"enum": meant})
+    _set_schema(found, TASK, {"enum": meant})
     if task != TASKS[0]:
         found["properties"]["job"]["required"] = ["task"]
     for entry in toml_fields():
         target = remap(entry.path, task)
         if target is None or entry.path in (TASK, EXPERIMENT, (OPAQUE,)):
             continue
-        narrow = dict(LEFT_OUT) if is_missing(tree, target) else _optional(_without_null(hint_at(tree, target)))
+        narrow = dict(OMITTED) if is_missing(tree, target) else _optional(_without_null(hint_at(tree, target)))
         if narrow != _key_schema(entry):
-            _put(found, entry.path, narrow)
+            _set_schema(found, entry.path, narrow)
     return found
 
 
 def keys_of(tree: Config) -> Iterator[tuple[TomlField, Path]]:
-    """Yields (TOML key, path in the config) for the keys that a recipe has, except task and recipe name."""
+    """Yields (TOML key, config path) for the keys that exist in the config of a recipe, except task and recipe name."""
     task = recipe_task(tree) or TASKS[0]
     for entry in toml_fields():
         target = remap(entry.path, task)
@@ -175,8 +181,8 @@ def _table() -> Schema:
     return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _put(root: Schema, path: tuple[str, ...], schema: Schema) -> None:
-    """Adds the schema of a key below its sections, which are created: strict ones if the root is strict."""
+def _set_schema(root: Schema, path: tuple[str, ...], schema: Schema) -> None:
+    """Sets the schema of a key in the schema `root` in place; missing schemas of its sections are created."""
     node = root
     for name in path[:-1]:
         node = node["properties"].setdefault(name, _table() if "additionalProperties" in root else {"properties": {}})
@@ -184,7 +190,13 @@ def _put(root: Schema, path: tuple[str, ...], schema: Schema) -> None:
 
 
 def _key_comment(entry: TomlField, tree: Config, target: tuple[Any, ...]) -> str:
-    """Returns the description of a key: that of the field that it sets, otherwise that of the recipe TOML."""
+    """Returns the comment above a key in a recipe TOML: description, type and default.
+
+    Args:
+        entry: The key.
+        tree: Config of the recipe.
+        target: Config path that the key sets; the description is that of the field there, if it has one.
+    """
     hint = hint_at(tree, target)
     doc = " ".join(field_docs(type(find(tree, target[:-1]))).get(str(target[-1]), entry.doc).split())
     default = "" if entry.default in (None, MISSING, "") else f" Default: {write(entry.default, TOML)}."

@@ -56,22 +56,22 @@ def tree_schema(trees: Mapping[str, Config]) -> Schema:
 
 
 def value_schema(hint: Any) -> Schema:
-    """Returns the JSON Schema of a type without sections.
+    """Returns the JSON Schema of a field type that contains no sections.
 
-    References are not allowed at the outermost level, see `with_reference`.
+    The schema allows no reference instead of the value itself, see `with_reference`.
     """
     return _Types().value(hint)
 
 
 def with_reference(schema: Schema) -> Schema:
-    """Returns a schema that allows a reference too; plain text already allows one."""
+    """Returns a schema that also accepts a reference; a schema of strings already accepts it and is unchanged."""
     if schema == {} or schema == {"type": "string"}:
         return schema
     return {"anyOf": [*(schema["anyOf"] if list(schema) == ["anyOf"] else [schema]), REF]}
 
 
 class _Types:
-    """Converts field types to schemas; section types raise TypeError."""
+    """Converts field types to JSON Schemas; section types raise TypeError."""
 
     def value(self, hint: Any, instance: Any = None) -> Schema:
         origin, arguments = get_origin(hint), get_args(hint)
@@ -98,7 +98,12 @@ class _Types:
         return self.sections(hint, instance)
 
     def field(self, hint: Any, instance: Any = None) -> Schema:
-        """Returns the schema of a type or a reference to a value of that type."""
+        """Returns the JSON Schema of a field that accepts a value of type `hint` or a reference.
+
+        Args:
+            hint: Type of the field.
+            instance: Dict whose keys are listed in the schema, if the field is a table of sections; else ignored.
+        """
         return with_reference(self.value(hint, instance))
 
     def sections(self, hint: Any, instance: Any) -> Schema:
@@ -106,13 +111,18 @@ class _Types:
 
 
 class TreeSchema(_Types):
-    """Converts field types to schemas; each section class is added to `defs` on first use."""
+    """Converts field types to JSON Schemas; the schema of each section class is added to `defs` once."""
 
     def __init__(self) -> None:
         self.defs: dict[str, Schema] = {}
 
     def sections(self, hint: Any, instance: Any) -> Schema:
-        """Returns the schema of a section: a class that needs no tag, or any other class that fits, with its tag."""
+        """Returns the JSON Schema of a field with a section: one alternative for each class that the section can have.
+
+        Args:
+            hint: Type of the field.
+            instance: Section whose values become the defaults; None: the defaults of the classes.
+        """
         entries: list[Schema] = []
         for cls in loadable_classes(hint):
             entry = self.section(cls, instance) if type(instance) is cls else self.ref(cls)
@@ -123,12 +133,12 @@ class TreeSchema(_Types):
     def ref(self, cls: type[Config]) -> Schema:
         name = tag_of(cls)
         if name not in self.defs:
-            self.defs[name] = {}  # a section may hold others of its own class
+            self.defs[name] = {}  # a section may contain sections of its own class
             self.defs[name] = self.section(cls)
         return {"$ref": f"#/$defs/{name}"}
 
     def section(self, cls: type[Config], instance: Config | None = None) -> Schema:
-        """Returns the schema of a section class; defaults are the values of `instance`, else those of the class."""
+        """Returns the JSON Schema of a section class; defaults are the values of `instance` or those of the class."""
         docs, defaults = field_docs(cls), class_defaults(cls)
         properties: dict[str, Schema] = {TAG: {"const": tag_of(cls)}}
         for name, hint in annotated_hints(cls).items():
@@ -157,7 +167,10 @@ def has_sections(hint: Any) -> bool:
 
 
 def loadable_classes(hint: Any) -> list[type[Config]]:
-    """Returns the classes that text can name for a section: of trusted packages, not abstract, not in functions."""
+    """Returns the classes that a config file can name for a section of type `hint`.
+
+    These are in trusted packages, not abstract, and not defined inside functions.
+    """
     packages = trusted_packages()
     found: list[type[Config]] = []
 
@@ -177,7 +190,7 @@ def loadable_classes(hint: Any) -> list[type[Config]]:
 
 
 def describe_class(cls: type[Config]) -> Schema:
-    """Returns title and description of a Config class, taken from its component if it has one."""
+    """Returns the keywords `title` and `description` for a Config class, from its component if it has one."""
     named = owner_of(cls) or cls
     doc = inspect.getdoc(named) if "__doc__" in vars(named) else None
     generated = doc is None or doc.startswith(f"{named.__name__}(")
@@ -192,7 +205,7 @@ def _limited(schema: Schema, limits: Range | Length) -> Schema:
 
 
 def _any_of(schemas: list[Schema]) -> Schema:
-    """Combines schemas into one `anyOf`; plain types are merged into a list of types."""
+    """Combines schemas into one that accepts what one of them accepts; plain types become a list of types."""
     flat = [part for schema in schemas for part in (schema["anyOf"] if list(schema) == ["anyOf"] else [schema])]
     if {} in flat:
         return {}

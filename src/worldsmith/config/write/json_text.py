@@ -67,8 +67,8 @@ def read_json(text: str, file: str) -> Document:
 
 
 def _spans(text: str, file: str) -> dict[Path, Span]:
-    """Returns source positions of JSON text by parsing it as YAML; only the file name if that fails."""
-    text = _PAIR.sub(lambda match: "x" * len(match[0]), text.replace("\t", " "))  # which YAML does not know
+    """Returns the source positions of JSON text, found by parsing it as YAML; empty if that fails."""
+    text = _PAIR.sub(lambda match: "x" * len(match[0]), text.replace("\t", " "))  # YAML has no surrogate pairs
     try:
         return read_yaml(text, file).spans
     except ConfigError:

@@ -17,35 +17,47 @@ _LOOKALIKES = {"true", "false", "null", "inf", "nan"}
 _TOML_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _WORD_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Control characters C0 and C1, line separators, and characters that change the direction of text."""
+"""Matches control characters (C0, C1), line separators, and characters that change the direction of text."""
 LONGEST, LONGEST_LINE = 200, 2000
-"""Max characters of a value in a message, and of a line."""
+"""Max characters of a value and of a line in a message."""
 LONGEST_NUMBER = 14_000
-"""Maximum bit length of an integer that Python converts to decimal digits."""
+"""Max bit length of an integer that is written; Python refuses to convert longer ones to decimal digits."""
 _LONG_VALUE = re.compile(rf"[^\s/]{{{LONGEST + 1},}}")
-"""Paths are not shortened; no path component may be longer than this."""
+"""Matches a long value without spaces or slashes, so that paths are not shortened."""
 _LONG_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
 _LONG_NUMBER = re.compile(
     r"Exceeds the limit \((?P<limit>\d+) digits\) for integer string conversion"
     r"(?:: value has (?P<found>\d+) digits)?(?:; use sys\.set_int_max_str_digits\(\) to increase the limit)?"
 )
 _ODD_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Characters that JSON readers may misinterpret; they are written as escapes."""
+"""Matches characters that JSON readers may misinterpret; they are written as escapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """Syntax of texts, keys and other values in a file format. `None`: the format does not support them."""
+    """Notation of values in a file format; a field is None if the format has no such values.
+
+    Attributes:
+        name: Name of the format, for messages.
+        text: Writes a string.
+        key: Writes the key of a table.
+        null: Notation of None.
+        truth: Notation of False and True.
+        time: Writes a date or time.
+        comma: Separator of items.
+        pair: Separator of key and value.
+        braces: Brackets of a table.
+    """
 
     name: str
     text: Callable[[str], str]
     key: Callable[[str], str]
     item: Callable[[str], str] | None = None
-    """Writes text inside a list or table, if that differs from text elsewhere."""
+    """Writes a string inside a list or table; None: as elsewhere."""
     null: str | None = "null"
     truth: tuple[str, str] = ("false", "true")
     odd_number: Callable[[float], str] | None = repr
-    """Infinity and NaN."""
+    """Writes infinity or NaN."""
     time: Callable[[Time], str] | None = None
     comma: str = ", "
     pair: str = ": "
@@ -57,11 +69,11 @@ def write(value: Any, syntax: Syntax, *, inside: bool = False) -> str:
 
     Args:
         value: Plain data.
-        syntax: Syntax of the format, such as `TOML`.
-        inside: Whether the value is inside a list or table, where text can have another form.
+        syntax: Notation of the format, such as `TOML`.
+        inside: Whether the value is inside a list or table, where strings can have another notation.
 
     Raises:
-        ValueError: If the format has no form for the value.
+        ValueError: If the format cannot express the value.
     """
     if isinstance(value, str):
         return (syntax.item or syntax.text)(value) if inside else syntax.text(value)
@@ -91,7 +103,7 @@ def write_toml(table: dict[str, Any]) -> str:
     """Formats a table as the text of a TOML file: single values first, then a section per sub-table.
 
     Raises:
-        ValueError: For a value without a TOML form, such as null.
+        ValueError: For a value that TOML cannot express, such as null.
     """
     blocks: list[str] = []
     _write_table(table, (), blocks)
@@ -104,7 +116,7 @@ def toml_pair(key: str, value: Any) -> str:
 
 
 def python_text(text: str) -> str:
-    """Returns text as a Python string literal in double quotes."""
+    """Returns a string as a Python string literal in double quotes."""
     body = repr(text)
     return body if body[0] == '"' else '"' + body[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
 
@@ -122,7 +134,7 @@ def _write_table(table: dict[str, Any], path: tuple[str, ...], blocks: list[str]
 
 def _toml_text(text: str) -> str:
     """Returns a basic TOML string; non-printable characters are escaped."""
-    return f'"{"".join(map(_toml_letter, _whole(text)))}"'
+    return f'"{"".join(map(_toml_letter, _require_encodable(text)))}"'
 
 
 def _toml_letter(letter: str) -> str:
@@ -136,7 +148,7 @@ def _toml_key(key: str) -> str:
 
 
 def _json_text(text: str) -> str:
-    return escape_odd(json.dumps(_whole(text), ensure_ascii=False))
+    return escape_odd(json.dumps(_require_encodable(text), ensure_ascii=False))
 
 
 def printable(text: str) -> str:
@@ -155,7 +167,7 @@ def escape_controls(text: str, *, lines: bool = True) -> str:
 
 
 def limit_message(text: str) -> str:
-    """Shortens long values and lines of a message, and rewrites Python's error about long integers."""
+    """Shortens long values and lines of a message, and replaces Python's error about long integers by a short text."""
     text = _LONG_NUMBER.sub(
         lambda match: (
             f"expected integers of at most {match['limit']} digits, found "
@@ -177,8 +189,8 @@ def escape_odd(text: str) -> str:
     return _ODD_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _whole(text: str) -> str:
-    """Returns the text; raises ValueError for half of a surrogate pair, which no file can contain."""
+def _require_encodable(text: str) -> str:
+    """Returns the text unchanged; raises ValueError if it contains half of a surrogate pair, which a file cannot."""
     if half := next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None):
         raise ValueError(f"half of a surrogate pair (U+{ord(half):04X}) is not a character")
     return text
@@ -208,9 +220,9 @@ PYTHON = Syntax(
     time=repr,
 )
 YAML = Syntax("YAML", text=str, key=str)
-"""Decides which values YAML can express; the text itself is written by the YAML library."""
+"""Used only to check which values YAML can express; the YAML library writes the text."""
 WORD = Syntax("an override word", _word_text, _quoted, comma=",", pair=":")
-"""Overrides that are parsed as the same value for every type of field."""
+"""Notation of overrides that are parsed as the same value for every type of field."""
 LAUNCH_WORD = Syntax(
     "an override word",
     text=lambda text: f"'{text}'" if "," in text or " " in text else text,
@@ -220,7 +232,8 @@ LAUNCH_WORD = Syntax(
     comma=",",
     pair=":",
 )
-"""Overrides for messages and launch scripts: text is quoted in lists, elsewhere only if it has a comma or a space."""
+"""Notation of overrides in messages and launch scripts: strings are quoted in lists, elsewhere only with a comma or
+space."""
 SHOWN = replace(
     JSON,
     text=lambda text: json.dumps(text, ensure_ascii=False),
@@ -228,4 +241,4 @@ SHOWN = replace(
     odd_number=repr,
     time=lambda time: f'"{time}"',
 )
-"""JSON for messages, extended to values that JSON cannot express."""
+"""Notation of values in messages: JSON, extended to values that JSON cannot express."""

@@ -1,4 +1,4 @@
-"""YAML stacks: ``--base a.yaml b.yaml -- overrides``, merged in order; later files win, then the command line.
+"""YAML stacks: the files of ``--base a.yaml b.yaml``, merged in order; later files override earlier ones.
 
 A file may start from a recipe with ``recipe: NAME``; else the merged config has to be complete. Mappings are merged,
 lists and single values are replaced, and ``???`` counts as omitted. A section that changes its class (``type``, or
@@ -28,9 +28,9 @@ from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import (
     Override,
     chosen_recipe,
+    fixed_recipe_problem,
     recipe_name,
     take_recipe,
-    whole_tree_problem,
 )
 from worldsmith.config.yaml.text import Document, read_yaml
 
@@ -38,14 +38,14 @@ RECIPE = "recipe"
 
 
 def read_stack(paths: Sequence[str], overrides: Sequence[Override] = ()) -> tuple[Draft, list[Override]]:
-    """Reads and merges the files of a stack.
+    """Reads and merges the YAML files of a stack.
 
     Args:
-        paths: YAML files, later ones win.
-        overrides: Parsed overrides.
+        paths: YAML files; later ones override earlier ones.
+        overrides: Parsed overrides; one of them may select the recipe.
 
     Returns:
-        The draft, whose `problems` contain the mistakes, and the overrides that remain to be applied.
+        The unresolved config, with the mistakes in its `problems`, and the overrides that remain to be applied.
     """
     chosen, rest = take_recipe(overrides)
     return _read_stack(paths, chosen), rest
@@ -69,14 +69,14 @@ def _read_stack(paths: Sequence[str], chosen_by_word: Override | None) -> Draft:
             draft.problems += translation.problems
             draft.warnings += translation.warnings
             layers = [Document(translation.data, translation.spans)]
-        start = _start(draft, layers, chosen_by_word)
+        start = _choose_base(draft, layers, chosen_by_word)
     except ConfigError as error:
-        if complete:  # else the part that is missing may be what the rest builds on
+        if complete:  # otherwise the file that could not be read may contain what is missing
             places = {path: span.value for path, span in merged.spans.items()}
             draft.problems += [problem.at(draft.place) for problem in locate(error.problems, places)]
         return draft
-    _put(draft, [_without(layer, RECIPE, CHOICE) for layer in layers], start, complete)
-    if chosen_by_word and draft.tree is not None:  # also over a file that names another one
+    _apply_layers(draft, [_without(layer, RECIPE, CHOICE) for layer in layers], start, complete)
+    if chosen_by_word and draft.tree is not None:  # also if a file names another recipe
         draft.tree.job.experiment = recipe_name(chosen_by_word)
     draft.task = recipe_task(draft.tree)
     draft.broken = [problem.keys for problem in draft.problems if problem.path]
@@ -84,7 +84,7 @@ def _read_stack(paths: Sequence[str], chosen_by_word: Override | None) -> Draft:
 
 
 def merge_documents(documents: Sequence[Document]) -> Document:
-    """Merges documents: mappings are merged, other values are replaced by those of later documents."""
+    """Merges parsed files: mappings are merged key by key, other values are replaced by those of later files."""
     data: dict[str, Any] = {}
     spans: dict[Path, Span] = {}
     for document in documents:
@@ -93,7 +93,15 @@ def merge_documents(documents: Sequence[Document]) -> Document:
 
 
 def _read(file: str, draft: Draft) -> Document | None:
-    """Reads one file of a YAML stack; None, with a reported problem, if it is not readable or not a mapping."""
+    """Reads one file of a YAML stack.
+
+    Args:
+        file: Path of the file.
+        draft: Receives a problem if the file is not readable or not a mapping, and a warning if it is empty.
+
+    Returns:
+        The content; None for a file with a problem.
+    """
     try:
         if file.lower().endswith(".toml"):
             raise ConfigError([Problem("", "only YAML files can be stacked", hint=f"use {file} without --base")])
@@ -108,15 +116,27 @@ def _read(file: str, draft: Draft) -> Document | None:
     return document
 
 
-def _start(draft: Draft, layers: list[Document], word: Override | None) -> Config | type[Config]:
-    """Returns the config below all layers, or the class of the root; ConfigError if the recipe does not exist."""
+def _choose_base(draft: Draft, layers: list[Document], selection: Override | None) -> Config | type[Config]:
+    """Returns the config to which the files of a stack are applied: that of the selected recipe.
+
+    Args:
+        draft: Draft of the stack; its recipes and warnings are set.
+        layers: Content of the files.
+        selection: Override that selects the recipe; None: the files select it.
+
+    Returns:
+        The config of the recipe; without a recipe, the class of the root.
+
+    Raises:
+        ConfigError: If the recipe does not exist, or the selection is contradictory.
+    """
     names = [(layer.data[RECIPE], layer.spans.get((RECIPE,))) for layer in layers if RECIPE in layer.data]
-    whole = any(TAG in layer.data for layer in layers)
-    experiments = [] if whole else [found for layer in layers if (found := _experiment(layer))]
-    if word and whole and not names:
-        raise ConfigError([whole_tree_problem(word, "")])
-    if word:
-        tree, name = chosen_recipe(word), recipe_name(word)
+    is_complete = any(TAG in layer.data for layer in layers)
+    experiments = [] if is_complete else [found for layer in layers if (found := _experiment(layer))]
+    if selection and is_complete and not names:
+        raise ConfigError([fixed_recipe_problem(selection, "")])
+    if selection:
+        tree, name = chosen_recipe(selection), recipe_name(selection)
         draft.recipes = lambda: lineage(name)
         draft.place = Place(f"recipe '{name}'")
         return tree
@@ -132,7 +152,7 @@ def _start(draft: Draft, layers: list[Document], word: Override | None) -> Confi
             raise ConfigError([mismatch((RECIPE,), "the name of a recipe", name)])
         if any(other != name for other, _ in names):
             others = ", ".join(f"'{other}'" for other, _ in names[:-1] if other != name)
-            draft.warnings.append(f"the stack starts from recipe '{name}', the last one named, not from {others}")
+            draft.warnings.append(f"the files name several recipes; the last one, '{name}', replaces {others}")
         try:
             tree = get_recipe(name)
         except ConfigError as error:
@@ -151,19 +171,32 @@ def _start(draft: Draft, layers: list[Document], word: Override | None) -> Confi
 
 
 def _experiment(layer: Document) -> tuple[Any, Span | None] | None:
-    """Returns the recipe in the job section of a file, which means the same as `recipe`."""
+    """Returns the recipe name in the `job` section of a file and its source position; None without a name."""
     name = find(layer.data, ("job", "experiment"))
     return (name, layer.spans.get(("job", "experiment"))) if name not in (None, "", MISSING) else None
 
 
-def _put(draft: Draft, layers: list[Document], start: Config | type[Config], complete: bool) -> None:
-    """Applies the layers to the start config in order."""
+def _apply_layers(draft: Draft, layers: list[Document], start: Config | type[Config], complete: bool) -> None:
+    """Applies the files of a stack in order to a config, and stores the result in the draft.
+
+    Args:
+        draft: Draft of the stack; it receives the config, mistakes and source positions.
+        layers: Content of the files.
+        start: Config of the recipe, or the class of the root if there is no recipe.
+        complete: Whether all files could be read; else the draft gets no config.
+    """
     root, tree = (type(start), start) if isinstance(start, Config) else (start, None)
     known = [(name,) for name in field_names(root)] if tree is None else all_paths(tree)
-    places, whole = draft.places, not isinstance(start, Config)
+    places, without_recipe = draft.places, not isinstance(start, Config)
     for layer in layers:
         reader = Reader(
-            draft.problems, draft.warnings, merge=True, spans=layer.spans, places=places, known=known, whole=whole
+            draft.problems,
+            draft.warnings,
+            merge=True,
+            spans=layer.spans,
+            places=places,
+            known=known,
+            without_recipe=without_recipe,
         )
         found = reader.section([root], tree, layer.data)
         tree = found if isinstance(found, Config) else tree
@@ -197,12 +230,12 @@ def _without(document: Document, *keys: str) -> Document:
 def set_override(
     document: Document, parent: Any, path: Path, override: Override, hint: Any, problems: list[Problem]
 ) -> bool:
-    """Sets the value of an override in a document.
+    """Sets the value of an override in parsed files.
 
     Args:
-        document: Document; the source positions of its values are changed too.
-        parent: Table or list that contains the value.
-        path: Path of the value in the document.
+        document: Content of the files; the source positions of its values are changed too.
+        parent: Table or list in the content that contains the value.
+        path: Path of the value in the content.
         override: Override that sets a value.
         hint: Type of the value.
         problems: Receives a problem if the text of the value cannot be parsed.
@@ -223,6 +256,6 @@ def set_override(
 
 
 def forget_places(spans: dict[Path, Span], path: Path) -> None:
-    """Removes the source positions of a value and of all values below it."""
+    """Removes the source positions of a value and of all values below it from `spans`."""
     for known in [known for known in spans if starts_with(known, path)]:
         del spans[known]

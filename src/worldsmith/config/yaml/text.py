@@ -38,7 +38,7 @@ _TRUTH_WORDS = r"[yYnN]|[yY]es|YES|[nN]o|NO|[oO]n|ON|[oO]ff|OFF"
 _ODD_NUMBERS = r"[-+]?(?:0[0-9_]+|0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[0-9][0-9_]*(?:\.[0-9_]*)?)"
 _ODD_TIMES = r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*"
 _LOOKALIKES = rf"{_TRUTH_WORDS}|{_ODD_NUMBERS}|{_ODD_TIMES}|<<|="
-"""Text that other YAML readers would parse as another type, so it is quoted."""
+"""Pattern of strings that other YAML parsers would read as another type; they are written in quotes."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
         self.count = self.depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Records explicit tags, and raises ConfigError before a text uses too much memory."""
+        """Parses a YAML node and records its explicit tag; raises ConfigError for too many or too nested values."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         tag = getattr(event, "tag", None)
         self.count += index is not None  # no key
@@ -73,7 +73,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Escapes line ends other than LF, which YAML would read as spaces."""
+        """Writes a string; line ends other than LF, which YAML would read as spaces, are escaped."""
         style = '"' if any(letter in data for letter in "\r\x85\u2028\u2029\ufeff") else None
         return self.represent_scalar(_PREFIX + "str", data, style=style)
 
@@ -96,19 +96,19 @@ _Dumper.add_implicit_resolver(_PREFIX + "timestamp", re.compile(rf"^(?:{_LOOKALI
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Parsed YAML text with the source positions of keys, list items and values."""
+    """A parsed config file: plain data, and the source positions of keys, list items and values by path."""
 
     data: Any
     spans: dict[Path, Span]
 
     @property
     def places(self) -> dict[Path, Place]:
-        """Source position of each key."""
+        """Source position of each key, by path."""
         return {path: span.key for path, span in self.spans.items()}
 
 
 def dump_yaml(data: Any) -> str:
-    """Formats plain data as YAML, so that other YAML parsers read it in the same way."""
+    """Formats plain data as YAML that other YAML parsers read as the same data."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False)
 
 
@@ -191,7 +191,7 @@ class _Reader:
     def plain(self, node: yaml.Node, path: Path) -> Any:
         self.count += 1
         if self.count > MAX_VALUES or len(path) > MAX_DEPTH:
-            # Anchors that are used again and again get here: the text itself was counted before.
+            # Reached only by aliases, which expand to more values than the text has; the text was checked before.
             raise ConfigError([(too_deep if len(path) > MAX_DEPTH else too_many)(self.node_place(node))])
         if id(node) in self.loader.tagged:
             tag = self.loader.tagged[id(node)].replace(_PREFIX, "!!")
@@ -212,7 +212,9 @@ class _Reader:
             key = key_node.value
             if key == "<<" and key_node.style is None:
                 self.problem(
-                    path, "merge keys (<<) are not supported; put the shared part in a file of its own", key_node
+                    path,
+                    "merge keys (<<) are not supported; put the shared part in a separate file of the stack",
+                    key_node,
                 )
                 continue
             if key in found:
@@ -248,7 +250,7 @@ class _Reader:
 
     def remember(self, path: Path, key: yaml.Node, value: yaml.Node) -> Path:
         at_key = self.node_place(key)
-        # A block starts on another line, and an empty value nowhere: their place is that of the key.
+        # A block starts on another line and an empty value has no position, so both get the position of the key.
         shown = value.end_mark.index > value.start_mark.index and not (
             isinstance(value, yaml.CollectionNode) and not value.flow_style
         )
