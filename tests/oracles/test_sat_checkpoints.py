@@ -228,7 +228,7 @@ def test_adapters_elsewhere_have_no_place_in_sat() -> None:
 
 @pytest.mark.parametrize(
     ("latest", "said"),
-    [("12x", "expected the number of an iteration, or release, found '12x'"), ("7", "names 7, but")],
+    [("12x", "expected an iteration number or 'release', found '12x'"), ("7", "names 7, but")],
 )
 def test_a_folder_that_is_not_whole(tmp_path: Path, latest: str, said: str) -> None:
     save_sat(tmp_path, sat_state("2b"))
@@ -244,7 +244,7 @@ def test_weights_cut_among_processes_code_and_other_networks_are_refused(tmp_pat
         open_weights(folder)
     with pytest.raises(UserError, match="contains more than tensors"):
         open_weights(save_sat(tmp_path / "code", sat_state("2b"), code=Path("x")))
-    with pytest.raises(UserError, match="no CogVideoX network"):
+    with pytest.raises(UserError, match="expected the tensors of a CogVideoX network"):
         open_weights(save_sat(tmp_path / "other", {"a": torch.zeros(1)}))
     (folder / "1000/mp_rank_01_model_states.pt").unlink()
     file = folder / "1000/mp_rank_00_model_states.pt"

@@ -49,11 +49,11 @@ IN_SCHEDULERS = {
 }
 """Settings by their names in diffusers schedulers."""
 RELEASE = "release"
-"""Name of an iteration's folder if the number of steps is unknown."""
+"""Name of the folder with the weights if the number of training steps is unknown."""
 
 
 class CogVideoXFormats(PipelineFormats):
-    """Weight formats of CogVideoX: diffusers and SAT."""
+    """Reads and exports the weights of CogVideoX models, in the formats of diffusers and of CogVideo's SAT."""
 
     model = CogVideoXGenerator
     marks = ("patch_embed.text_proj.weight", "transformer_blocks.0.norm1.linear.weight", "norm_out.linear.weight")
@@ -92,7 +92,12 @@ class CogVideoXFormats(PipelineFormats):
         return CogVideoXDefaults(captions_as_given=False, **{**clip_defaults(tree), **table, **sampled})
 
     def published_defaults(self, config: Any, folder: Path) -> CogVideoXDefaults:
-        """Returns generation defaults from the scheduler in `folder`, else those of the released weights."""
+        """Returns the generation defaults of released weights.
+
+        Args:
+            config: Model config; its network determines the video size.
+            folder: Pipeline folder; its scheduler config, if it exists, determines the noise schedule.
+        """
         network, (_, cell, *_) = config.network, config.latent_grid
         rotary, (height, width) = network.use_rotary_positional_embeddings, network.published_size
         return CogVideoXDefaults(
@@ -115,7 +120,16 @@ class CogVideoXFormats(PipelineFormats):
         return "CogVideoXPipeline" if config.image is None else "CogVideoXImageToVideoPipeline"
 
     def arrange(self, model: CogVideoXGenerator, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
-        """Returns the components; raises ValueError if no pipeline has the scaling factor of the image latents."""
+        """Returns the pipeline components `parts`, after setting how the VAE in it scales image latents (in place).
+
+        Args:
+            model: The exported model.
+            parts: Components by name: transformer, vae, text_encoder, tokenizer.
+            dtype: Dtype of the export; not used.
+
+        Raises:
+            ValueError: If diffusers' pipeline does not support the scaling factor of the image latents.
+        """
         image, vae = model.config.image, parts["vae"]
         if image is not None and image.latent_scale is not None:
             inverted = not isclose(image.latent_scale, vae.config.scaling_factor, rel_tol=1e-6)
@@ -138,10 +152,10 @@ class CogVideoXFormats(PipelineFormats):
         if about["format"] != "sat":
             return super().card(name, about)
         lora = ", ".join(f"{key}: {value}" for key, value in about["lora"].items())
-        adapters = f" Its adapters need `lora_config.params: {{{lora}}}`." if lora else ""
+        adapters = f" Its LoRA adapters require `lora_config.params: {{{lora}}}`." if lora else ""
         return (
             f"# {name}\n\nA checkpoint for CogVideo's SAT in {about['dtype']}, exported by Worldsmith "
-            f"{about['worldsmith']}: `args.load` names this folder.{adapters}\n"
+            f"{about['worldsmith']}. To load it, set `args.load` to this folder.{adapters}\n"
         )
 
     def write_foreign(
@@ -162,13 +176,27 @@ class CogVideoXFormats(PipelineFormats):
 
 
 def sampled_as(rotary: bool, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sampling settings `said`, completed with defaults of CogVideoX-5B (rotary positions) or 2B."""
+    """Completes sampling settings with the scheduler and guidance schedule of the released models.
+
+    Args:
+        rotary: Whether the network has rotary position embeddings, as CogVideoX-5B; otherwise those of 2B are used.
+        said: Known settings, by field name of `CogVideoXDefaults`; they override the defaults.
+
+    Returns:
+        The completed settings.
+    """
     scheduler = said.get("scheduler", "dpm" if rotary else "ddim")
     return {"scheduler": scheduler, "dynamic_guidance": "by_timestep" if scheduler == "dpm" else "off", **said}
 
 
 def read_scheduler(folder: Path) -> dict[str, Any]:
-    """Reads sampling settings from the scheduler config of a pipeline; {} if it has none.
+    """Reads the sampling settings of a pipeline from its scheduler config.
+
+    Args:
+        folder: Pipeline folder.
+
+    Returns:
+        Settings by field name of `CogVideoXDefaults`; {} if the folder has no scheduler config.
 
     Raises:
         UserError: If the scheduler is not supported by this family.
@@ -194,8 +222,8 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
 
     Args:
         model: The trained model.
-        out: The new folder.
-        options: Options of the export.
+        out: Folder to create.
+        options: Dtype of the export, whether LoRA adapters are merged, and whether an older export is replaced.
 
     Returns:
         False if `out` already contains the same export.
@@ -226,7 +254,7 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
 
 
 def stored_tensors(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """Returns the SAT tensors of a stored model; see `sat_tensors`."""
+    """Returns the tensors of a stored model by SAT name, in the dtype and with the LoRA merge of the export options."""
     import torch
 
     dtype: torch.dtype = getattr(torch, options.dtype)
@@ -244,13 +272,16 @@ def sat_tensors(
     *,
     average: bool = False,
 ) -> dict[str, Tensor]:
-    """Returns all tensors of a network by SAT's names, with prefix.
+    """Converts the weights of a network to the tensors of a SAT checkpoint, including fixed position tables.
 
     Args:
         network: Config of the network.
-        source: Weights.
-        dtype_of: Returns the dtype by internal parameter name.
+        source: Weights to convert.
+        dtype_of: Function from an internal parameter name to the dtype of its tensor.
         average: Whether to read the EMA weights.
+
+    Returns:
+        Tensors by SAT name, with SAT's prefix for the network.
 
     Raises:
         ValueError: If SAT has no name for a weight.
@@ -266,7 +297,13 @@ def sat_tensors(
 
 
 def save_sat_folder(folder: Path, tensors: Mapping[str, Tensor], iteration: int = 0) -> None:
-    """Writes `latest` and `ITERATION/mp_rank_00_model_states.pt`."""
+    """Writes tensors as a SAT checkpoint: `ITERATION/mp_rank_00_model_states.pt`, and `latest`, which names ITERATION.
+
+    Args:
+        folder: Folder of the checkpoint.
+        tensors: Tensors by SAT name.
+        iteration: Number of training steps; 0: unknown, ITERATION is "release".
+    """
     import torch
 
     name = str(iteration) if iteration else RELEASE
@@ -276,7 +313,7 @@ def save_sat_folder(folder: Path, tensors: Mapping[str, Tensor], iteration: int 
 
 
 def write_vae(folder: Path, name: str) -> int:
-    """Writes the VAE `name` (as in `vae_path`) to `vae/3d-vae.pt` of `folder`; returns its number of tensors."""
+    """Writes the VAE with the path or hub name `name` to `folder`/vae/3d-vae.pt; returns its number of tensors."""
     import torch
 
     vae = CogVideoXVAE.Config(vae_path=name, precision="float32", scaling_factor=1.0).build()
@@ -287,7 +324,7 @@ def write_vae(folder: Path, name: str) -> int:
 
 
 def tables(network: NetworkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the fixed position tensors that SAT stores with the weights; {} for CogVideoX 1.5."""
+    """Returns the fixed position tensors that SAT stores with the weights, by SAT name; {} for CogVideoX 1.5."""
     if network.patch_size_t is not None:
         return {}
     return {key: table.to(dtype) for key, table in position_tables(network).items()}

@@ -18,7 +18,7 @@ NETWORK = "model.diffusion_model."
 TABLE = "patch_embed.pos_embedding"
 SAT_TABLE = "mixins.pos_embed.pos_embedding"
 FREQUENCIES = ("mixins.pos_embed.freqs_sin", "mixins.pos_embed.freqs_cos")
-"""Rotary angles of CogVideoX 1.0, which are computed from the sizes."""
+"""SAT names of the rotary tables of CogVideoX 1.0, which are computed and not loaded."""
 ATTENTION = ("to_q", "to_k", "to_v")
 MODULATION = (("norm1", (0, 1, 2, 6, 7, 8)), ("norm2", (3, 4, 5, 9, 10, 11)))
 """Indices of a block's twelve modulation chunks, for attention and for the MLP."""
@@ -43,21 +43,21 @@ LAYER = {
 }
 MIXINS = {"query_layernorm_list": "attn1.norm_q", "key_layernorm_list": "attn1.norm_k"}
 Place = tuple[str, tuple[int, ...]]
-"""Tensor name in diffusers, and the equal parts of SAT's tensor that it consists of."""
+"""Tensor name in diffusers, and the indices of the chunks of a SAT tensor that it consists of."""
 
 
 @dataclass(frozen=True, slots=True)
 class SatLocation:
-    """Location of a network tensor in a SAT checkpoint: a tensor, and its chunks along the first dimension."""
+    """Location of a network tensor in a SAT checkpoint: some chunks of a SAT tensor along its first dimension."""
 
     key: str
     parts: tuple[int, ...] = (0,)
-    """Indices of the equal parts along the first dimension, in this order."""
+    """Indices of its chunks along the first dimension, in this order."""
     of: int = 1
     """Number of equal chunks in the SAT tensor."""
 
     def cut(self, stored: Tensor) -> Tensor:
-        """Extracts the network tensor from SAT's tensor `stored`; a view if it is one chunk."""
+        """Extracts the network tensor from the SAT tensor `stored`; the result is a view if it is a single chunk."""
         import torch
 
         parts = [stored.chunk(self.of)[part] for part in self.parts]
@@ -65,7 +65,11 @@ class SatLocation:
 
 
 def places(key: str) -> list[Place]:
-    """Returns the network tensors that a SAT tensor (name without prefix) contains; empty for an unknown name."""
+    """Returns the network tensors that a SAT tensor contains: (diffusers name, chunk indices) of each.
+
+    Args:
+        key: Name of the SAT tensor, without prefix; an unknown name gives an empty list.
+    """
     if key == SAT_TABLE:
         return [(TABLE, (0,))]
     path, _, leaf = key.replace(".original.", ".").rpartition(".")
@@ -97,7 +101,11 @@ def _of_layer(block: str, rest: str) -> list[Place]:
 
 
 def pieces(keys: Iterable[str]) -> dict[str, SatLocation]:
-    """Returns the location of each network tensor by name, for SAT names without prefix."""
+    """Returns the location of each network tensor, by diffusers name, in SAT tensors of these names.
+
+    Args:
+        keys: Names of SAT tensors, without prefix.
+    """
     found = {}
     for key in keys:
         held = places(key)
@@ -107,9 +115,14 @@ def pieces(keys: Iterable[str]) -> dict[str, SatLocation]:
 
 
 def sat_keys(names: Iterable[str]) -> dict[str, list[Place]]:
-    """Returns the network tensors that each SAT tensor contains, by SAT name without prefix, for a complete network.
+    """Maps the tensors of a SAT checkpoint to the network tensors that they contain.
 
-    Base weights of adapted layers have the suffix `.original`.
+    Args:
+        names: Diffusers names of all parameters of a network, including those of LoRA adapters.
+
+    Returns:
+        By SAT name without prefix: (diffusers name, chunk indices) of each contained network tensor. Base weights of
+        layers with adapters have the suffix `.original`.
 
     Raises:
         ValueError: If SAT has no name for a tensor.
@@ -123,19 +136,19 @@ def sat_keys(names: Iterable[str]) -> dict[str, list[Place]]:
         raise ValueError(f"{len(rest)} of {len(wanted)} tensors do not exist in a SAT checkpoint, such as {rest[0]}")
     matrices = [key for key in held if ".matrix_" in key]
     if len(matrices) not in (0, 8 * blocks):
-        raise ValueError("SAT only adapts to_q, to_k, to_v and to_out.0 of every block")
+        raise ValueError("SAT supports adapters only on to_q, to_k, to_v and to_out.0 of every block")
     adapted = {key.rpartition(".matrix_")[0] for key in matrices}
     return {below(key) if key.rpartition(".")[0] in adapted else key: found for key, found in held.items()}
 
 
 def below(key: str) -> str:
-    """Returns the SAT name of the base weight of an adapted layer."""
+    """Returns the SAT name of the base weight of a layer with adapters: `PATH.LEAF` becomes `PATH.original.LEAF`."""
     path, _, leaf = key.rpartition(".")
     return f"{path}.original.{leaf}"
 
 
 def every_key(blocks: int) -> list[str]:
-    """Returns all SAT names (without prefix) of a network with `blocks` blocks."""
+    """Returns all SAT names (without prefix) of a network with `blocks` blocks and LoRA adapters."""
     paths = list(ENDS)
     keys = [SAT_TABLE]
     for block in range(blocks):
@@ -151,8 +164,8 @@ def join(held: Sequence[Place], tensors: Mapping[str, Tensor]) -> Tensor:
     """Concatenates network tensors to the SAT tensor that contains them.
 
     Args:
-        held: Network tensors and their chunk indices, as from `sat_keys`.
-        tensors: Network tensors by name.
+        held: (diffusers name, chunk indices) of each network tensor, as from `sat_keys`.
+        tensors: Network tensors by diffusers name.
     """
     import torch
 

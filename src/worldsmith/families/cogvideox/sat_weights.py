@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 LATEST, STATES = "latest", "mp_rank_{:02d}_model_states.pt"
 AVERAGED = "-ema"
-"""Suffix of an iteration's folder with EMA weights."""
+"""Suffix of the folder with the EMA weights of an iteration."""
 LEFT = {"conditioner.": "the text encoder", "first_stage_model.": "the VAE", "denoiser.": "the noise schedule"}
-"""Name prefixes of entries in a full SAT state other than the network."""
+"""Name prefixes of the other components in a full SAT checkpoint, and their names in messages."""
 ALPHA = 1
 """SAT's default `lora_alpha`; a checkpoint does not state it."""
 
@@ -36,13 +36,15 @@ ALPHA = 1
 class SatWeights(WeightSource):
     """Weight source for a SAT checkpoint of CogVideoX; tensors are mapped from the file and read when needed.
 
-    `settings` are the network settings that follow from tensor shapes; position embeddings and their sizes do not.
+    The attribute `settings` has the network settings that tensor shapes show; sizes of position embeddings are not in
+    it.
 
     Args:
-        file: The file `mp_rank_00_model_states.pt`; EMA weights are in a folder next to its own.
+        file: The file `mp_rank_00_model_states.pt`; if its folder has a neighbor with the suffix `-ema`, that has the
+            EMA weights.
 
     Raises:
-        UserError: If the file is damaged, contains code, or is not such a network.
+        UserError: If the file is damaged, contains code, or has no CogVideoX network.
     """
 
     family = "cogvideox"
@@ -65,7 +67,7 @@ class SatWeights(WeightSource):
             rank = next(shape[0] for name, shape in self.shapes.items() if name.endswith("lora_A.weight"))
             logger.warning(
                 "%s: adapters of rank %d; SAT scales them by lora_alpha / %d, where lora_alpha is %d unless the "
-                "run's config set another value: lora_alpha must be the same here", self.describe, rank, rank, ALPHA,
+                "SAT config set another value. Use the same lora_alpha in this run", self.describe, rank, rank, ALPHA,
             )  # fmt: skip
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
@@ -85,7 +87,7 @@ class SatWeights(WeightSource):
 
 
 class SatTensors:
-    """Network tensors of one SAT file, by internal parameter name."""
+    """Network tensors of one SAT file; calling the object with an internal parameter name returns the tensor."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -107,8 +109,8 @@ class SatTensors:
         self.unknown += [key for key in others if not excluded_component(key)]
         if "mixins.patch_embed.proj.weight" not in own:
             raise UserError(
-                f"SAT checkpoint: '{file}' has {len(content)} tensors, but no CogVideoX network (found, for "
-                f"example, {next(iter(content), 'none')})"
+                f"SAT checkpoint: expected the tensors of a CogVideoX network in '{file}', found {len(content)} other "
+                f"tensors, for example {next(iter(content), 'none')}"
             )
 
     def shapes(self) -> dict[str, list[int]]:
@@ -124,23 +126,27 @@ class SatTensors:
 
 
 def excluded_component(key: str) -> str:
-    """Returns the component other than the network that a tensor belongs to; "" for network and unknown tensors."""
+    """Returns the component other than the network that the SAT tensor `key` belongs to, such as "the VAE", or ""."""
     return next((what for prefix, what in LEFT.items() if key.startswith(prefix)), "")
 
 
 def is_sine_table(own: Mapping[str, Tensor]) -> bool:
-    """Returns whether the position table is the fixed one of CogVideoX-2B, which is computed, and not a learned one."""
+    """Returns whether the position table is the computed sinusoidal one of CogVideoX-2B, and not a learned one.
+
+    Args:
+        own: SAT tensors of the network by name without prefix.
+    """
     return SAT_TABLE in own and not any(name in own for name in FREQUENCIES) and not _takes_an_image(own)
 
 
 def _takes_an_image(own: Mapping[str, Tensor]) -> bool:
-    """Returns whether the patch convolution has an image input; only a convolution over 2 x 2 positions has tables."""
+    """Returns whether the patch convolution in these SAT tensors has twice the output channels: an image input."""
     proj, end = own["mixins.patch_embed.proj.weight"], own["mixins.final_layer.linear.weight"]
     return proj.dim() == 4 and proj.shape[1:].numel() == 2 * len(end)
 
 
 def settings_from_shapes(own: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Infers network settings from the shapes of SAT's tensors."""
+    """Infers fields of `NetworkConfig` from the shapes of SAT tensors, which are given by name without prefix."""
     patches, end = own["mixins.patch_embed.proj.weight"], own["mixins.final_layer.linear.weight"]
     newer = patches.dim() == 2
     cells = 8 if newer else int(patches.shape[2:].numel())
@@ -171,7 +177,13 @@ def settings_from_shapes(own: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def find_states(root: Path) -> Path | None:
-    """Returns the weight file of a SAT checkpoint, a folder or `root` itself; None if SAT has not written it.
+    """Finds the weight file of a SAT checkpoint.
+
+    Args:
+        root: Folder of the checkpoint, or the weight file.
+
+    Returns:
+        The weight file; None if `root` is not a SAT checkpoint.
 
     Raises:
         UserError: If `latest` names a missing file, or the weights are split over several files.
@@ -184,7 +196,7 @@ def find_states(root: Path) -> Path | None:
             return None
         name = (root / LATEST).read_text(encoding="utf-8", errors="replace").strip()
         if not (name.isdecimal() or name == "release"):
-            raise UserError(f"{root / LATEST}: expected the number of an iteration, or release, found {name[:40]!r}")
+            raise UserError(f"{root / LATEST}: expected an iteration number or 'release', found {name[:40]!r}")
         states = root / name / STATES.format(0)
         if not states.is_file():
             raise UserError(f"{root / LATEST} names {name}, but {states} does not exist")
@@ -194,9 +206,11 @@ def find_states(root: Path) -> Path | None:
 
 
 def network_settings(source: SatWeights) -> dict[str, Any]:
-    """Returns the network settings: inferred from shapes, with the sizes in a config.json or `worldsmith.json`.
+    """Returns the fields of `NetworkConfig` for a SAT checkpoint.
 
-    Without such a file, the sizes are those of the released models.
+    They are read from `worldsmith.json` next to the weights, if it exists. Otherwise they are inferred from tensor
+    shapes, and the sizes of position embeddings are read from config.json or, without that file, are those of released
+    models.
     """
     for place in source.live.file.parents[:2]:
         if (place / ABOUT).is_file():

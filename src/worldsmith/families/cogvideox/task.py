@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from worldsmith.families.cogvideox.architecture import ImageConfig
 
 DROPOUT_STREAM, LEVEL_STREAM, PIXEL_STREAM, IMAGE_STREAM = 16, 17, 18, 19
-"""Random streams of the image: dropout, noise level, noise, and VAE posterior."""
+"""Numbers of the random streams for image dropout, noise level, pixel noise and VAE posterior."""
 HALF_RANGE = 127.5
 """Number of pixel values per unit in [-1, 1]."""
 
@@ -44,7 +44,7 @@ class CogVideoXTask(PipelineTask):
 
     @property
     def first_frames(self) -> FirstFrames:
-        """How latents of first frames are cached; with image noise they are encoded again in every epoch."""
+        """Format of first frames in samples: "none"; "cached"; with image noise, "encoded in every epoch"."""
         image = self.model.config.image
         return "none" if image is None else "encoded in every epoch" if image.noise else "cached"
 
@@ -53,7 +53,14 @@ class CogVideoXTask(PipelineTask):
         return self.model.config.network.only_shape
 
     def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
-        """Returns clean latents; the first latent frame is repeated in front to fill the temporal patch size."""
+        """Returns the clean latents [C, t, h, w] of each sample, padded to full temporal patches.
+
+        The padding repeats the first latent frame in front.
+
+        Args:
+            batch: Samples of one shape.
+            seed: Seed of the run, for sampling from the VAE's posterior.
+        """
         import torch
 
         found = super().clean_latents(batch, seed=seed)
@@ -67,7 +74,13 @@ class CogVideoXTask(PipelineTask):
         return {"image": config.place(self.draw_images(batch, config, seed=seed), latents[0].shape[1])}
 
     def draw_images(self, batch: Sequence[VideoSample], config: ImageConfig, *, seed: int) -> Tensor:
-        """Returns latents [n, C, 1, h, w] of each clip's first frame, with noise; zeros where the image is dropped."""
+        """Returns the latents [n, C, 1, h, w] of each clip's first frame, with noise; zeros where the image is dropped.
+
+        Args:
+            batch: Samples with their first frames.
+            config: Config of the image conditioning: noise, dropout and scaling factor.
+            seed: Seed of the run; random values depend only on it and on the positions of the samples.
+        """
         import torch
 
         from worldsmith.objectives.noise_schedule import random_noise, random_stream
@@ -84,7 +97,16 @@ class CogVideoXTask(PipelineTask):
 
 
 def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSample:
-    """Returns the first frame of a clip with noise on its pixels; raises ValueError if the sample has none."""
+    """Returns the first frame of a clip, with noise on its pixels if the config enables it.
+
+    Args:
+        sample: A clip with its first frame.
+        config: Config of the image conditioning.
+        seed: Seed of the run.
+
+    Raises:
+        ValueError: If the sample has no first frame.
+    """
     from worldsmith.objectives.noise_schedule import random_noise, random_stream
 
     image = sample.image
@@ -98,7 +120,13 @@ def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSampl
 
 
 def check_sizes(section: str, dataset: Any, network: Any) -> None:
-    """Raises WrongValueError if the network's positions do not cover the clip sizes of the dataset."""
+    """Raises WrongValueError if a network has no position embeddings for the clip sizes of a dataset.
+
+    Args:
+        section: Config section of the loader, such as "dataloader_train".
+        dataset: Config of the dataset.
+        network: Config of the network.
+    """
     width, height = SPATIAL_FACTOR * network.sample_width, SPATIAL_FACTOR * network.sample_height
     sizes = {"resolution": f"{width}x{height}", "num_video_frames": network.sample_frames}
     given = {f"{section}.dataset.{name}": getattr(dataset, name) for name in sizes}

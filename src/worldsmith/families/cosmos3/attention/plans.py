@@ -66,7 +66,7 @@ def plan_latents(
 
 @functools.cache
 def natten_chosen(device: torch.device) -> bool:
-    """Returns whether neighborhoods run on NATTEN's kernels on this device; logs it once per device."""
+    """Returns whether neighborhoods are computed by NATTEN on this device; logs the choice once per device."""
     if natten_available(device):
         logger.info("attention: neighborhoods use NATTEN's kernels")
         return True
@@ -80,7 +80,11 @@ def plan_dense(
 ) -> LatentPlan:
     """Plans attention of latents over all text and latents of their sample.
 
-    Off CUDA, flex (supported only for sampling there) is computed as two_way.
+    Args:
+        implementation: "two_way", "three_way" or "flex", which differs from the others only on CUDA.
+        grids: Grid (t, rows, columns) of the latent tokens of each sample.
+        text_lengths: Number of text tokens of each sample.
+        device: Device of the plan.
     """
     gen_lengths = [frames * rows * columns for frames, rows, columns in grids]
     key_lengths = [text + latents for text, latents in zip(text_lengths, gen_lengths, strict=True)]
@@ -94,7 +98,13 @@ def plan_dense(
 
 
 def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int]) -> NattenPlan:
-    """Plans one NATTEN call per sample, on its grid without axes of length 1."""
+    """Plans one NATTEN call per sample, on its token grid without axes of length 1.
+
+    Args:
+        windows: Attention windows of each sample; None: dense attention.
+        grids: Grid (t, rows, columns) of the latent tokens of each sample.
+        text_lengths: Number of text tokens of each sample.
+    """
     segments = []
     for own, grid, latents, text in zip(windows, grids, *stream_rows(grids, text_lengths), strict=True):
         long = [axis for axis in range(3) if grid[axis] > 1]
@@ -106,7 +116,16 @@ def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_l
 def plan_masked(
     windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int], device: torch.device
 ) -> SegmentPlan:
-    """Plans segments of frames that attend to the same frames, with a mask if height or width is restricted."""
+    """Plans neighborhood attention with masks: a segment is a group of frames that attend to the same frames.
+
+    A segment has a mask only if the neighborhood restricts height or width.
+
+    Args:
+        windows: Attention windows of each sample; None: dense attention.
+        grids: Grid (t, rows, columns) of the latent tokens of each sample.
+        text_lengths: Number of text tokens of each sample.
+        device: Device of the plan.
+    """
     queries: list[Tensor] = []
     keys: list[Tensor] = []
     masks: list[Tensor | None] = []
@@ -137,7 +156,7 @@ def plan_masked(
 
 
 def stream_rows(grids: Sequence[Grid], text_lengths: Sequence[int]) -> tuple[list[slice], list[slice]]:
-    """Returns the rows of each sample in the latent stream and in the text stream."""
+    """Returns the rows of each sample in the latent stream, and its rows in the text stream, as slices."""
     lengths = [frames * rows * columns for frames, rows, columns in grids], text_lengths
     latents, text = (
         [slice(end - length, end) for end, length in zip(accumulate(own), own, strict=True)] for own in lengths
@@ -146,7 +165,15 @@ def stream_rows(grids: Sequence[Grid], text_lengths: Sequence[int]) -> tuple[lis
 
 
 def frame_groups(windows: Windows, frames: int) -> list[tuple[list[int], list[int]]]:
-    """Returns (frames, keys): groups of frames that attend to the same frames, ordered by their first frame."""
+    """Groups the frames of a sample that attend to the same frames.
+
+    Args:
+        windows: Attention windows along time, height and width.
+        frames: Number of frames.
+
+    Returns:
+        For each group the indices of its frames, and of the frames that they attend to; ordered by the first frame.
+    """
     groups: dict[tuple[bool, ...], list[int]] = {}
     for frame, seen in enumerate(axis_mask(frames, windows[0]).tolist()):
         groups.setdefault(tuple(seen), []).append(frame)
@@ -154,7 +181,7 @@ def frame_groups(windows: Windows, frames: int) -> list[tuple[list[int], list[in
 
 
 def spatial_masks(windows: Windows, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Returns the row mask and the column mask of a neighborhood."""
+    """Returns the masks of a neighborhood along height, bool [rows, rows], and along width, bool [columns, columns]."""
     return axis_mask(grid[1], windows[1]), axis_mask(grid[2], windows[2])
 
 
@@ -175,15 +202,15 @@ def segment_mask(windows: Windows, plane: tuple[int, int], asking: int, seen: in
 
 
 def axis_mask(length: int, own: AxisWindow) -> Tensor:
-    """Returns the exact mask of a neighborhood along one axis: bool [length (query), length (key)].
+    """Returns the exact mask of the neighborhood `own` along one axis: bool [length (query), length (key)].
 
-    - Dilation d splits the axis into d groups (position modulo d); only tokens of one group meet, and the rest of the
-      rules count positions inside a group.
+    - Dilation d splits the axis into d groups (position modulo d). A token attends only to tokens of its own group, and
+      the rules below count positions inside a group.
     - `stride` consecutive queries share the window of their leader: the middle one (the right middle of an even
-      number), or the last one when causal; never past the group's end.
+      number), or the last one if causal, at most the last token of the group.
     - A window of w holds w // 2 positions left of the leader and the rest from it on. At the borders it is moved
-      inwards, not cut, so every query sees exactly w positions.
-    - A causal window ends at the leader and is cut at the left border; a query sees the part of it up to itself.
+      inwards, not cut, so every query attends to exactly w positions.
+    - A causal window ends at the leader and is cut at the left border; a query attends to the part of it up to itself.
     """
     position = torch.arange(length)
     group, index = position % own.dilation, position // own.dilation
