@@ -26,7 +26,7 @@ FROZEN = {"vae": "VAE", "text_encoder": "text encoder"}
 """Frozen components that cached inputs make unnecessary, and their names in messages."""
 IDLE_STEPS = 100
 """Batches after which an unused component is freed."""
-SAY_EVERY = 5.0
+LOG_INTERVAL = 5.0
 """Seconds between two log lines on the progress of encoding."""
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class ClipTask(Task):
     terms = "record: one clip; sample: one window of a clip, the frames that one caption describes"
 
     data: VideoLoader.Config
-    said_at: float | None = None
+    logged_at: float | None = None
     """Time of the last log line about encoding, or of the first encoded clip."""
 
     @property
@@ -188,14 +188,14 @@ class ClipTask(Task):
             if batch[index].latents is None:
                 self.long_work = "encoding", index / len(batch)
                 if self.in_first_step:
-                    self._say_encoding(index, len(batch))
+                    self._log_encoding(index, len(batch))
             return self.encode_part(batch[index]).to(self.model.device)
 
         try:
             return divide_work(self.world, shapes, make)
         finally:
             self.long_work = None
-            self._let_go()
+            self._release_idle()
 
     def encode_part(self, part: VideoSample) -> Tensor:
         """Returns the latents [C, t, h, w] of a clip or of its first frame, from the cache or encoded by the VAE."""
@@ -220,7 +220,7 @@ class ClipTask(Task):
             self.latent_cache.put(part.cache_key, latents)
         return latents
 
-    def _let_go(self) -> None:
+    def _release_idle(self) -> None:
         """Frees frozen components that were not used for `IDLE_STEPS` batches; the next use loads them again."""
         if self.latent_cache is None:
             return
@@ -256,15 +256,15 @@ class ClipTask(Task):
         parts = ((name, vars(self.model).get(name)) for name in FROZEN)
         return ((name, part) for name, part in parts if part is not None)
 
-    def _say_encoding(self, done: int, count: int) -> None:
+    def _log_encoding(self, done: int, count: int) -> None:
         """Logs every few seconds before the first step that `done` of `count` clips are encoded."""
         now = time.monotonic()
-        if self.said_at is None:
-            self.said_at = now
-        elif now - self.said_at >= SAY_EVERY:
-            self.said_at = now
-            what = "first step" if self.split == "train" else "first validation"
-            logger.info("%s: %d of %d clips of the pack are encoded", what, done, count)
+        if self.logged_at is None:
+            self.logged_at = now
+        elif now - self.logged_at >= LOG_INTERVAL:
+            self.logged_at = now
+            phase = "first step" if self.split == "train" else "first validation"
+            logger.info("%s: %d of %d clips of the pack are encoded", phase, done, count)
 
     def counts(self) -> dict[str, int]:
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}

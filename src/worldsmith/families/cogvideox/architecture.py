@@ -190,7 +190,7 @@ class ImageConfig(Config):
         if idle and not self.noise:
             raise wrong(self, "noise", *idle, why="there is no noise to describe", remedy="omit these settings")
 
-    def place(self, image: Tensor, frames: int) -> Tensor:
+    def extend(self, image: Tensor, frames: int) -> Tensor:
         """Returns the image latents [n, C, 1, h, w] for all latent frames, [n, C, frames, h, w].
 
         They are repeated if `repeat` is set, otherwise followed by zeros.

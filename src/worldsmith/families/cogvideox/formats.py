@@ -26,7 +26,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import TAG
 from worldsmith.families.cogvideox.architecture import ImageConfig, NetworkConfig
 from worldsmith.families.cogvideox.model import SCHEDULERS, CogVideoXDefaults, CogVideoXGenerator
-from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, join, sat_keys
+from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, concatenate_chunks, sat_keys
 from worldsmith.families.cogvideox.sat_weights import LATEST, STATES, SatWeights, find_states, network_settings
 from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.files.json_file import read_json_object
@@ -87,8 +87,10 @@ class CogVideoXFormats(PipelineFormats):
     def defaults_of_run(self, tree: Mapping[str, Any]) -> CogVideoXDefaults:
         table = {name: tree["objective"][name] for name in TABLE}
         model = tree["model"]["config"]
-        said = {name: value for name, value in model.get("sampling", {}).items() if name != TAG and value is not None}
-        sampled = sampled_as(model["network"]["use_rotary_positional_embeddings"], said)
+        settings = {
+            name: value for name, value in model.get("sampling", {}).items() if name != TAG and value is not None
+        }
+        sampled = complete_sampling(model["network"]["use_rotary_positional_embeddings"], settings)
         return CogVideoXDefaults(captions_as_given=False, **{**clip_defaults(tree), **table, **sampled})
 
     def published_defaults(self, config: Any, folder: Path) -> CogVideoXDefaults:
@@ -106,7 +108,7 @@ class CogVideoXFormats(PipelineFormats):
             num_frames=network.sample_frames,
             fps=16.0 if network.patch_size_t else 8.0,
             max_caption_tokens=network.max_text_seq_length,
-            **{"shift_scale": 1.0 if rotary else 3.0, **sampled_as(rotary, read_scheduler(folder))},
+            **{"shift_scale": 1.0 if rotary else 3.0, **complete_sampling(rotary, read_scheduler(folder))},
         )
 
     def check_exportable(self, config: Any) -> None:
@@ -175,18 +177,18 @@ class CogVideoXFormats(PipelineFormats):
             write_vae(folder, vae)
 
 
-def sampled_as(rotary: bool, said: Mapping[str, Any]) -> dict[str, Any]:
+def complete_sampling(rotary: bool, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Completes sampling settings with the scheduler and guidance schedule of the released models.
 
     Args:
         rotary: Whether the network has rotary position embeddings, as CogVideoX-5B; otherwise those of 2B are used.
-        said: Known settings, by field name of `CogVideoXDefaults`; they override the defaults.
+        settings: Known settings, by field name of `CogVideoXDefaults`; they override the defaults.
 
     Returns:
         The completed settings.
     """
-    scheduler = said.get("scheduler", "dpm" if rotary else "ddim")
-    return {"scheduler": scheduler, "dynamic_guidance": "by_timestep" if scheduler == "dpm" else "off", **said}
+    scheduler = settings.get("scheduler", "dpm" if rotary else "ddim")
+    return {"scheduler": scheduler, "dynamic_guidance": "by_timestep" if scheduler == "dpm" else "off", **settings}
 
 
 def read_scheduler(folder: Path) -> dict[str, Any]:
@@ -204,15 +206,15 @@ def read_scheduler(folder: Path) -> dict[str, Any]:
     file = folder / "scheduler" / "scheduler_config.json"
     if not file.is_file():
         return {}
-    said = read_json_object(file)
-    names = [name for name, kind in SCHEDULERS.items() if kind == said.get("_class_name")]
-    told = {name: said[key] for name, key in IN_SCHEDULERS.items() if key in said}
+    stored = read_json_object(file)
+    names = [name for name, kind in SCHEDULERS.items() if kind == stored.get("_class_name")]
+    settings = {name: stored[key] for name, key in IN_SCHEDULERS.items() if key in stored}
     if not names:
-        raise UserError(f"{file}: expected {' or '.join(SCHEDULERS.values())}, found {said.get('_class_name')}")
-    made = CogVideoXDefaults(**told).scheduler_settings()
-    if other := {key: value for key, value in made.items() if key in said and said[key] != value}:
-        raise UserError(f"{file}: expected {other}, found { {key: said[key] for key in other} }")
-    return {"scheduler": names[0], **told}
+        raise UserError(f"{file}: expected {' or '.join(SCHEDULERS.values())}, found {stored.get('_class_name')}")
+    supported = CogVideoXDefaults(**settings).scheduler_settings()
+    if other := {key: value for key, value in supported.items() if key in stored and stored[key] != value}:
+        raise UserError(f"{file}: expected {other}, found { {key: stored[key] for key in other} }")
+    return {"scheduler": names[0], **settings}
 
 
 def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> bool:
@@ -288,11 +290,11 @@ def sat_tensors(
     """
     import torch
 
-    tensors = tables(network, dtype_of("patch_embed.proj.weight"))
-    for key, held in sat_keys(source.shapes).items():
-        parts = {name: torch.empty(source.shapes[name], dtype=dtype_of(name)) for name, _ in held}
+    tensors = fixed_position_tensors(network, dtype_of("patch_embed.proj.weight"))
+    for key, chunks in sat_keys(source.shapes).items():
+        parts = {name: torch.empty(source.shapes[name], dtype=dtype_of(name)) for name, _ in chunks}
         source.read_into(parts, average=average)
-        tensors[key] = join(held, parts)
+        tensors[key] = concatenate_chunks(chunks, parts)
     return {NETWORK + key: tensor for key, tensor in tensors.items()}
 
 
@@ -323,7 +325,7 @@ def write_vae(folder: Path, name: str) -> int:
     return len(state)
 
 
-def tables(network: NetworkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+def fixed_position_tensors(network: NetworkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """Returns the fixed position tensors that SAT stores with the weights, by SAT name; {} for CogVideoX 1.5."""
     if network.patch_size_t is not None:
         return {}

@@ -131,8 +131,8 @@ class CogVideoXGenerator(PipelineModel):
 
             CogVideoX 1.5 has no video2video, since its temporal patches cannot hold all frames.
             """
-            anew: tuple[Mode, ...] = () if self.network.patch_size_t else ("video2video",)
-            return ("text2image", "text2video", *anew) if self.image is None else ("image2video",)
+            regenerating: tuple[Mode, ...] = () if self.network.patch_size_t else ("video2video",)
+            return ("text2image", "text2video", *regenerating) if self.image is None else ("image2video",)
 
         @property
         def latent_grid(self) -> tuple[int, ...]:
@@ -267,9 +267,9 @@ class CogVideoXSampler(SchedulerSampler):
             return constant
         timesteps = self.make_scheduler().timesteps[self.skipped :].tolist()
         by_step = self.sampling.dynamic_guidance == "by_step"
-        lefts = range(len(constant), 0, -1) if by_step else timesteps
+        remaining = range(len(constant), 0, -1) if by_step else timesteps
         exponent = self.model.defaults.guidance_exponent
-        return [dynamic_scale(self.sampling.guidance, left, len(constant), exponent) for left in lefts]
+        return [dynamic_scale(self.sampling.guidance, left, len(constant), exponent) for left in remaining]
 
     def make_solver(self, scheduler: Any, draws: torch.Generator) -> SchedulerSolver:
         kind = DPMSolver if self.sampling.scheduler == "dpm" else FramesFirst
@@ -302,14 +302,16 @@ class CogVideoXSampler(SchedulerSampler):
         if condition is None:
             return solver.noise(shape).to(model.device), None
         moments = model.encode(condition)
-        drawn = torch.randn((1, moments.shape[0] // 2, *moments.shape[1:]), generator=solver.draws)[0].to(
+        posterior_noise = torch.randn((1, moments.shape[0] // 2, *moments.shape[1:]), generator=solver.draws)[0].to(
             moments.device
         )
         noise = solver.noise(shape).to(moments.device)
         if image is not None:
-            shown = model.vae.image_latents(moments, drawn, image.latent_scale)
-            return noise, image.place(shown[None], frames)[0]
-        noisy: Tensor = solver.scheduler.add_noise(model.vae.latents(moments, drawn), noise, solver.timesteps[:1])
+            shown = model.vae.image_latents(moments, posterior_noise, image.latent_scale)
+            return noise, image.extend(shown[None], frames)[0]
+        noisy: Tensor = solver.scheduler.add_noise(
+            model.vae.latents(moments, posterior_noise), noise, solver.timesteps[:1]
+        )
         return noisy, None
 
     def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:

@@ -104,31 +104,31 @@ def cogvideox1_5_5b_i2v(config: Trainer.Config) -> Trainer.Config:
 @recipe("cogvideox_2b_lora", starts_from="cogvideox_2b")
 def cogvideox_2b_lora(config: Trainer.Config) -> Trainer.Config:
     """Configures LoRA of rank 128 on the attention layers of CogVideoX-2B, based on cogvideox_2b."""
-    return adapted(config, "cogvideox_2b_lora")
+    return configure_lora(config, "cogvideox_2b_lora")
 
 
 @recipe("cogvideox_5b_lora", starts_from="cogvideox_5b")
 def cogvideox_5b_lora(config: Trainer.Config) -> Trainer.Config:
     """Configures LoRA of rank 128 on the attention layers of CogVideoX-5B, based on cogvideox_5b."""
-    return adapted(config, "cogvideox_5b_lora")
+    return configure_lora(config, "cogvideox_5b_lora")
 
 
 @recipe("cogvideox_5b_i2v_lora", starts_from="cogvideox_5b_i2v")
 def cogvideox_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
     """Configures LoRA of rank 256 on the attention layers of CogVideoX-5B-I2V with a frozen position table."""
-    return adapted(config, "cogvideox_5b_i2v_lora", rank=256)
+    return configure_lora(config, "cogvideox_5b_i2v_lora", rank=256)
 
 
 @recipe("cogvideox1_5_5b_lora", starts_from="cogvideox1_5_5b")
 def cogvideox1_5_5b_lora(config: Trainer.Config) -> Trainer.Config:
     """Configures LoRA of rank 128 on the attention layers of CogVideoX-1.5-5B, based on cogvideox1_5_5b."""
-    return adapted(config, "cogvideox1_5_5b_lora")
+    return configure_lora(config, "cogvideox1_5_5b_lora")
 
 
 @recipe("cogvideox1_5_5b_i2v_lora", starts_from="cogvideox1_5_5b_i2v")
 def cogvideox1_5_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
     """Configures LoRA of rank 128 on the attention layers of CogVideoX-1.5-5B-I2V, based on cogvideox1_5_5b_i2v."""
-    return adapted(config, "cogvideox1_5_5b_i2v_lora")
+    return configure_lora(config, "cogvideox1_5_5b_i2v_lora")
 
 
 @recipe("cogvideox_2b_tiny", starts_from="cogvideox_2b")
@@ -193,7 +193,7 @@ def change_network(config: Trainer.Config, name: str, network: NetworkConfig, si
     return config
 
 
-def adapted(config: Trainer.Config, name: str, *, rank: int = 128) -> Trainer.Config:
+def configure_lora(config: Trainer.Config, name: str, *, rank: int = 128) -> Trainer.Config:
     """Changes `config` in place to LoRA training with the settings of the diffusers training script, and returns it.
 
     Args:

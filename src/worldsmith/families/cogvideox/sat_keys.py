@@ -42,7 +42,7 @@ LAYER = {
     "mlp.dense_4h_to_h": "ff.net.2",
 }
 MIXINS = {"query_layernorm_list": "attn1.norm_q", "key_layernorm_list": "attn1.norm_k"}
-Place = tuple[str, tuple[int, ...]]
+TensorChunks = tuple[str, tuple[int, ...]]
 """Tensor name in diffusers, and the indices of the chunks of a SAT tensor that it consists of."""
 
 
@@ -56,7 +56,7 @@ class SatLocation:
     of: int = 1
     """Number of equal chunks in the SAT tensor."""
 
-    def cut(self, stored: Tensor) -> Tensor:
+    def extract(self, stored: Tensor) -> Tensor:
         """Extracts the network tensor from the SAT tensor `stored`; the result is a view if it is a single chunk."""
         import torch
 
@@ -64,7 +64,7 @@ class SatLocation:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def places(key: str) -> list[Place]:
+def list_network_tensors(key: str) -> list[TensorChunks]:
     """Returns the network tensors that a SAT tensor contains: (diffusers name, chunk indices) of each.
 
     Args:
@@ -76,7 +76,7 @@ def places(key: str) -> list[Place]:
     if found := ENDS.get(path):
         return [(f"{found}.{leaf}", (0,))]
     if match := re.fullmatch(r"transformer\.layers\.(\d+)\.(.+)", key):
-        return _of_layer(f"transformer_blocks.{match[1]}", match[2].replace(".original.", "."))
+        return _list_layer_tensors(f"transformer_blocks.{match[1]}", match[2].replace(".original.", "."))
     if match := re.fullmatch(r"mixins\.adaln_layer\.(\w+)\.(\d+)(\.1)?\.(weight|bias)", key):
         mixin, block, inner, leaf = match.groups()
         block = f"transformer_blocks.{block}"
@@ -87,7 +87,7 @@ def places(key: str) -> list[Place]:
     return []
 
 
-def _of_layer(block: str, rest: str) -> list[Place]:
+def _list_layer_tensors(block: str, rest: str) -> list[TensorChunks]:
     path, _, leaf = rest.rpartition(".")
     if path in LAYER:
         return [(f"{block}.{LAYER[path]}.{leaf}", (0,))]
@@ -100,7 +100,7 @@ def _of_layer(block: str, rest: str) -> list[Place]:
     return []
 
 
-def pieces(keys: Iterable[str]) -> dict[str, SatLocation]:
+def locate_tensors(keys: Iterable[str]) -> dict[str, SatLocation]:
     """Returns the location of each network tensor, by diffusers name, in SAT tensors of these names.
 
     Args:
@@ -108,13 +108,13 @@ def pieces(keys: Iterable[str]) -> dict[str, SatLocation]:
     """
     found = {}
     for key in keys:
-        held = places(key)
-        for name, parts in held:
-            found[name] = SatLocation(key, parts, sum(len(other) for _, other in held))
+        tensors = list_network_tensors(key)
+        for name, parts in tensors:
+            found[name] = SatLocation(key, parts, sum(len(other) for _, other in tensors))
     return found
 
 
-def sat_keys(names: Iterable[str]) -> dict[str, list[Place]]:
+def sat_keys(names: Iterable[str]) -> dict[str, list[TensorChunks]]:
     """Maps the tensors of a SAT checkpoint to the network tensors that they contain.
 
     Args:
@@ -129,25 +129,27 @@ def sat_keys(names: Iterable[str]) -> dict[str, list[Place]]:
     """
     wanted = set(names)
     blocks = 1 + max((int(name.split(".")[1]) for name in wanted if name.startswith("transformer_blocks.")), default=-1)
-    known = {key: places(key) for key in every_key(blocks)}
-    held = {key: found for key, found in known.items() if all(name in wanted for name, _ in found)}
-    rest = sorted(wanted - {name for found in held.values() for name, _ in found})
+    known = {key: list_network_tensors(key) for key in list_sat_keys(blocks)}
+    existing = {key: found for key, found in known.items() if all(name in wanted for name, _ in found)}
+    rest = sorted(wanted - {name for found in existing.values() for name, _ in found})
     if rest:
         raise ValueError(f"{len(rest)} of {len(wanted)} tensors do not exist in a SAT checkpoint, such as {rest[0]}")
-    matrices = [key for key in held if ".matrix_" in key]
+    matrices = [key for key in existing if ".matrix_" in key]
     if len(matrices) not in (0, 8 * blocks):
         raise ValueError("SAT supports adapters only on to_q, to_k, to_v and to_out.0 of every block")
     adapted = {key.rpartition(".matrix_")[0] for key in matrices}
-    return {below(key) if key.rpartition(".")[0] in adapted else key: found for key, found in held.items()}
+    return {
+        base_weight_name(key) if key.rpartition(".")[0] in adapted else key: found for key, found in existing.items()
+    }
 
 
-def below(key: str) -> str:
+def base_weight_name(key: str) -> str:
     """Returns the SAT name of the base weight of a layer with adapters: `PATH.LEAF` becomes `PATH.original.LEAF`."""
     path, _, leaf = key.rpartition(".")
     return f"{path}.original.{leaf}"
 
 
-def every_key(blocks: int) -> list[str]:
+def list_sat_keys(blocks: int) -> list[str]:
     """Returns all SAT names (without prefix) of a network with `blocks` blocks and LoRA adapters."""
     paths = list(ENDS)
     keys = [SAT_TABLE]
@@ -160,16 +162,16 @@ def every_key(blocks: int) -> list[str]:
     return keys + [f"{path}.{leaf}" for path in paths for leaf in ("weight", "bias")]
 
 
-def join(held: Sequence[Place], tensors: Mapping[str, Tensor]) -> Tensor:
+def concatenate_chunks(chunks: Sequence[TensorChunks], tensors: Mapping[str, Tensor]) -> Tensor:
     """Concatenates network tensors to the SAT tensor that contains them.
 
     Args:
-        held: (diffusers name, chunk indices) of each network tensor, as from `sat_keys`.
+        chunks: (diffusers name, chunk indices) of each network tensor, as from `sat_keys`.
         tensors: Network tensors by diffusers name.
     """
     import torch
 
     parts: dict[int, Tensor] = {}
-    for name, order in held:
+    for name, order in chunks:
         parts |= zip(order, tensors[name].chunk(len(order)), strict=True)
     return torch.cat([parts[index] for index in sorted(parts)]) if len(parts) > 1 else parts[0]

@@ -40,7 +40,7 @@ class CogVideoXTask(PipelineTask):
     @classmethod
     def check_data(cls, section: str, data: Any, model: Any) -> None:
         super().check_data(section, data, model)
-        check_sizes(section, data.dataset, model.network)
+        check_clip_sizes(section, data.dataset, model.network)
 
     @property
     def first_frames(self) -> FirstFrames:
@@ -71,7 +71,7 @@ class CogVideoXTask(PipelineTask):
         config = self.model.config.image
         if config is None:
             return {}
-        return {"image": config.place(self.draw_images(batch, config, seed=seed), latents[0].shape[1])}
+        return {"image": config.extend(self.draw_images(batch, config, seed=seed), latents[0].shape[1])}
 
     def draw_images(self, batch: Sequence[VideoSample], config: ImageConfig, *, seed: int) -> Tensor:
         """Returns the latents [n, C, 1, h, w] of each clip's first frame, with noise; zeros where the image is dropped.
@@ -85,18 +85,22 @@ class CogVideoXTask(PipelineTask):
 
         from worldsmith.objectives.noise_schedule import random_noise, random_stream
 
-        vae, places = self.model.vae, [sample.position for sample in batch]
+        vae, positions = self.model.vae, [sample.position for sample in batch]
         shape = (self.model.latent_channels, 1, *batch[0].latent_shape[1:])
         images = torch.zeros(len(batch), *shape, device=self.model.device)
-        kept = [n for n, at in enumerate(places) if random_stream(seed, at, DROPOUT_STREAM).random() >= config.dropout]
-        encoded = self.latents([noised(batch[n], config, seed=seed) for n in kept])
+        kept = [
+            n
+            for n, position in enumerate(positions)
+            if random_stream(seed, position, DROPOUT_STREAM).random() >= config.dropout
+        ]
+        encoded = self.latents([add_image_noise(batch[n], config, seed=seed) for n in kept])
         for n, moments in zip(kept, encoded, strict=True):
-            noise = random_noise(shape, seed=seed, position=places[n], stream=IMAGE_STREAM).to(moments.device)
+            noise = random_noise(shape, seed=seed, position=positions[n], stream=IMAGE_STREAM).to(moments.device)
             images[n] = vae.image_latents(moments, noise, config.latent_scale)
         return images
 
 
-def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSample:
+def add_image_noise(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSample:
     """Returns the first frame of a clip, with noise on its pixels if the config enables it.
 
     Args:
@@ -119,7 +123,7 @@ def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSampl
     return replace(image, video=image.video + HALF_RANGE * math.exp(level) * noise)
 
 
-def check_sizes(section: str, dataset: Any, network: Any) -> None:
+def check_clip_sizes(section: str, dataset: Any, network: Any) -> None:
     """Raises WrongValueError if a network has no position embeddings for the clip sizes of a dataset.
 
     Args:

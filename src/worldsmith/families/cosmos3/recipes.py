@@ -62,7 +62,7 @@ GENERATION_TOWER = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
 """Substrings of the names of all parameters that only generation uses; the others are the understanding tower."""
 
 
-def other_clips() -> VideoLoader.Config:
+def validation_loader() -> VideoLoader.Config:
     """Returns the config of the validation loader: the data of VAL_DATASET_PATH with the settings of the training data.
 
     Validation captions are never dropped.
@@ -79,12 +79,12 @@ def other_clips() -> VideoLoader.Config:
     )
 
 
-def published(name: str) -> dict[str, str]:
+def base_checkpoint_advice(name: str) -> dict[str, str]:
     """Returns {"BASE_CHECKPOINT_PATH": how to get the released weights nvidia/`name`}, shown if it is not set."""
     return hub_repository("BASE_CHECKPOINT_PATH", f"nvidia/{name}")
 
 
-@recipe("vision_sft_nano", variables={**CLIPS, **WAN22_VAE, **published("Cosmos3-Nano")})
+@recipe("vision_sft_nano", variables={**CLIPS, **WAN22_VAE, **base_checkpoint_advice("Cosmos3-Nano")})
 def vision_sft_nano() -> Trainer.Config:
     """Configures fine-tuning of the complete generation tower of Cosmos3-Nano on 8 GPUs of 80 GB."""
     return Trainer.Config(
@@ -142,7 +142,7 @@ def vision_sft_nano() -> Trainer.Config:
             prefetch_factor=8,
             latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
         ),
-        dataloader_val=other_clips(),
+        dataloader_val=validation_loader(),
     )
 
 
@@ -160,7 +160,7 @@ def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Confi
 @recipe(
     "vision_sft_super",
     starts_from="vision_sft_nano",
-    variables=published("Cosmos3-Super"),
+    variables=base_checkpoint_advice("Cosmos3-Super"),
 )
 def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
     """Configures LoRA of rank 16 on the attention layers of Cosmos3-Super's generation tower, on 8 GPUs of 80 GB."""
@@ -183,7 +183,7 @@ def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
 @recipe(
     "vision_sft_edge",
     starts_from="vision_sft_nano",
-    variables=published("Cosmos3-Edge"),
+    variables=base_checkpoint_advice("Cosmos3-Edge"),
 )
 def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
     """Configures fine-tuning of the complete generation tower of Cosmos3-Edge on 8 GPUs."""
@@ -291,7 +291,7 @@ def vision_sft_tiny() -> Trainer.Config:
             max_caption_tokens=512,
             latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
         ),
-        dataloader_val=other_clips(),
+        dataloader_val=validation_loader(),
     )
 
 

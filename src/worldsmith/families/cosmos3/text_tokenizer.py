@@ -41,7 +41,7 @@ class TextTokenizer(Configurable):
             """Raises FileNotFoundError if the tokenizer does not exist; downloads no files."""
             found = look_for_layout(self.path, PLACES, field="text_tokenizer.path")
             if found is not None:
-                inside(found)
+                find_tokenizer_files(found)
 
     def __init__(self, config: Config) -> None:
         folder = self.folder = find_tokenizer(config.path)
@@ -99,10 +99,10 @@ def find_tokenizer(name: str) -> Path:
     Raises:
         FileNotFoundError: If it does not exist.
     """
-    return inside(find_layout(name, PLACES, field="text_tokenizer.path"))
+    return find_tokenizer_files(find_layout(name, PLACES, field="text_tokenizer.path"))
 
 
-def inside(path: Path) -> Path:
+def find_tokenizer_files(path: Path) -> Path:
     """Returns the folder with the tokenizer files: `path` itself, or the subfolder `text_tokenizer` of a pipeline.
 
     Raises:

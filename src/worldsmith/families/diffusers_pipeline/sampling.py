@@ -107,20 +107,20 @@ class SchedulerSampler(VideoSampler):
         ids = [(sample.conditional, sample.unconditional)[branch].text_ids for sample, branch in jobs]
         texts = self.model.read([found or None for found in ids], self.model.text_cache)
         groups: dict[tuple[int, int, int], list[int]] = {}
-        for place, (sample, _) in enumerate(jobs):
-            groups.setdefault(sample.conditional.latent_shape, []).append(place)
+        for index, (sample, _) in enumerate(jobs):
+            groups.setdefault(sample.conditional.latent_shape, []).append(index)
 
-        def answers(states: list[Tensor], step: int) -> list[Tensor]:
+        def predict(states: list[Tensor], step: int) -> list[Tensor]:
             found: dict[int, Tensor] = {}
-            for places in groups.values():
-                alike = [jobs[place][0] for place in places]
+            for indices in groups.values():
+                alike = [jobs[index][0] for index in indices]
                 timesteps = torch.stack([solver_of(sample).timesteps[step] for sample in alike]).to(states[0].device)
-                noisy = torch.stack([states[place] for place in places])
-                made = self.model.predict(noisy, timesteps, texts[places], **self.extra_inputs(alike))
-                found.update(zip(places, made.float()))
-            return [found[place] for place in range(len(jobs))]
+                noisy = torch.stack([states[index] for index in indices])
+                outputs = self.model.predict(noisy, timesteps, texts[indices], **self.extra_inputs(alike))
+                found.update(zip(indices, outputs.float()))
+            return [found[index] for index in range(len(jobs))]
 
-        return answers
+        return predict
 
 
 class FlowMatchSampler(SchedulerSampler):

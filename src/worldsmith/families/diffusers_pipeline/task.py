@@ -151,7 +151,7 @@ class PipelineTask(ClipTask):
         return self.model.latent_channels * (2 if self.model.config.tokenizer.keeps_moments else 1)
 
     @cached_property
-    def work(self) -> dict[tuple[int, ...], Any]:
+    def work_by_shape(self) -> dict[tuple[int, ...], Any]:
         """By batch shape: the FLOPs of a training step, or before they are counted the arguments of `predict`.
 
         The arguments are on the meta device.
@@ -189,9 +189,9 @@ class PipelineTask(ClipTask):
         noisy, timesteps = objective.inputs(batch, latents, draws)
         captions = [None if self.is_dropped(sample) else sample.text_ids for sample in batch]
         text = model.read(captions, self.text_cache)
-        given = (torch.stack(noisy), timesteps, text), self.extra_inputs(batch, latents, seed=seed)
-        self.note_work(batch, given)
-        answers = model.predict(*given[0], **given[1])
+        arguments = (torch.stack(noisy), timesteps, text), self.extra_inputs(batch, latents, seed=seed)
+        self.store_predict_arguments(batch, arguments)
+        answers = model.predict(*arguments[0], **arguments[1])
         losses = objective.losses(answers, batch, latents, draws)  # type: ignore[arg-type]  # a tensor is its rows
         return objective.add_up(losses, batch, draws, tokens=self.tokens(batch))
 
@@ -226,27 +226,31 @@ class PipelineTask(ClipTask):
         """
         return {}
 
-    def note_work(self, batch: Sequence[VideoSample], given: tuple[Sequence[Tensor], dict[str, Any]]) -> None:
+    def store_predict_arguments(
+        self, batch: Sequence[VideoSample], arguments: tuple[Sequence[Tensor], dict[str, Any]]
+    ) -> None:
         """Stores the arguments of `predict` on the meta device, once per batch shape, for `count_flops`.
 
         Args:
             batch: The batch.
-            given: Positional and keyword arguments of `predict`.
+            arguments: Positional and keyword arguments of `predict`.
         """
         import torch
         from torch.utils._pytree import tree_map_only
 
-        if shape_of(batch) not in self.work:
-            self.work[shape_of(batch)] = tree_map_only(torch.Tensor, lambda x: x.detach().to("meta"), given)
+        if shape_of(batch) not in self.work_by_shape:
+            self.work_by_shape[shape_of(batch)] = tree_map_only(
+                torch.Tensor, lambda x: x.detach().to("meta"), arguments
+            )
 
     def count_flops(self, batch: Sequence[VideoSample]) -> int | None:
         """Returns the FLOPs of the network in a training step on this batch, without VAE and text encoder.
 
         None before the first `loss` call on a batch of this shape.
         """
-        found = self.work.get(shape_of(batch))
+        found = self.work_by_shape.get(shape_of(batch))
         if isinstance(found, tuple):
-            found = self.work[shape_of(batch)] = count_step_flops(self.model, *found)
+            found = self.work_by_shape[shape_of(batch)] = count_step_flops(self.model, *found)
         return found
 
     def is_dropped(self, sample: VideoSample) -> bool:

@@ -87,7 +87,7 @@ class T5TextEncoder(Configurable):
             """Raises FileNotFoundError if the encoder or the tokenizer does not exist; downloads no files."""
             found = look_for_layout(self.path, PLACES, field=FIELD)
             if found is not None:
-                inside(found)
+                find_encoder_folders(found)
 
     config: Config
     encoder: Any = None
@@ -98,7 +98,7 @@ class T5TextEncoder(Configurable):
         """Loads the tokenizer; the weights of the encoder are loaded by `load`."""
         config.check()
         self.config = config
-        self.encoder_folder, folder = inside(find_layout(config.path, PLACES, field=FIELD))
+        self.encoder_folder, folder = find_encoder_folders(find_layout(config.path, PLACES, field=FIELD))
         self.tokenizer: Any = load_tokenizer(folder)
 
     @property
@@ -182,8 +182,8 @@ class T5TextEncoder(Configurable):
 
     def release(self) -> bool:
         """Frees the encoder's memory until it is needed again; returns False if it was not loaded."""
-        held, self.encoder = self.encoder is not None, None
-        return held
+        was_loaded, self.encoder = self.encoder is not None, None
+        return was_loaded
 
 
 class UMT5TextEncoder(T5TextEncoder):
@@ -243,7 +243,7 @@ def load_encoder(folder: Path, precision: str, device: str | torch.device) -> An
     return encoder.to(device).eval().requires_grad_(False)
 
 
-def inside(path: Path, encoder: str = ENCODER, tokenizer: str = TOKENIZER) -> tuple[Path, Path]:
+def find_encoder_folders(path: Path, encoder: str = ENCODER, tokenizer: str = TOKENIZER) -> tuple[Path, Path]:
     """Returns the folders of a text encoder and of its tokenizer: subfolders of a pipeline, or both `path`.
 
     Args:

@@ -57,11 +57,11 @@ class NetworkConfig(Config):
     def shapes(self) -> Shapes:
         """Returns the shape of every parameter by name, without building the network."""
         d, shapes = self.inner_dim, Shapes()
-        told = {"timestep": TIME_CHANNELS, "guidance": TIME_CHANNELS, "text": self.pooled_projection_dim}
+        embedders = {"timestep": TIME_CHANNELS, "guidance": TIME_CHANNELS, "text": self.pooled_projection_dim}
         if not self.guidance_embeds:
-            del told["guidance"]
-        for what, channels in told.items():
-            path = f"time_text_embed.{what}_embedder"
+            del embedders["guidance"]
+        for name, channels in embedders.items():
+            path = f"time_text_embed.{name}_embedder"
             shapes |= linear(f"{path}.linear_1", channels, d) | linear(f"{path}.linear_2", d, d)
         shapes |= linear("context_embedder", self.joint_attention_dim, d) | linear("x_embedder", self.in_channels, d)
         shapes |= repeat_shapes("transformer_blocks", self.num_layers, self._double())

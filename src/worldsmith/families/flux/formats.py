@@ -31,8 +31,8 @@ class FluxFormats(PipelineFormats):
         Args:
             tree: Config of the run as plain data.
         """
-        told = tree["model"]["config"]["network"]["guidance_embeds"]
-        return FluxDefaults(captions_as_given=False, **{**clip_defaults(tree), **({} if told else SCHNELL)})
+        has_guidance = tree["model"]["config"]["network"]["guidance_embeds"]
+        return FluxDefaults(captions_as_given=False, **{**clip_defaults(tree), **({} if has_guidance else SCHNELL)})
 
     def published_defaults(self, config: Any, folder: Path) -> FluxDefaults:
         """Returns the generation defaults of released weights.
@@ -41,10 +41,10 @@ class FluxFormats(PipelineFormats):
             config: Model config.
             folder: Pipeline folder, whose scheduler config determines the noise schedule.
         """
-        told = config.network.guidance_embeds
-        most = CLIP_TOKENS + config.text_encoder.max_length
-        own = {**({} if told else SCHNELL), **read_schedule(folder)}
-        return FluxDefaults(**SIZE, max_caption_tokens=most, **own)
+        has_guidance = config.network.guidance_embeds
+        max_tokens = CLIP_TOKENS + config.text_encoder.max_length
+        own = {**({} if has_guidance else SCHNELL), **read_schedule(folder)}
+        return FluxDefaults(**SIZE, max_caption_tokens=max_tokens, **own)
 
     def pipeline_class(self, config: Any) -> str:
         return "FluxPipeline"

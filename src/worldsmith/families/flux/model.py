@@ -26,7 +26,7 @@ ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "ad
 TARGETS = (*(f"attn.{layer}" for layer in ATTENTION), "ff.net.0.proj", "ff.net.2",
            "ff_context.net.0.proj", "ff_context.net.2")  # fmt: skip
 """Layers with LoRA adapters in the training example of diffusers."""
-UNTOLD = 1.0
+NO_GUIDANCE = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class FluxGenerator(PipelineModel):
 
         lora_target_modules: str = ",".join(TARGETS)
         """Linear layers with LoRA adapters, comma-separated: ends of module paths, such as "to_q" or "attn.to_q"."""
-        training_guidance: Factor = UNTOLD
+        training_guidance: Factor = NO_GUIDANCE
         """Guidance scale that is an input of the network in training; 1 for a network without this input."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
         """Network sizes."""
@@ -71,8 +71,8 @@ class FluxGenerator(PipelineModel):
 
         def check(self) -> None:
             super().check()
-            if self.training_guidance != UNTOLD and not self.network.guidance_embeds:
-                why, remedy = "this network has no input for it", f"write {UNTOLD}"
+            if self.training_guidance != NO_GUIDANCE and not self.network.guidance_embeds:
+                why, remedy = "this network has no input for it", f"write {NO_GUIDANCE}"
                 raise wrong(self, "training_guidance", "network.guidance_embeds", why=why, remedy=remedy)
 
         def shapes(self) -> Shapes:

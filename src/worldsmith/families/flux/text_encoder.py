@@ -11,8 +11,8 @@ from worldsmith.families.diffusers_pipeline.published import CLIP_L, T5_XXL
 from worldsmith.families.diffusers_pipeline.text_encoder import (
     FIELD,
     T5TextEncoder,
+    find_encoder_folders,
     in_pipeline,
-    inside,
     load_encoder,
     load_tokenizer,
     read_caption,
@@ -67,21 +67,24 @@ class FluxTextEncoder(T5TextEncoder):
             """Raises FileNotFoundError if one of the encoders or tokenizers does not exist; downloads no files."""
             found = look_for_layout(self.path, PLACES, field=FIELD)
             if found is not None:
-                inside(found, *CLIP)
-                inside(found, *T5)
+                find_encoder_folders(found, *CLIP)
+                find_encoder_folders(found, *T5)
 
     def __init__(self, config: Config) -> None:
         """Loads the tokenizers; the weights of the encoders are loaded by `load`."""
         config.check()
         self.config = config
         folder = find_layout(config.path, PLACES, field=FIELD)
-        (self.clip_folder, clip), (self.encoder_folder, t5) = inside(folder, *CLIP), inside(folder, *T5)
+        (self.clip_folder, clip), (self.encoder_folder, t5) = (
+            find_encoder_folders(folder, *CLIP),
+            find_encoder_folders(folder, *T5),
+        )
         self.clip_tokenizer, self.tokenizer = load_tokenizer(clip), load_tokenizer(t5)
         self.clip: Any = None
 
     @property
     def reader(self) -> Callable[[str], list[int]]:
-        return partial(read_twice, self.clip_tokenizer, self.tokenizer)
+        return partial(tokenize_for_both, self.clip_tokenizer, self.tokenizer)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -122,7 +125,7 @@ class FluxTextEncoder(T5TextEncoder):
         return super().release()
 
 
-def read_twice(clip: Any, t5: Any, caption: str) -> list[int]:
+def tokenize_for_both(clip: Any, t5: Any, caption: str) -> list[int]:
     """Returns the token ids of a caption for CLIP, truncated and padded, followed by all of those for T5.
 
     Args:

@@ -99,7 +99,7 @@ def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
 def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
     """Configures full text-to-video fine-tuning of the high-noise expert of Wan 2.2 A14B (change: model.expert)."""
     model_config(config).network, config.objective.shift = architecture.wan_14b(), 5
-    return with_expert(config, "wan22_t2v_a14b", 0.875)
+    return train_high_noise_expert(config, "wan22_t2v_a14b", 0.875)
 
 
 @recipe(
@@ -110,7 +110,7 @@ def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
 def wan22_i2v_a14b(config: Trainer.Config) -> Trainer.Config:
     """Configures full image-to-video fine-tuning of one expert of Wan 2.2 A14B, based on wan22_t2v_a14b."""
     model_config(config).network = architecture.wan22_i2v_14b()
-    return with_expert(config, "wan22_i2v_a14b", 0.9)
+    return train_high_noise_expert(config, "wan22_i2v_a14b", 0.9)
 
 
 @recipe("wan21_t2v_1b_lora", starts_from="wan21_t2v_1b")
@@ -196,7 +196,7 @@ def model_config(config: Trainer.Config) -> WanGenerator.Config:
     return cast(WanGenerator.Config, config.model.config)
 
 
-def with_expert(config: Trainer.Config, name: str, boundary: float) -> Trainer.Config:
+def train_high_noise_expert(config: Trainer.Config, name: str, boundary: float) -> Trainer.Config:
     """Changes `config` in place to train the high-noise expert of a two-expert pipeline, and returns it.
 
     The initial weights are those of the pipeline.

@@ -244,8 +244,10 @@ def fit_axis(profile: NeighborhoodConfig, index: int, length: int) -> AxisWindow
         return AxisWindow(length if size == -1 else size, stride, dilation, causal)
     window = min(length, max(2, int(profile.window_size_float[index] * length)))
     stride = min(window, max(1, int(_item(profile.stride_float, index, 0.0) * window)))
-    most = length // window
-    return AxisWindow(window, stride, min(most, max(1, int(_item(profile.dilation_float, index, 0.0) * most))), causal)
+    max_dilation = length // window
+    return AxisWindow(
+        window, stride, min(max_dilation, max(1, int(_item(profile.dilation_float, index, 0.0) * max_dilation))), causal
+    )
 
 
 def describe_modes(modes: AttentionModes) -> str:

@@ -252,8 +252,8 @@ def group_segments(
         if mask is not None:
             by_mask.setdefault(id(mask), []).append(i)
     for same in by_mask.values():
-        most = max(1, GATHERED_KEYS // key_lengths[same[0]])
-        groups += [same[start : start + most] for start in range(0, len(same), most)]
+        group_size = max(1, GATHERED_KEYS // key_lengths[same[0]])
+        groups += [same[start : start + group_size] for start in range(0, len(same), group_size)]
     by_size = sorted(
         (i for i, mask in enumerate(masks) if mask is None), key=lambda i: (key_lengths[i], query_lengths[i])
     )

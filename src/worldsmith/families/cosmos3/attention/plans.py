@@ -135,15 +135,17 @@ def plan_masked(
         frames, tokens = grid[0], grid[1] * grid[2]
         rows = torch.arange(latents.start, latents.stop).view(frames, tokens)
         text_rows = torch.arange(text.start, text.stop)
-        for asking, seen in [(list(range(frames)),) * 2] if own is None else frame_groups(own, frames):
+        for query_frames, key_frames in [(list(range(frames)),) * 2] if own is None else frame_groups(own, frames):
             restricted = own is not None and not all(bool(m.all()) for m in spatial_masks(own, grid))
-            entries = tokens * (len(text_rows) + len(seen) * tokens)
-            step = max(1, MASK_ENTRIES // entries) if restricted else len(asking)
-            for start in range(0, len(asking), step):
-                part = asking[start : start + step]
+            entries = tokens * (len(text_rows) + len(key_frames) * tokens)
+            step = max(1, MASK_ENTRIES // entries) if restricted else len(query_frames)
+            for start in range(0, len(query_frames), step):
+                part = query_frames[start : start + step]
                 queries.append(rows[part].flatten())
-                keys.append(torch.cat((text_rows, total_text + rows[seen].flatten())))
-                masks.append(make_mask(own, grid[1:], len(part), len(seen), len(text_rows)) if restricted else None)
+                keys.append(torch.cat((text_rows, total_text + rows[key_frames].flatten())))
+                masks.append(
+                    make_mask(own, grid[1:], len(part), len(key_frames), len(text_rows)) if restricted else None
+                )
     return plan_segments(
         [len(rows) for rows in queries],
         [len(rows) for rows in keys],
@@ -175,9 +177,12 @@ def frame_groups(windows: Windows, frames: int) -> list[tuple[list[int], list[in
         For each group the indices of its frames, and of the frames that they attend to; ordered by the first frame.
     """
     groups: dict[tuple[bool, ...], list[int]] = {}
-    for frame, seen in enumerate(axis_mask(frames, windows[0]).tolist()):
-        groups.setdefault(tuple(seen), []).append(frame)
-    return [(asking, [key for key, one in enumerate(seen) if one]) for seen, asking in groups.items()]
+    for frame, key_frames in enumerate(axis_mask(frames, windows[0]).tolist()):
+        groups.setdefault(tuple(key_frames), []).append(frame)
+    return [
+        (query_frames, [key for key, one in enumerate(key_frames) if one])
+        for key_frames, query_frames in groups.items()
+    ]
 
 
 def spatial_masks(windows: Windows, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -185,19 +190,19 @@ def spatial_masks(windows: Windows, grid: Grid) -> tuple[Tensor, Tensor]:
     return axis_mask(grid[1], windows[1]), axis_mask(grid[2], windows[2])
 
 
-def segment_mask(windows: Windows, plane: tuple[int, int], asking: int, seen: int, text: int) -> Tensor:
+def segment_mask(windows: Windows, plane: tuple[int, int], query_frames: int, key_frames: int, text: int) -> Tensor:
     """Returns the mask of a segment, bool [queries, keys].
 
     Args:
         windows: Neighborhood along time, height and width.
         plane: (rows, columns) of a frame.
-        asking: Number of query frames.
-        seen: Number of frames that they attend to.
+        query_frames: Number of query frames.
+        key_frames: Number of frames that they attend to.
         text: Number of text tokens, which all queries attend to.
     """
     rows, columns = spatial_masks(windows, (1, *plane))
     frame = rows[:, None, :, None] & columns[None, :, None, :]
-    latents = frame.flatten(2).flatten(0, 1).repeat(asking, seen)
+    latents = frame.flatten(2).flatten(0, 1).repeat(query_frames, key_frames)
     return torch.cat((latents.new_ones(len(latents), text), latents), dim=1)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from worldsmith.families.cosmos3.attention.modes import AttentionModes, attention_modes, describe_modes
 from worldsmith.families.cosmos3.network.architecture import TIMESTEP_CHANNELS, NetworkConfig
 from worldsmith.families.cosmos3.network.layers import MoTDecoderLayer, TextMemory, stream_norm
-from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence, TokenShare, hold_all
+from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence, TokenShare, unsharded
 from worldsmith.models.fill import chosen, fill, seed_of
 from worldsmith.models.lora import draw_adapter, is_adapter
 from worldsmith.models.parameter_names import native_parameters
@@ -41,7 +41,7 @@ class Cosmos3Network(nn.Module):
         config.check()
         self.config = config
         self.attention = attention or attention_modes("two_way", config.num_hidden_layers)
-        self.share_tokens: Callable[[int], TokenShare] = hold_all
+        self.share_tokens: Callable[[int], TokenShare] = unsharded
         """Function from a number of tokens to their distribution over ranks; context parallelism replaces it."""
         hidden, patch_dim = config.hidden_size, config.patch_dim
         self.language_model = LanguageModel(config, self.attention.layers)

@@ -72,7 +72,7 @@ class AllTokens:
         return tokens
 
 
-def hold_all(length: int) -> TokenShare:
+def unsharded(length: int) -> TokenShare:
     """Returns the distribution of a token stream of this length that one rank has completely."""
     return AllTokens()
 

@@ -39,7 +39,12 @@ from worldsmith.families.cosmos3.weights.diffusers_keys import (
     transformer_config,
 )
 from worldsmith.families.cosmos3.weights.model_card import adapter_card, native_card, pipeline_card
-from worldsmith.families.cosmos3.weights.network_settings import head_names, network_difference, network_of, stated
+from worldsmith.families.cosmos3.weights.network_settings import (
+    head_names,
+    network_difference,
+    network_of,
+    parse_settings,
+)
 from worldsmith.families.cosmos3.weights.tensor_names import (
     NATIVE_TYPE,
     TRANSFORMER_CLASS,
@@ -90,7 +95,7 @@ class Cosmos3Formats(FamilyFormats):
         return find_naming(keys, self)
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
-        return stated(section(model_config, "network"))
+        return parse_settings(section(model_config, "network"))
 
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
         """Returns a model spec with the network of a run; imports no config class that the run's config names.

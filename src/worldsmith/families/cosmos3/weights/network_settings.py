@@ -52,7 +52,7 @@ def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> Net
     return NetworkDifference(among(MEANINGS), among(SIZES), among(CHOICES))
 
 
-def stated(settings: Mapping[str, Any]) -> dict[str, Any]:
+def parse_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of `NetworkConfig` that a file states, converted to their types.
 
     Args:

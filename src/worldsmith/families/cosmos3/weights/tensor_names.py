@@ -19,7 +19,7 @@ from worldsmith.families.cosmos3.weights.diffusers_keys import (
     diffusers_to_native,
     network_config_from_diffusers,
 )
-from worldsmith.families.cosmos3.weights.network_settings import network_difference, network_of, stated
+from worldsmith.families.cosmos3.weights.network_settings import network_difference, network_of, parse_settings
 from worldsmith.files.json_file import section
 from worldsmith.models.lora import is_adapter
 
@@ -95,7 +95,7 @@ def language_weights(source: WeightSource, config: Mapping[str, Any]) -> dict[st
 def read_network_settings(
     read_config: Callable[[Mapping[str, Any]], dict[str, Any]], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    return stated(read_config(config))
+    return parse_settings(read_config(config))
 
 
 def naming_with_copies(
@@ -221,7 +221,7 @@ def diffusers_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the network settings in the content of a transformers config.json with a Qwen3-VL or Edge text model."""
     text = section(config, "text_config") or config
-    settings = same_fields(text)
+    settings = read_shared_fields(text)
     settings |= {name: text[name] for name in ("num_hidden_layers", "rms_norm_eps") if text.get(name) is not None}
     if not settings:
         return {}
@@ -251,8 +251,8 @@ def nemotron_settings(config: Mapping[str, Any], *, layers: int) -> dict[str, An
     refuse_biases(text)
     if text.get("mlp_hidden_act", "relu2") != "relu2":
         raise ValueError(f"mlp_hidden_act is '{text['mlp_hidden_act']}'; expected relu2")
-    require_turns(text, layers)
-    settings = {**same_fields(text), "num_hidden_layers": layers, **EDGE_STYLE}
+    require_alternating_blocks(text, layers)
+    settings = {**read_shared_fields(text), "num_hidden_layers": layers, **EDGE_STYLE}
     for name, words in {"rms_norm_eps": ("layer_norm_epsilon", "norm_eps", "rms_norm_eps"),
                         "head_dim": ("head_dim", "attention_head_dim")}.items():  # fmt: skip
         value = next((text[word] for word in words if text.get(word) is not None), None)
@@ -274,7 +274,7 @@ BLOCKS = {"*": "attention", "-": "mlp", "full_attention": "attention", "M": "mam
 """Types of Nemotron blocks by the letters and words in its configs."""
 
 
-def same_fields(text: Mapping[str, Any]) -> dict[str, Any]:
+def read_shared_fields(text: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a transformers text config that have the same name in `NetworkConfig`."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
              "initializer_range")  # fmt: skip
@@ -295,7 +295,7 @@ def rope_settings(text: Mapping[str, Any]) -> dict[str, Any]:
     return settings if slots is None else {**settings, "mrope_section": list(slots)}
 
 
-def require_turns(text: Mapping[str, Any], layers: int) -> None:
+def require_alternating_blocks(text: Mapping[str, Any], layers: int) -> None:
     """Raises ValueError unless the blocks of a Nemotron-H config alternate between attention and MLP.
 
     Args:
