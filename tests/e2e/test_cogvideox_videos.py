@@ -74,7 +74,7 @@ def test_run_export_and_a_folder_of_diffusers_make_the_same(models: dict[str, Pa
 def test_settings_that_the_family_has_not_are_refused_with_the_reason(models: dict[str, Path], tmp_path: Path) -> None:
     write_mp4(tmp_path / "clip.mp4", torch.zeros(3, 9, 64, 64, dtype=torch.uint8), 8)
     cases = {
-        "shift: the noise schedule of the training": {"shift": 3.0},
+        "shift: the noise schedule of training": {"shift": 3.0},
         "scheduler: expected ddim or dpm, found unipc": {"scheduler": "unipc"},
         "strength needs a vision_path of a video": {"strength": 0.5},
         "this model does not support image2video; supported: text2image": {

@@ -73,7 +73,7 @@ def test_run_export_and_a_folder_of_diffusers_make_the_same(tmp_path: Path, pict
     assert torch.equal(*latents)
     args = generate(models["run"], tmp_path / "image", vision_path=picture)
     assert (args["model_mode"], args["condition_frame_indexes_vision"]) == ("image2video", [0])
-    with pytest.raises(UserError, match="dynamic_guidance: its guidance has one scale"):
+    with pytest.raises(UserError, match="dynamic_guidance: each expert has a constant guidance scale"):
         generate(models["run"], tmp_path / "image", dynamic_guidance="by_step")
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.families.cogvideox.sat_keys import pieces, sat_keys
+from worldsmith.families.cogvideox.sat_keys import locate_tensors, sat_keys
 from worldsmith.models.video_vae.cogvideox import read_pt
 from worldsmith.tools.export.convert import Convert, convert
 from worldsmith.training.trainer import Trainer
@@ -160,7 +160,7 @@ def test_names_and_numbers_of_the_published_sizes(size: str) -> None:
     keys = sat_keys(names)
     fixed = {"2b": 1, "5b": 2, "5b_i2v": 2}.get(size, 0)  # the sine table; the rotary angles
     assert len(keys) + fixed == tensors
-    assert pieces(keys).keys() == set(names)
+    assert locate_tensors(keys).keys() == set(names)
     matrices = [
         f"transformer_blocks.{block}.attn1.{layer}.lora_{matrix}.weight"
         for block in range(len(network.transformer_blocks))
@@ -170,7 +170,7 @@ def test_names_and_numbers_of_the_published_sizes(size: str) -> None:
     adapted = sat_keys(names + matrices)
     assert sum(".matrix_" in key for key in adapted) == len(matrices) == (240 if size == "2b" else 336)
     assert len(adapted) == len(keys) + len(matrices)
-    assert pieces(adapted).keys() == {*names, *matrices}
+    assert locate_tensors(adapted).keys() == {*names, *matrices}
 
 
 def test_a_run_starts_from_a_checkpoint_of_sat(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,7 +228,7 @@ def test_adapters_elsewhere_have_no_place_in_sat() -> None:
 
 @pytest.mark.parametrize(
     ("latest", "said"),
-    [("12x", "expected the number of an iteration, or release, found '12x'"), ("7", "names 7, but")],
+    [("12x", "expected an iteration number or 'release', found '12x'"), ("7", "names 7, but")],
 )
 def test_a_folder_that_is_not_whole(tmp_path: Path, latest: str, said: str) -> None:
     save_sat(tmp_path, sat_state("2b"))
@@ -244,7 +244,7 @@ def test_weights_cut_among_processes_code_and_other_networks_are_refused(tmp_pat
         open_weights(folder)
     with pytest.raises(UserError, match="contains more than tensors"):
         open_weights(save_sat(tmp_path / "code", sat_state("2b"), code=Path("x")))
-    with pytest.raises(UserError, match="no CogVideoX network"):
+    with pytest.raises(UserError, match="expected the tensors of a CogVideoX network"):
         open_weights(save_sat(tmp_path / "other", {"a": torch.zeros(1)}))
     (folder / "1000/mp_rank_01_model_states.pt").unlink()
     file = folder / "1000/mp_rank_00_model_states.pt"

@@ -13,7 +13,7 @@ WAN22_VAE = {
 
 
 def hub_repository(variable: str, repository: str) -> dict[str, str]:
-    """Returns advice for a variable that names a Hugging Face repository or a folder with its files."""
+    """Returns {`variable`: how to set it} for a variable that names a hub repository or a folder with its files."""
     return {
         variable: f"`export {variable}={repository}` downloads it when the run starts; or first "
         f"`hf download {repository} --local-dir DIR`, then `export {variable}=DIR`"
@@ -21,9 +21,16 @@ def hub_repository(variable: str, repository: str) -> dict[str, str]:
 
 
 def merged_reasoner(size: str, public: str) -> dict[str, str]:
-    """Returns advice for reasoner weights: the language model of a generator with the vision encoder of Qwen3-VL."""
+    """Returns {"VLM_SAFETENSORS_PATH": how to get the weights of a reasoner}, shown if the variable is not set.
+
+    They are the language model of a Cosmos3 generator with the vision encoder of Qwen3-VL, or the public Qwen3-VL.
+
+    Args:
+        size: Size in the name of the generator, such as "Nano".
+        public: Size in the name of the public Qwen3-VL model, such as "8B".
+    """
     return {
         "VLM_SAFETENSORS_PATH": f"`worldsmith convert --checkpoint-path nvidia/Cosmos3-{size} --to vlm -o DIR`, then "
-        f"`export VLM_SAFETENSORS_PATH=DIR`; or Qwen/Qwen3-VL-{public}-Instruct, the public reasoner, or none, random "
-        "weights"
+        f"`export VLM_SAFETENSORS_PATH=DIR`; or Qwen/Qwen3-VL-{public}-Instruct instead of DIR: the public reasoner; "
+        "or none: random weights"
     }

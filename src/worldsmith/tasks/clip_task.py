@@ -23,11 +23,11 @@ from worldsmith.tasks.task import DummyData, SampleEncoder, Task
 logger = logging.getLogger(__name__)
 
 FROZEN = {"vae": "VAE", "text_encoder": "text encoder"}
-"""Components of a model that a cache can replace."""
+"""Frozen components that cached inputs make unnecessary, and their names in messages."""
 IDLE_STEPS = 100
 """Batches after which an unused component is freed."""
-SAY_EVERY = 5.0
-"""Seconds between two log lines on clips that are encoded."""
+LOG_INTERVAL = 5.0
+"""Seconds between two log lines on the progress of encoding."""
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,13 +58,13 @@ class ClipEncoder(SampleEncoder):
         return bool(missing)
 
     def is_cached(self, part: VideoSample) -> bool:
-        """Returns whether another process has encoded a part in the meantime."""
+        """Returns whether the latent cache has a clip or first frame by now, for example from another process."""
         cache, key = self.task.latent_cache, part.cache_key
         return cache is not None and key is not None and cache.path_for(key).exists()
 
 
 class DummyClips(DummyData):
-    """Dummy clips for a plan, with the VAE and the text encoder of a `ClipTask`."""
+    """Dummy clips for `worldsmith plan`, and access to the VAE and the text encoder of a `ClipTask`."""
 
     task: ClipTask
 
@@ -101,7 +101,7 @@ class DummyClips(DummyData):
         return self.tensors_of("text_encoder")
 
     def tensors_of(self, *names: str) -> Iterator[Tensor]:
-        """Yields the weights and buffers of those model components in `names` that exist and are loaded."""
+        """Yields the weights and buffers of the model components with these names that exist and are loaded."""
         parts = (vars(self.task.model).get(name) for name in names)
         for module in (module for part in parts if part is not None for module in part.modules):
             yield from (*module.parameters(), *module.buffers())
@@ -119,8 +119,8 @@ class ClipTask(Task):
     terms = "record: one clip; sample: one window of a clip, the frames that one caption describes"
 
     data: VideoLoader.Config
-    said_at: float | None = None
-    """Time of the last log line about encoding, or of its start."""
+    logged_at: float | None = None
+    """Time of the last log line about encoding, or of the first encoded clip."""
 
     @property
     @abstractmethod
@@ -188,17 +188,17 @@ class ClipTask(Task):
             if batch[index].latents is None:
                 self.long_work = "encoding", index / len(batch)
                 if self.in_first_step:
-                    self._say_encoding(index, len(batch))
+                    self._log_encoding(index, len(batch))
             return self.encode_part(batch[index]).to(self.model.device)
 
         try:
             return divide_work(self.world, shapes, make)
         finally:
             self.long_work = None
-            self._let_go()
+            self._release_idle()
 
     def encode_part(self, part: VideoSample) -> Tensor:
-        """Returns the latents of a clip, or of the image of a clip."""
+        """Returns the latents [C, t, h, w] of a clip or of its first frame, from the cache or encoded by the VAE."""
         return self.cached_latents(part, self.model.encode)
 
     def cached_latents(self, part: VideoSample, encode: Callable[[Tensor], Tensor]) -> Tensor:
@@ -220,8 +220,8 @@ class ClipTask(Task):
             self.latent_cache.put(part.cache_key, latents)
         return latents
 
-    def _let_go(self) -> None:
-        """Frees frozen components that were not needed for `IDLE_STEPS` batches; the next use loads them again."""
+    def _release_idle(self) -> None:
+        """Frees frozen components that were not used for `IDLE_STEPS` batches; the next use loads them again."""
         if self.latent_cache is None:
             return
         for name, part in self.frozen_parts():
@@ -252,25 +252,25 @@ class ClipTask(Task):
                 torch.cuda.empty_cache()
 
     def frozen_parts(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, component) of the VAE and the text encoder, if the model has built them; see `FROZEN`."""
+        """Yields ("vae", VAE) and ("text_encoder", text encoder), as far as the model has built them."""
         parts = ((name, vars(self.model).get(name)) for name in FROZEN)
         return ((name, part) for name, part in parts if part is not None)
 
-    def _say_encoding(self, done: int, count: int) -> None:
-        """Logs the progress of encoding every few seconds before the first step."""
+    def _log_encoding(self, done: int, count: int) -> None:
+        """Logs every few seconds before the first step that `done` of `count` clips are encoded."""
         now = time.monotonic()
-        if self.said_at is None:
-            self.said_at = now
-        elif now - self.said_at >= SAY_EVERY:
-            self.said_at = now
-            what = "first step" if self.split == "train" else "first validation"
-            logger.info("%s: %d of %d clips of the pack are encoded", what, done, count)
+        if self.logged_at is None:
+            self.logged_at = now
+        elif now - self.logged_at >= LOG_INTERVAL:
+            self.logged_at = now
+            phase = "first step" if self.split == "train" else "first validation"
+            logger.info("%s: %d of %d clips of the pack are encoded", phase, done, count)
 
     def counts(self) -> dict[str, int]:
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}
 
     def cached_parts(self, sample: VideoSample) -> list[VideoSample]:
-        """Returns the parts of a sample that the cache stores: the clip, and a separately encoded first frame."""
+        """Returns what the latent cache stores of a sample: its clip, and a separately encoded first frame."""
         return [sample, sample.image] if sample.image and self.first_frames != "encoded in every epoch" else [sample]
 
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:

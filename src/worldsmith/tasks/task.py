@@ -32,51 +32,54 @@ class DummyData:
         self.task = task
 
     def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
-        """Builds a dummy batch without any data.
+        """Builds a dummy batch without reading data.
 
         Args:
-            fill: Size of the batch as a fraction of the limits of the run.
-            encoded: Whether the latents and embeddings come from the cache.
+            fill: Size of the batch as a fraction of the batch size limit of the run.
+            encoded: Whether the samples have latents, as from the cache, and not raw frames.
+
+        Returns:
+            The dummy samples, with the assumptions as text.
 
         Raises:
             UserError: If the family does not support dummy batches.
         """
-        raise UserError(f"{type(self.task).__name__} supports no dummy data: the plan needs the data of the run")
+        raise UserError(f"{type(self.task).__name__} supports no dummy data: the plan requires the data of the run")
 
     def fill_sample(self, sample: Any, *, encoded: bool = True) -> Any:
-        """Fills a sample that was read without decoding with constant contents.
+        """Returns a sample that was read without decoding, filled with constant contents.
 
         Args:
             sample: The sample.
-            encoded: As in `make_batch`.
+            encoded: Whether it gets latents, as from the cache, and not raw frames.
         """
         return sample
 
     def sample_bytes(self, sample: Any) -> tuple[int, int]:
-        """Returns the bytes of a sample in host RAM, as its loader returns it, and on disk, in the cache."""
+        """Returns the bytes of a sample as a pair: in host RAM, as its loader returns it, and on disk, in the cache."""
         return 0, 0
 
     def assume_cached(self) -> None:
         """Treats every sample as cached from now on: no file is read, and the encoders are freed."""
 
     def forget_cached(self) -> None:
-        """Reverts `assume_cached`."""
+        """Ends the effect of `assume_cached`: samples are read and encoded again."""
 
     def encoder_size(self, sample: Any) -> Any:
         """Returns a value that is equal for samples with the same encoding cost."""
         return sample.position
 
     def encoder_tensors(self) -> Iterable[Any]:
-        """Returns the weights of the loaded encoders."""
+        """Returns the weights and buffers of the encoders that are loaded."""
         return ()
 
     def caption_tensors(self) -> Iterable[Any]:
-        """Returns the `encoder_tensors` of the text encoder."""
+        """Returns the weights and buffers of the text encoder, if it is loaded."""
         return ()
 
 
 class SampleEncoder(ABC):
-    """Encodes samples with the frozen encoders of a task into its cache, before a run (`worldsmith encode`)."""
+    """Encodes samples with the frozen encoders of a task into the caches of a run, before it (`worldsmith encode`)."""
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -92,36 +95,43 @@ class SampleEncoder(ABC):
     @property
     @abstractmethod
     def cell_bytes(self) -> int:
-        """Bytes in the cache per latent position, over all channels."""
+        """Bytes that the cache needs per latent position, over all channels."""
 
     @abstractmethod
     def encode(self, sample: Any) -> bool:
-        """Encodes a sample into the cache, as the loss of the task does; returns False if it was cached already."""
+        """Encodes a sample into the cache, if it is missing there; returns False if it was cached already."""
 
     def keep_all_samples(self) -> None:  # noqa: B027 (no effect by default)
-        """Makes the loader return every sample, including those that training skips at random."""
+        """Changes the loader settings so that every sample is returned, even those that training drops at random."""
 
     def defer_captions(self) -> None:  # noqa: B027 (no effect by default)
-        """Makes `encode` skip captions, which `encode_captions` encodes, so that only one encoder is in memory."""
+        """Makes `encode` skip captions until `encode_captions` is called, so that only one encoder is in memory."""
 
     def encode_captions(self) -> None:  # noqa: B027 (no effect by default)
         """Encodes the captions that `encode` skipped, without the encoder of clips in memory."""
 
     def compile(self, tiers: Sequence[str]) -> None:
-        """Compiles the encoder of raw samples for all sizes of the resolution buckets `tiers`."""
+        """Compiles the encoder of raw samples for all frame sizes of some resolution buckets.
+
+        Args:
+            tiers: Names of the resolution buckets, such as "480".
+
+        Raises:
+            NotImplementedError: If the encoder cannot be compiled.
+        """
         raise NotImplementedError(f"{type(self).__name__} cannot be compiled")
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Summary of the first batch, shown by a dry run."""
+    """Summary of the first batch of a run, shown by a dry run."""
 
     samples: int
-    """Number in the first batch."""
+    """Number of samples in the first batch."""
     tokens: int
-    """Number in the first batch."""
+    """Number of tokens in the first batch."""
     first: str
-    """A value that was computed from the first batch."""
+    """Description of the first sample, such as its key and the shape of its latents."""
 
 
 class Task(ABC):
@@ -138,13 +148,13 @@ class Task(ABC):
     loader_class: ClassVar[type[PackingDataLoader]]
     """Required class of `dataloader_train` and `dataloader_val`."""
     encoder_class: ClassVar[type[SampleEncoder] | None] = None
-    """Class of `encoder`; None: raw samples are not encoded."""
+    """Class of `encoder`; None: samples are not encoded before training."""
     dummy_data_class: ClassVar[type[DummyData]] = DummyData
     """Class of `dummy_data`."""
     small_recipe: ClassVar[str] = ""
-    """Recipe whose limits apply to a dataset without a run; "": none."""
+    """Recipe whose limits `worldsmith check` applies to a dataset without a run; "": none."""
     terms: ClassVar[str] = ""
-    """Explains to users what a record and a sample of its data are."""
+    """Explanation for users of what a record and a sample of the data are."""
 
     def __init__(
         self,
@@ -171,9 +181,9 @@ class Task(ABC):
         self.data: Any = data
         self.world, self.run_folder, self.split = world or World(), run_folder, split
         self.quarantine: Quarantine | None = None
-        """Writes rejected samples; None: in the run folder."""
+        """Writer of quarantined samples; None: the loader gets one that writes to the run folder."""
         self.long_work: tuple[str, float] | None = None
-        """Current long activity in the batch and its completed fraction; None: none."""
+        """Name and completed fraction of a long computation in the current batch, such as "encoding"; None: no such."""
         self.in_first_step = True
         """Whether this process has not completed a step yet; slow work is logged only then."""
 
@@ -185,7 +195,7 @@ class Task(ABC):
             found = type(getattr(run, section))
             if found is not NoneType and not issubclass(found, wanted.Config):
                 name = getattr(owner_of(found), "__name__", found.__qualname__)
-                why = f"a model of the family '{run.model.name}' needs a {wanted.__name__}"
+                why = f"a model of the family '{run.model.name}' requires a {wanted.__name__}"
                 raise WrongValueError({f"{section}.type": name}, why=why)
 
     def loader(self, *, dry: bool = False) -> Any:
@@ -199,7 +209,7 @@ class Task(ABC):
         return settings.build(**self.place_in_run())
 
     def place_in_run(self) -> dict[str, Any]:
-        """Returns the arguments of the loader's constructor that describe the run: quarantine, rank and world size."""
+        """Returns the loader's constructor arguments that depend on the run: quarantine, rank and world size."""
         return {
             "quarantine": self.quarantine or Quarantine(self.run_folder, rank=self.world.rank, split=self.split),
             "rank": self.world.data_rank,
@@ -215,7 +225,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, batch: Any, *, seed: int) -> LossSum:
-        """Runs the forward pass of one batch.
+        """Runs the forward pass of one batch and returns the sum of its loss, with metrics.
 
         Validation calls it without gradients, with the network in eval mode.
 
@@ -225,18 +235,18 @@ class Task(ABC):
         """
 
     def check_gradients(self, batches: Sequence[Any], weight: float) -> None:  # noqa: B027 (no effect by default)
-        """Checks the gradients after the last backward pass of a step, on all ranks, before any update.
+        """Checks the gradients after the last backward pass of a step, on all ranks, before the optimizer step.
 
         Args:
             batches: The batches of this rank.
             weight: Weight of the step over all ranks.
 
         Raises:
-            UserError: On all ranks, if only a mistake explains the gradients.
+            UserError: On all ranks, if the gradients can only result from a wrong setup.
         """
 
     def identify(self, batch: Any) -> Any:
-        """Returns a value whose `repr` must be equal on all ranks that process the same batch."""
+        """Returns a description of a batch; its `repr` must be equal on all ranks that process the same batch."""
         return self.name_samples(batch)
 
     def name_samples(self, batch: Any) -> list[Any]:
@@ -256,21 +266,21 @@ class Task(ABC):
         return None
 
     def fills_cache(self, batch: Any) -> bool:
-        """Returns whether `loss` fills a cache with this batch: its time does not predict that of later epochs."""
+        """Returns whether `loss` writes encodings of this batch to a cache, so it takes longer than in later epochs."""
         return False
 
     def counts(self) -> Mapping[str, int]:
-        """Returns counters of this rank by metric name, in addition to those of the loader."""
+        """Returns counters of this rank to log, by metric name, in addition to those of the loader."""
         return {}
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Context manager for sample generation: its end frees the components that only sample generation needs."""
+        """Context manager for sample generation: at its end, components that only generation needs are freed."""
         yield
 
     @cached_property
     def encoder(self) -> SampleEncoder:
-        """Encoder of samples before the run.
+        """Object that encodes samples into the caches before the run.
 
         Raises:
             UserError: If the family has no encoder.
@@ -282,25 +292,28 @@ class Task(ABC):
 
     @property
     def dummy_data(self) -> DummyData:
-        """Dummy batches and encoders, for a plan."""
+        """Object that builds dummy batches and gives access to the encoders, for plans."""
         return self.dummy_data_class(self)
 
     def preview(self, loader: Any) -> Preview:
-        """Reads the first batch of a dry loader and summarizes it without weights of the network."""
+        """Reads the first batch of a loader built for a dry run, and summarizes it; needs no network weights."""
         batch = next(iter(loader))
         return Preview(*self.size(batch), first=f"{batch[0].key} is its first")
 
     def describe_weights(self, run: Any, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
-        """Returns lines for the start of a run and for a dry run, each with a label of up to 12 letters.
+        """Returns (label, text) of lines on the weights, printed at the start of a run and by a dry run.
 
-        They describe the components of the network, and the results to expect where the family can do better.
+        They describe the components of the network, and the results to expect if the family can do better.
 
         Args:
             run: The config of the run, a `RunConfig`.
             rates: Learning rates of the trained parameters by internal parameter name.
+
+        Returns:
+            Pairs (label of up to 12 letters, text).
         """
         return ()
 
     def remarks(self) -> Iterable[tuple[str, str]]:
-        """Returns lines about the model for a dry run, each with a label of up to 12 letters."""
+        """Returns (label of up to 12 letters, text) of lines about the model, printed by a dry run."""
         return ()

@@ -59,11 +59,11 @@ def make_config(**changes: object) -> Cosmos3Generator.Config:
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{}, {"4d": WINDOW}, *[{}] * 4]},
-            "natten_parameter_list[1] = a table of 1: '4d' is not a profile; a layer has '1d', '2d' and '3d'",
+            "natten_parameter_list[1] = a table of 1: '4d' is not a profile: expected '1d', '2d' or '3d'",
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{"2d": WINDOW}, *[{}] * 5]},
-            "natten_parameter_list[0].2d.window_size = [-1, 8, 8]: 3 items; a 2d grid has 2 axes",
+            "natten_parameter_list[0].2d.window_size = [-1, 8, 8]: it has 3 items, but a 2d grid has 2 axes",
         ),
     ],
 )
@@ -141,7 +141,7 @@ def test_layers_that_see_the_same_share_a_pattern() -> None:
     modes = attention_modes("three_way", 5, [{}, {"3d": WINDOW}, other, {"3d": copy.deepcopy(WINDOW)}, {}])
     assert modes.layers == (0, 1, 2, 1, 0)
     assert describe_modes(modes) == (
-        "three_way: 3 of 5 layers with windows (for 3d grids; grids of other ranks are dense)"
+        "three_way: 3 of 5 layers with windows (for 3d grids; attention in other grids is dense)"
     )
 
 

@@ -58,7 +58,7 @@ def test_config_is_a_value(config: Cosmos3Generator.Config) -> None:
 
 def test_flex_and_selective_recomputation_exclude_each_other(config: Cosmos3Generator.Config) -> None:
     config.joint_attn_implementation, config.activation_checkpointing.mode = "flex", "selective"
-    with pytest.raises(ValueError, match=r"this mode cannot keep; use mode = 'full' or 'none', or 'two_way'"):
+    with pytest.raises(ValueError, match=r"this mode cannot save; use mode = 'full' or 'none', or 'two_way'"):
         config.check()
 
 

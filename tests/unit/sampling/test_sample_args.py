@@ -136,8 +136,8 @@ def test_keeping_metadata_is_another_word_for_same() -> None:
         ({"condition_video_keep": "last"}, "need a vision_path"),
         ({"resolution": "77"}, "it is not a resolution bucket"),
         ({"scheduler": "ddim"}, "scheduler: sampling is UniPC; omit it"),
-        ({"dynamic_guidance": "off"}, "the same guidance at every step; omit it"),
-        ({"vision_path": "a.mp4", "strength": 0.5}, "strength: given frames are kept unchanged"),
+        ({"dynamic_guidance": "off"}, "the same guidance scale at every step; omit it"),
+        ({"vision_path": "a.mp4", "strength": 0.5}, "strength: conditioning frames are kept unchanged"),
     ],
 )
 def test_contradictions_are_refused_with_the_sample(settings: dict[str, Any], words: str) -> None:

@@ -86,7 +86,7 @@ def test_published_fields_without_effect_are_refused_unless_they_ask_for_nothing
     text = report(write(tmp_path, b_json={"prompt": "x", **asked}))
     assert text.count("this field of the published format has no effect here") == 4
     assert "enable_sound: " in text
-    assert "the same guidance at every step" in text
+    assert "the same guidance scale at every step" in text
 
 
 def test_two_samples_of_one_name(tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ def test_noise_that_is_off_and_described_is_refused() -> None:
 
 def test_a_repeated_image_stands_beside_every_frame_and_another_beside_the_first() -> None:
     image = torch.arange(1.0, 5.0).view(1, 4, 1, 1, 1)
-    assert ImageConfig(repeat=True).place(image, 3).flatten(2).tolist() == [[[n] * 3 for n in (1, 2, 3, 4)]]
-    assert ImageConfig().place(image, 3).flatten(2).tolist() == [[[n, 0, 0] for n in (1, 2, 3, 4)]]
+    assert ImageConfig(repeat=True).extend(image, 3).flatten(2).tolist() == [[[n] * 3 for n in (1, 2, 3, 4)]]
+    assert ImageConfig().extend(image, 3).flatten(2).tolist() == [[[n, 0, 0] for n in (1, 2, 3, 4)]]
 
 
 def test_clips_have_frames_that_come_out_of_the_decoder_as_they_went_in() -> None:

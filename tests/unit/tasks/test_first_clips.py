@@ -39,7 +39,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_first_step_says_that_it_encodes_and_no_other_does(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cache: bool
 ) -> None:
-    monkeypatch.setattr("worldsmith.tasks.clip_task.SAY_EVERY", 0.0)
+    monkeypatch.setattr("worldsmith.tasks.clip_task.LOG_INTERVAL", 0.0)
     config = tiny_runs.tiny_config(world, steps=8, save_iter=8, cache=cache)
     config.trainer.callbacks["filling"] = Filling.Config()
     trainer = Trainer(config, run_folder=tmp_path / "run")

@@ -111,7 +111,7 @@ def test_it_is_planned_trained_and_exported_by_the_commands(
         (
             "objective",
             RectifiedFlow.Config(),
-            "objective.type = \"RectifiedFlow\": a model of the family 'toy' needs a",
+            "objective.type = \"RectifiedFlow\": a model of the family 'toy' requires a",
         ),
         ("model.name", "cosmos3", "name = \"cosmos3\": config is a ToyModel.Config, which belongs to the family 'toy'"),
         ("job.task", "vlm", "models of the family 'toy' need another task\n    -> use \"vfm\""),

@@ -51,8 +51,8 @@ def test_an_experts_levels_are_those_of_its_config(world: Path) -> None:
     ("recipe", "field", "value", "named"),
     [
         (TI2V, "resolution", "720", "1104x832"),
-        (TI2V, "conditioning_config", {"0": 0.5, "2": 0.5}, "only conditions on the first latent frame"),
-        (T2V, "conditioning_config", {"1": 1.0}, "no conditioning with clean frames"),
+        (TI2V, "conditioning_config", {"0": 0.5, "2": 0.5}, "supports conditioning only on the first latent frame"),
+        (T2V, "conditioning_config", {"1": 1.0}, "does not support conditioning frames"),
         (T2V, "resolution", "72x72", "72x72"),
     ],
 )

@@ -195,7 +195,8 @@ def test_it_needs_data_and_data_of_the_family(world: Path) -> None:
         Trainer(config, run_folder=Path("never"))
     config.dataloader_val = PackingDataLoader.Config(max_samples_per_batch=2)
     with pytest.raises(
-        ConfigError, match=r'dataloader_val.type = "PackingDataLoader": a model of the family .toy. needs a RowLoader'
+        ConfigError,
+        match=r'dataloader_val.type = "PackingDataLoader": a model of the family .toy. requires a RowLoader',
     ):
         Trainer(config, run_folder=Path("never"))
 

@@ -25,21 +25,21 @@ class NetworkConfig(Config):
     out_channels: Count = 16
     """Output channels: those of a latent."""
     num_layers: LayerCount = 30
-    """Blocks."""
+    """Number of transformer blocks."""
     time_embed_dim: Count = 512
     """Channels of the timestep embedding."""
     ofs_embed_dim: Count | None = None
-    """Channels of the image (ofs) embedding of CogVideoX 1.5; None: no such embedding."""
+    """Channels of the ofs embedding of CogVideoX-1.5-5B-I2V; None: no such embedding."""
     text_embed_dim: Count = 4096
     """Channels of the text encoder's output."""
     max_text_seq_length: Count = 226
     """Text tokens of every sample, including padding."""
     sample_width: Count = 90
-    """Latent size that position tables and rotary grids refer to."""
+    """Width in latents for which position tables and rotary grids are computed."""
     sample_height: Count = 60
-    """Latent size that position tables and rotary grids refer to."""
+    """Height in latents for which position tables and rotary grids are computed."""
     sample_frames: Count = 49
-    """Number of video frames that position tables refer to."""
+    """Number of video frames for which position tables are computed."""
     patch_size: Count = 2
     """Spatial patch size: latents per token, in height and in width."""
     patch_size_t: Count | None = None
@@ -55,8 +55,8 @@ class NetworkConfig(Config):
     use_rotary_positional_embeddings: bool = False
     """Whether rotary position embeddings replace the sinusoidal table."""
     use_learned_positional_embeddings: bool = False
-    """Whether a position table is added to rotary embeddings and trained like other weights; it fits only clips of the
-    sample sizes. Weights that have one can be trained without it."""
+    """Whether a learned position table is added to the rotary embeddings; it supports only clips of the sample size.
+    Weights that have such a table can also be trained without it."""
     attention_bias: bool = True
     """Whether the attention projections have biases."""
     norm_elementwise_affine: bool = True
@@ -72,44 +72,44 @@ class NetworkConfig(Config):
         return self.num_attention_heads * self.attention_head_dim
 
     def check(self) -> None:
-        """Raises WrongValueError for sizes that do not fit together."""
+        """Raises WrongValueError if fields contradict each other, such as head size and position embeddings."""
         if self.attention_head_dim % 16 and self.use_rotary_positional_embeddings:
-            why = "one quarter of the channels is for time and three eighths each for height and width, in pairs"
+            why = "rotary embeddings use a quarter of the channels for time and 3/8 each for height and width, in pairs"
             raise wrong(self, "attention_head_dim", allowed="a multiple of 16", why=why)
         if self.inner_dim % 16 and not self.use_rotary_positional_embeddings:
             names = "num_attention_heads", "attention_head_dim"
-            raise wrong(self, *names, why="the sinusoidal table needs a product that is a multiple of 16")
+            raise wrong(self, *names, why="the sinusoidal table requires that their product is a multiple of 16")
         if self.use_learned_positional_embeddings and not self.use_rotary_positional_embeddings:
             names = "use_learned_positional_embeddings", "use_rotary_positional_embeddings"
             raise wrong(self, *names, why="a learned table requires rotary embeddings")
         if self.patch_size_t and (self.use_learned_positional_embeddings or not self.use_rotary_positional_embeddings):
-            why = "tokens of several latent frames need rotary embeddings without a table"
+            why = "a temporal patch size requires rotary embeddings without a learned position table"
             kinds = "use_rotary_positional_embeddings", "use_learned_positional_embeddings"
             raise wrong(self, "patch_size_t", *kinds, why=why)
         for side in ("sample_height", "sample_width"):
             if getattr(self, side) % self.patch_size:
                 raise wrong(self, side, "patch_size", why="the first must be a multiple of the second")
         if self.dropout:
-            raise wrong(self, "dropout", why="its random numbers could not be restored on resume", remedy="write 0")
+            raise wrong(self, "dropout", why="its random state could not be restored on resume", remedy="write 0")
 
     def check_clip(self, latent_shape: tuple[int, int, int]) -> None:
-        """Raises WrongValueError if the positions of this network do not cover latents of the shape (t, h, w)."""
+        """Raises WrongValueError if the network has no position embeddings for latents of the shape (t, h, w)."""
         if self.only_shape not in (None, latent_shape):
             names = "use_learned_positional_embeddings", "sample_frames", "sample_height", "sample_width"
             why = (
                 f"the learned position table requires latents {self.only_shape} (frames, height, width), found "
                 f"{latent_shape}"
             )
-            remedy = "train at its sizes, or omit it: use_learned_positional_embeddings = false"
+            remedy = "train at this size, or set use_learned_positional_embeddings = false"
             raise wrong(self, *names, why=why, remedy=remedy)
         height, width = latent_shape[1:]
         if self.patch_size_t and (height > self.sample_height or width > self.sample_width):
-            why = f"latents of {height} x {width} are larger than the position grid"
+            why = f"latents of {height} x {width} are larger than the grid of position embeddings"
             raise wrong(self, "sample_height", "sample_width", why=why, remedy="train at smaller sizes, or raise these")
 
     @property
     def published_size(self) -> tuple[int, int]:
-        """(height, width) of the released videos in latent positions; in 1.5 smaller than the grid of positions."""
+        """(height, width) in latents of released videos; in CogVideoX 1.5 smaller than the sample size."""
         sides = self.sample_height, self.sample_width
         return (min(sides[0], 96), min(sides[1], 170)) if self.patch_size_t else sides
 
@@ -119,7 +119,7 @@ class NetworkConfig(Config):
 
     @property
     def only_shape(self) -> tuple[int, int, int] | None:
-        """The only latent shape (t, h, w) that a learned position table covers; None without such a table."""
+        """The only latent shape (t, h, w) that a learned position table supports; None: any shape (no such table)."""
         sizes = self.sample_latent_frames, self.sample_height, self.sample_width
         return sizes if self.use_learned_positional_embeddings else None
 
@@ -130,7 +130,7 @@ class NetworkConfig(Config):
         return 1, self.max_text_seq_length + self.sample_latent_frames * cells, self.inner_dim
 
     def shapes(self) -> Shapes:
-        """Returns the shapes of all parameters without building the network."""
+        """Returns the shape of every parameter by name, without building the network."""
         d, time, patch, latent = self.inner_dim, self.time_embed_dim, self.patch_size, self.in_channels
         shapes = Shapes()
         if self.use_learned_positional_embeddings:
@@ -164,23 +164,23 @@ class NetworkConfig(Config):
 
 
 class ImageConfig(Config):
-    """Conditioning on a clip's first frame, encoded separately; its latents are appended to the video's channels."""
+    """Config of the conditioning on a clip's first frame; its latents are concatenated to those of the video."""
 
     noise: bool = True
-    """Whether noise is added to the image before it is encoded, sampled again in every step. Without it, the cache
-    stores latents."""
+    """Whether noise is added to the image before the VAE encodes it, sampled again in every step. Without noise, the
+    latents of the image are cached."""
     noise_log_mean: float = -3.0
     """Mean of the logarithm of the noise's standard deviation, for pixels in [-1, 1]."""
     noise_log_std: Factor = 0.5
-    """Standard deviation of that logarithm, sampled per sample."""
+    """Standard deviation of that logarithm, which is sampled for each clip."""
     dropout: Share = 0.05
-    """Probability of training a sample without its image, which is then zeros."""
+    """Probability of training a sample without its image: the image latents are zeros."""
     repeat: bool = False
     """Whether the image latents are concatenated to every latent frame; otherwise to the first, and zeros to the
     others."""
     latent_scale: PositiveFactor | None = None
-    """Scaling factor of the latents; None: as in diffusers' pipeline: the VAE's scaling_factor, or its inverse if the
-    VAE's config has invert_scale_latents (CogVideoX 1.5)."""
+    """Scaling factor of the image latents; None: as in diffusers' pipeline, the VAE's scaling_factor, or its inverse
+    if the VAE's config has invert_scale_latents (CogVideoX 1.5)."""
 
     def check(self) -> None:
         """Raises WrongValueError if noise settings are given although `noise` is false."""
@@ -190,8 +190,15 @@ class ImageConfig(Config):
         if idle and not self.noise:
             raise wrong(self, "noise", *idle, why="there is no noise to describe", remedy="omit these settings")
 
-    def place(self, image: Tensor, frames: int) -> Tensor:
-        """Extends latents [n, C, 1, h, w] of an image to [n, C, frames, h, w]: repeated, or followed by zeros."""
+    def extend(self, image: Tensor, frames: int) -> Tensor:
+        """Returns the image latents [n, C, 1, h, w] for all latent frames, [n, C, frames, h, w].
+
+        They are repeated if `repeat` is set, otherwise followed by zeros.
+
+        Args:
+            image: Latents of the images.
+            frames: Number of latent frames of the videos.
+        """
         from torch.nn.functional import pad
 
         if self.repeat:
@@ -200,33 +207,33 @@ class ImageConfig(Config):
 
 
 def cogvideox_2b() -> NetworkConfig:
-    """Returns the config of CogVideoX-2B: sinusoidal positions (1.69 B parameters)."""
+    """Returns the network config of CogVideoX-2B, with sinusoidal position embeddings (1.69 B parameters)."""
     return NetworkConfig()
 
 
 def cogvideox_5b() -> NetworkConfig:
-    """Returns the config of CogVideoX-5B: rotary positions (5.57 B parameters)."""
+    """Returns the network config of CogVideoX-5B, with rotary position embeddings (5.57 B parameters)."""
     return NetworkConfig(num_attention_heads=48, num_layers=42, use_rotary_positional_embeddings=True)
 
 
 def cogvideox_5b_i2v() -> NetworkConfig:
-    """Returns the config of CogVideoX-5B-I2V: image input and learned positions (5.57 B and 55 M parameters)."""
+    """Returns the network config of CogVideoX-5B-I2V (5.57 B parameters), with image input and a position table."""
     return replace(cogvideox_5b(), in_channels=32, use_learned_positional_embeddings=True)
 
 
 def cogvideox1_5_5b() -> NetworkConfig:
-    """Returns the config of CogVideoX-1.5-5B: temporal patch size 2 (5.57 B parameters)."""
+    """Returns the network config of CogVideoX-1.5-5B, with temporal patch size 2 (5.57 B parameters)."""
     sizes = replace(cogvideox_5b(), sample_height=300, sample_width=300, sample_frames=81)
     return replace(sizes, patch_size_t=2, patch_bias=False)
 
 
 def cogvideox1_5_5b_i2v() -> NetworkConfig:
-    """Returns the config of CogVideoX-1.5-5B-I2V: with image input (5.57 B parameters)."""
+    """Returns the network config of CogVideoX-1.5-5B-I2V, with image input (5.57 B parameters)."""
     return replace(cogvideox1_5_5b(), in_channels=32, ofs_embed_dim=512)
 
 
 def tiny() -> NetworkConfig:
-    """Returns a tiny config for a CPU (38 thousand parameters), for 9 frames of 64 px and the VAE of the package."""
+    """Returns a tiny network config (38 thousand parameters), for 9 frames of 64x64 px and the package's tiny VAE."""
     return NetworkConfig(
         num_attention_heads=2, attention_head_dim=16, in_channels=8, out_channels=8, num_layers=2, time_embed_dim=8,
         text_embed_dim=64, max_text_seq_length=16, sample_width=8, sample_height=8, sample_frames=9,

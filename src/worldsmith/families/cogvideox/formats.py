@@ -26,7 +26,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import TAG
 from worldsmith.families.cogvideox.architecture import ImageConfig, NetworkConfig
 from worldsmith.families.cogvideox.model import SCHEDULERS, CogVideoXDefaults, CogVideoXGenerator
-from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, join, sat_keys
+from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, concatenate_chunks, sat_keys
 from worldsmith.families.cogvideox.sat_weights import LATEST, STATES, SatWeights, find_states, network_settings
 from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.files.json_file import read_json_object
@@ -49,11 +49,11 @@ IN_SCHEDULERS = {
 }
 """Settings by their names in diffusers schedulers."""
 RELEASE = "release"
-"""Name of an iteration's folder if the number of steps is unknown."""
+"""Name of the folder with the weights if the number of training steps is unknown."""
 
 
 class CogVideoXFormats(PipelineFormats):
-    """Weight formats of CogVideoX: diffusers and SAT."""
+    """Reads and exports the weights of CogVideoX models, in the formats of diffusers and of CogVideo's SAT."""
 
     model = CogVideoXGenerator
     marks = ("patch_embed.text_proj.weight", "transformer_blocks.0.norm1.linear.weight", "norm_out.linear.weight")
@@ -87,12 +87,19 @@ class CogVideoXFormats(PipelineFormats):
     def defaults_of_run(self, tree: Mapping[str, Any]) -> CogVideoXDefaults:
         table = {name: tree["objective"][name] for name in TABLE}
         model = tree["model"]["config"]
-        said = {name: value for name, value in model.get("sampling", {}).items() if name != TAG and value is not None}
-        sampled = sampled_as(model["network"]["use_rotary_positional_embeddings"], said)
+        settings = {
+            name: value for name, value in model.get("sampling", {}).items() if name != TAG and value is not None
+        }
+        sampled = complete_sampling(model["network"]["use_rotary_positional_embeddings"], settings)
         return CogVideoXDefaults(captions_as_given=False, **{**clip_defaults(tree), **table, **sampled})
 
     def published_defaults(self, config: Any, folder: Path) -> CogVideoXDefaults:
-        """Returns generation defaults from the scheduler in `folder`, else those of the released weights."""
+        """Returns the generation defaults of released weights.
+
+        Args:
+            config: Model config; its network determines the video size.
+            folder: Pipeline folder; its scheduler config, if it exists, determines the noise schedule.
+        """
         network, (_, cell, *_) = config.network, config.latent_grid
         rotary, (height, width) = network.use_rotary_positional_embeddings, network.published_size
         return CogVideoXDefaults(
@@ -101,7 +108,7 @@ class CogVideoXFormats(PipelineFormats):
             num_frames=network.sample_frames,
             fps=16.0 if network.patch_size_t else 8.0,
             max_caption_tokens=network.max_text_seq_length,
-            **{"shift_scale": 1.0 if rotary else 3.0, **sampled_as(rotary, read_scheduler(folder))},
+            **{"shift_scale": 1.0 if rotary else 3.0, **complete_sampling(rotary, read_scheduler(folder))},
         )
 
     def check_exportable(self, config: Any) -> None:
@@ -115,7 +122,16 @@ class CogVideoXFormats(PipelineFormats):
         return "CogVideoXPipeline" if config.image is None else "CogVideoXImageToVideoPipeline"
 
     def arrange(self, model: CogVideoXGenerator, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
-        """Returns the components; raises ValueError if no pipeline has the scaling factor of the image latents."""
+        """Returns the pipeline components `parts`, after setting how the VAE in it scales image latents (in place).
+
+        Args:
+            model: The exported model.
+            parts: Components by name: transformer, vae, text_encoder, tokenizer.
+            dtype: Dtype of the export; not used.
+
+        Raises:
+            ValueError: If diffusers' pipeline does not support the scaling factor of the image latents.
+        """
         image, vae = model.config.image, parts["vae"]
         if image is not None and image.latent_scale is not None:
             inverted = not isclose(image.latent_scale, vae.config.scaling_factor, rel_tol=1e-6)
@@ -138,10 +154,10 @@ class CogVideoXFormats(PipelineFormats):
         if about["format"] != "sat":
             return super().card(name, about)
         lora = ", ".join(f"{key}: {value}" for key, value in about["lora"].items())
-        adapters = f" Its adapters need `lora_config.params: {{{lora}}}`." if lora else ""
+        adapters = f" Its LoRA adapters require `lora_config.params: {{{lora}}}`." if lora else ""
         return (
             f"# {name}\n\nA checkpoint for CogVideo's SAT in {about['dtype']}, exported by Worldsmith "
-            f"{about['worldsmith']}: `args.load` names this folder.{adapters}\n"
+            f"{about['worldsmith']}. To load it, set `args.load` to this folder.{adapters}\n"
         )
 
     def write_foreign(
@@ -161,14 +177,28 @@ class CogVideoXFormats(PipelineFormats):
             write_vae(folder, vae)
 
 
-def sampled_as(rotary: bool, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sampling settings `said`, completed with defaults of CogVideoX-5B (rotary positions) or 2B."""
-    scheduler = said.get("scheduler", "dpm" if rotary else "ddim")
-    return {"scheduler": scheduler, "dynamic_guidance": "by_timestep" if scheduler == "dpm" else "off", **said}
+def complete_sampling(rotary: bool, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Completes sampling settings with the scheduler and guidance schedule of the released models.
+
+    Args:
+        rotary: Whether the network has rotary position embeddings, as CogVideoX-5B; otherwise those of 2B are used.
+        settings: Known settings, by field name of `CogVideoXDefaults`; they override the defaults.
+
+    Returns:
+        The completed settings.
+    """
+    scheduler = settings.get("scheduler", "dpm" if rotary else "ddim")
+    return {"scheduler": scheduler, "dynamic_guidance": "by_timestep" if scheduler == "dpm" else "off", **settings}
 
 
 def read_scheduler(folder: Path) -> dict[str, Any]:
-    """Reads sampling settings from the scheduler config of a pipeline; {} if it has none.
+    """Reads the sampling settings of a pipeline from its scheduler config.
+
+    Args:
+        folder: Pipeline folder.
+
+    Returns:
+        Settings by field name of `CogVideoXDefaults`; {} if the folder has no scheduler config.
 
     Raises:
         UserError: If the scheduler is not supported by this family.
@@ -176,15 +206,15 @@ def read_scheduler(folder: Path) -> dict[str, Any]:
     file = folder / "scheduler" / "scheduler_config.json"
     if not file.is_file():
         return {}
-    said = read_json_object(file)
-    names = [name for name, kind in SCHEDULERS.items() if kind == said.get("_class_name")]
-    told = {name: said[key] for name, key in IN_SCHEDULERS.items() if key in said}
+    stored = read_json_object(file)
+    names = [name for name, kind in SCHEDULERS.items() if kind == stored.get("_class_name")]
+    settings = {name: stored[key] for name, key in IN_SCHEDULERS.items() if key in stored}
     if not names:
-        raise UserError(f"{file}: expected {' or '.join(SCHEDULERS.values())}, found {said.get('_class_name')}")
-    made = CogVideoXDefaults(**told).scheduler_settings()
-    if other := {key: value for key, value in made.items() if key in said and said[key] != value}:
-        raise UserError(f"{file}: expected {other}, found { {key: said[key] for key in other} }")
-    return {"scheduler": names[0], **told}
+        raise UserError(f"{file}: expected {' or '.join(SCHEDULERS.values())}, found {stored.get('_class_name')}")
+    supported = CogVideoXDefaults(**settings).scheduler_settings()
+    if other := {key: value for key, value in supported.items() if key in stored and stored[key] != value}:
+        raise UserError(f"{file}: expected {other}, found { {key: stored[key] for key in other} }")
+    return {"scheduler": names[0], **settings}
 
 
 def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> bool:
@@ -194,8 +224,8 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
 
     Args:
         model: The trained model.
-        out: The new folder.
-        options: Options of the export.
+        out: Folder to create.
+        options: Dtype of the export, whether LoRA adapters are merged, and whether an older export is replaced.
 
     Returns:
         False if `out` already contains the same export.
@@ -226,7 +256,7 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
 
 
 def stored_tensors(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """Returns the SAT tensors of a stored model; see `sat_tensors`."""
+    """Returns the tensors of a stored model by SAT name, in the dtype and with the LoRA merge of the export options."""
     import torch
 
     dtype: torch.dtype = getattr(torch, options.dtype)
@@ -244,29 +274,38 @@ def sat_tensors(
     *,
     average: bool = False,
 ) -> dict[str, Tensor]:
-    """Returns all tensors of a network by SAT's names, with prefix.
+    """Converts the weights of a network to the tensors of a SAT checkpoint, including fixed position tables.
 
     Args:
         network: Config of the network.
-        source: Weights.
-        dtype_of: Returns the dtype by internal parameter name.
+        source: Weights to convert.
+        dtype_of: Function from an internal parameter name to the dtype of its tensor.
         average: Whether to read the EMA weights.
+
+    Returns:
+        Tensors by SAT name, with SAT's prefix for the network.
 
     Raises:
         ValueError: If SAT has no name for a weight.
     """
     import torch
 
-    tensors = tables(network, dtype_of("patch_embed.proj.weight"))
-    for key, held in sat_keys(source.shapes).items():
-        parts = {name: torch.empty(source.shapes[name], dtype=dtype_of(name)) for name, _ in held}
+    tensors = fixed_position_tensors(network, dtype_of("patch_embed.proj.weight"))
+    for key, chunks in sat_keys(source.shapes).items():
+        parts = {name: torch.empty(source.shapes[name], dtype=dtype_of(name)) for name, _ in chunks}
         source.read_into(parts, average=average)
-        tensors[key] = join(held, parts)
+        tensors[key] = concatenate_chunks(chunks, parts)
     return {NETWORK + key: tensor for key, tensor in tensors.items()}
 
 
 def save_sat_folder(folder: Path, tensors: Mapping[str, Tensor], iteration: int = 0) -> None:
-    """Writes `latest` and `ITERATION/mp_rank_00_model_states.pt`."""
+    """Writes tensors as a SAT checkpoint: `ITERATION/mp_rank_00_model_states.pt`, and `latest`, which names ITERATION.
+
+    Args:
+        folder: Folder of the checkpoint.
+        tensors: Tensors by SAT name.
+        iteration: Number of training steps; 0: unknown, ITERATION is "release".
+    """
     import torch
 
     name = str(iteration) if iteration else RELEASE
@@ -276,7 +315,7 @@ def save_sat_folder(folder: Path, tensors: Mapping[str, Tensor], iteration: int 
 
 
 def write_vae(folder: Path, name: str) -> int:
-    """Writes the VAE `name` (as in `vae_path`) to `vae/3d-vae.pt` of `folder`; returns its number of tensors."""
+    """Writes the VAE with the path or hub name `name` to `folder`/vae/3d-vae.pt; returns its number of tensors."""
     import torch
 
     vae = CogVideoXVAE.Config(vae_path=name, precision="float32", scaling_factor=1.0).build()
@@ -286,8 +325,8 @@ def write_vae(folder: Path, name: str) -> int:
     return len(state)
 
 
-def tables(network: NetworkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the fixed position tensors that SAT stores with the weights; {} for CogVideoX 1.5."""
+def fixed_position_tensors(network: NetworkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Returns the fixed position tensors that SAT stores with the weights, by SAT name; {} for CogVideoX 1.5."""
     if network.patch_size_t is not None:
         return {}
     return {key: table.to(dtype) for key, table in position_tables(network).items()}

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IMAGE_OFS = 2.0
-"""Value of the ofs input of CogVideoX 1.5 image-to-video, in addition to the timestep."""
+"""Value of the network input `ofs` of CogVideoX 1.5 image-to-video."""
 KEPT = "video-to-video regenerates a video (strength sets how much), and image-to-video uses its first frame"
 SCHEDULERS = {"ddim": "CogVideoXDDIMScheduler", "dpm": "CogVideoXDPMScheduler"}
 """Scheduler classes of diffusers."""
 
 
 class SamplingConfig(Config):
-    """Default sampling settings; an exported pipeline contains the scheduler."""
+    """Config of the default sampling settings; an exported diffusers pipeline contains only the scheduler."""
 
     scheduler: Literal["ddim", "dpm"] | None = None
     """The solver; None: dpm for a network with rotary embeddings, as for CogVideoX-5B, otherwise ddim."""
@@ -55,10 +55,10 @@ class SamplingConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class CogVideoXDefaults(PipelineDefaults):
-    """Default generation settings and the noise schedule of training (`VPrediction.Config`); by default those of 5B."""
+    """Default generation settings and the noise schedule of training; the default values are those of CogVideoX-5B."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "shift": "the noise schedule of the training defines the noise of each step",
+        "shift": "the noise schedule of training defines the noise level of each step",
         "condition_frame_indexes_vision": KEPT,
         "condition_video_keep": KEPT,
     }
@@ -78,7 +78,7 @@ class CogVideoXDefaults(PipelineDefaults):
     timestep_spacing: str = "trailing"
 
     def scheduler_settings(self) -> dict[str, Any]:
-        """Returns the config of a diffusers scheduler with this noise schedule."""
+        """Returns the constructor arguments of a diffusers scheduler with the noise schedule of these defaults."""
         return {
             "num_train_timesteps": self.num_timesteps,
             "beta_start": self.beta_start,
@@ -103,7 +103,7 @@ class CogVideoXDefaults(PipelineDefaults):
 class CogVideoXGenerator(PipelineModel):
     """CogVideoX: a transformer over text and video tokens; latents of an image are concatenated to those of the video.
 
-    A token of CogVideoX 1.5 has two latent frames; a missing latent frame is added in front (`padding`).
+    In CogVideoX 1.5 a token covers two latent frames; an odd number of them is padded in front (see `padding`).
     """
 
     network_class = "CogVideoXTransformer3DModel"
@@ -117,7 +117,7 @@ class CogVideoXGenerator(PipelineModel):
         network: NetworkConfig = field(default_factory=NetworkConfig)
         """Network sizes."""
         image: ImageConfig | None = None
-        """Image conditioning, for a network of twice as many input channels; None: text-to-video."""
+        """Image conditioning, for a network with twice as many input as output channels; None: text-to-video."""
         tokenizer: CogVideoXVAE.Config = field(default_factory=CogVideoXVAE.Config)
         """The video VAE."""
         text_encoder: T5TextEncoder.Config = field(default_factory=T5TextEncoder.Config)
@@ -131,12 +131,15 @@ class CogVideoXGenerator(PipelineModel):
 
             CogVideoX 1.5 has no video2video, since its temporal patches cannot hold all frames.
             """
-            anew: tuple[Mode, ...] = () if self.network.patch_size_t else ("video2video",)
-            return ("text2image", "text2video", *anew) if self.image is None else ("image2video",)
+            regenerating: tuple[Mode, ...] = () if self.network.patch_size_t else ("video2video",)
+            return ("text2image", "text2video", *regenerating) if self.image is None else ("image2video",)
 
         @property
         def latent_grid(self) -> tuple[int, ...]:
-            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size."""
+            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size, …
+
+            The last two are the number of latent frames that the decoder emits together, and the temporal patch size.
+            """
             network = self.network
             return TEMPORAL_FACTOR, SPATIAL_FACTOR, network.patch_size, DECODED_FRAMES, network.patch_size_t or 1
 
@@ -144,8 +147,8 @@ class CogVideoXGenerator(PipelineModel):
             super().check()
             network, image = self.network, self.image
             if network.in_channels != network.out_channels * (1 if image is None else 2):
-                why = "an image has as many channels as the video and is concatenated to it"
-                remedy = "write image = {} for in_channels = 2 * out_channels, and omit it otherwise"
+                why = "image latents have as many channels as the video latents and are concatenated to them"
+                remedy = "write image = {} if in_channels = 2 * out_channels, and omit image otherwise"
                 raise wrong(self, "image", "network.in_channels", "network.out_channels", why=why, remedy=remedy)
             if image is not None:
                 image.check()
@@ -188,7 +191,10 @@ class CogVideoXGenerator(PipelineModel):
             timesteps: Timesteps, [n].
             text: Text embeddings, [n, tokens, d].
             image: Latents of the conditioning image, [n, C, t, h, w]; None without an image.
-            **extra_inputs: Further arguments of the network.
+            extra_inputs: Ignored.
+
+        Returns:
+            Predictions of v, [n, C, t, h, w].
         """
         import torch
 
@@ -205,11 +211,14 @@ class CogVideoXGenerator(PipelineModel):
         return answers.transpose(1, 2)
 
     def padding(self, frames: int) -> int:
-        """Returns the number of latent frames to add to `frames` for a multiple of the temporal patch size."""
+        """Returns how many latent frames must be added to `frames` latent frames to fill the temporal patches."""
         return -frames % (self.config.network.patch_size_t or 1)
 
     def rotary(self, latent_shape: tuple[int, int, int]) -> tuple[Tensor, Tensor] | None:
-        """Computes rotary tables (cos, sin) [tokens, head] for latents (t, h, w), as diffusers; None without rotary."""
+        """Computes the rotary tables (cos, sin), each [tokens, head channels], for latents of shape (t, h, w).
+
+        They are those of diffusers. Returns None if the network has no rotary position embeddings.
+        """
         network = self.config.network
         if not network.use_rotary_positional_embeddings:
             return None
@@ -232,7 +241,7 @@ class CogVideoXGenerator(PipelineModel):
 
 
 def make_trainable(patch: Any) -> None:
-    """Replaces the learned position table, a float64 buffer of diffusers, by a parameter of the same name, in place."""
+    """Replaces the position table of diffusers' patch embedding `patch`, a float64 buffer, by a parameter, in place."""
     from torch import nn
 
     table = patch.pos_embedding
@@ -241,7 +250,7 @@ def make_trainable(patch: Any) -> None:
 
 
 class CogVideoXSampler(SchedulerSampler):
-    """Samples with DDIM or DPM-Solver++: text to video, image to video, and video to video."""
+    """Sampler with DDIM or DPM-Solver++ for text-to-video, image-to-video and video-to-video."""
 
     model: CogVideoXGenerator
 
@@ -258,9 +267,9 @@ class CogVideoXSampler(SchedulerSampler):
             return constant
         timesteps = self.make_scheduler().timesteps[self.skipped :].tolist()
         by_step = self.sampling.dynamic_guidance == "by_step"
-        lefts = range(len(constant), 0, -1) if by_step else timesteps
+        remaining = range(len(constant), 0, -1) if by_step else timesteps
         exponent = self.model.defaults.guidance_exponent
-        return [dynamic_scale(self.sampling.guidance, left, len(constant), exponent) for left in lefts]
+        return [dynamic_scale(self.sampling.guidance, left, len(constant), exponent) for left in remaining]
 
     def make_solver(self, scheduler: Any, draws: torch.Generator) -> SchedulerSolver:
         kind = DPMSolver if self.sampling.scheduler == "dpm" else FramesFirst
@@ -269,7 +278,14 @@ class CogVideoXSampler(SchedulerSampler):
     def start(
         self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the initial state, and the latents of the conditioning image over all frames; None without an image.
+        """Returns the initial state [C, t, h, w], and the latents of the conditioning image over all frames, or None.
+
+        The initial state is noise, or the noisy latents of the given video for video-to-video.
+
+        Args:
+            layout: Layout of the sample.
+            solver: Solver of the sample, which samples the noise.
+            condition: Image or video to start from, uint8 [3, T, H, W]; None: text only.
 
         Raises:
             ValueError: If an image is given and the network accepts none, or the other way round.
@@ -286,14 +302,16 @@ class CogVideoXSampler(SchedulerSampler):
         if condition is None:
             return solver.noise(shape).to(model.device), None
         moments = model.encode(condition)
-        drawn = torch.randn((1, moments.shape[0] // 2, *moments.shape[1:]), generator=solver.draws)[0].to(
+        posterior_noise = torch.randn((1, moments.shape[0] // 2, *moments.shape[1:]), generator=solver.draws)[0].to(
             moments.device
         )
         noise = solver.noise(shape).to(moments.device)
         if image is not None:
-            shown = model.vae.image_latents(moments, drawn, image.latent_scale)
-            return noise, image.place(shown[None], frames)[0]
-        noisy: Tensor = solver.scheduler.add_noise(model.vae.latents(moments, drawn), noise, solver.timesteps[:1])
+            shown = model.vae.image_latents(moments, posterior_noise, image.latent_scale)
+            return noise, image.extend(shown[None], frames)[0]
+        noisy: Tensor = solver.scheduler.add_noise(
+            model.vae.latents(moments, posterior_noise), noise, solver.timesteps[:1]
+        )
         return noisy, None
 
     def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
@@ -303,12 +321,12 @@ class CogVideoXSampler(SchedulerSampler):
         return {"image": torch.stack(images)} if images else {}
 
     def finish(self, sample: Beginning, state: Tensor) -> Tensor:
-        """Removes the latent frames that were added in front to complete the first token."""
+        """Returns the final latents `state` without the latent frames that were added in front as padding."""
         return state[:, self.model.padding(sample.conditional.latent_shape[0]) :]
 
 
 class FramesFirst(SchedulerSolver):
-    """Solver that samples noise as [t, C, h, w], the layout of CogVideoX in diffusers."""
+    """Solver that samples noise and takes steps in the layout [t, C, h, w], which diffusers uses for CogVideoX."""
 
     def noise(self, shape: tuple[int, ...]) -> Tensor:
         channels, frames, *sides = shape
@@ -319,7 +337,7 @@ class FramesFirst(SchedulerSolver):
 
 
 class DPMSolver(FramesFirst):
-    """DPM-Solver++: passes the last prediction of the clean sample to the next step."""
+    """Solver for DPM-Solver++, which passes the predicted clean sample of each step to the next step."""
 
     clean: Tensor | None = None
 

@@ -34,13 +34,13 @@ PIPELINE = "${oc.env:COGVIDEOX_PATH}"
 
 
 def cogvideox_weights_advice(name: str) -> dict[str, str]:
-    """Returns the advice for an unset variable of the weights."""
+    """Returns {"COGVIDEOX_PATH": how to get the released weights `name`}, shown if the variable is not set."""
     return hub_repository("COGVIDEOX_PATH", f"zai-org/{name}")
 
 
 @recipe("cogvideox_2b", variables={**CLIPS, **cogvideox_weights_advice("CogVideoX-2b")})
 def cogvideox_2b() -> Trainer.Config:
-    """CogVideoX-2B, all weights; clips of 49 frames in the resolution bucket 480."""
+    """Configures full fine-tuning of CogVideoX-2B on clips of 49 frames in the resolution bucket 480."""
     return pipeline_run(
         "cogvideox_2b",
         CogVideoXGenerator.Config(
@@ -68,7 +68,7 @@ def cogvideox_2b() -> Trainer.Config:
 
 @recipe("cogvideox_5b", starts_from="cogvideox_2b", variables=cogvideox_weights_advice("CogVideoX-5b"))
 def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-5B, all weights."""
+    """Configures full fine-tuning of CogVideoX-5B, based on cogvideox_2b."""
     rename_run(config, "cogvideox_5b")
     cast(CogVideoXGenerator.Config, config.model.config).network = architecture.cogvideox_5b()
     config.objective.shift_scale = 1.0
@@ -81,13 +81,13 @@ def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
     variables=cogvideox_weights_advice("CogVideoX-5b-I2V"),
 )
 def cogvideox_5b_i2v(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-5B-I2V, all weights and the learned position table; clips of 49 frames of 720x480."""
+    """Configures full fine-tuning of CogVideoX-5B-I2V with its position table on 49 frames of 720x480."""
     return change_network(config, "cogvideox_5b_i2v", architecture.cogvideox_5b_i2v(), "720x480")
 
 
 @recipe("cogvideox1_5_5b", starts_from="cogvideox_5b", variables=cogvideox_weights_advice("CogVideoX1.5-5B"))
 def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-1.5-5B, all weights; clips of 81 frames of 1360x768."""
+    """Configures full fine-tuning of CogVideoX-1.5-5B on clips of 81 frames of 1360x768, based on cogvideox_5b."""
     return change_network(config, "cogvideox1_5_5b", architecture.cogvideox1_5_5b(), "1360x768")
 
 
@@ -97,73 +97,73 @@ def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
     variables=cogvideox_weights_advice("CogVideoX1.5-5B-I2V"),
 )
 def cogvideox1_5_5b_i2v(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-1.5-5B-I2V, all weights; clips of 81 frames of 1360x768."""
+    """Configures full fine-tuning of CogVideoX-1.5-5B-I2V, based on cogvideox1_5_5b."""
     return change_network(config, "cogvideox1_5_5b_i2v", architecture.cogvideox1_5_5b_i2v(), "1360x768")
 
 
 @recipe("cogvideox_2b_lora", starts_from="cogvideox_2b")
 def cogvideox_2b_lora(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-2B, LoRA of rank 128 on the attention layers."""
-    return adapted(config, "cogvideox_2b_lora")
+    """Configures LoRA of rank 128 on the attention layers of CogVideoX-2B, based on cogvideox_2b."""
+    return configure_lora(config, "cogvideox_2b_lora")
 
 
 @recipe("cogvideox_5b_lora", starts_from="cogvideox_5b")
 def cogvideox_5b_lora(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-5B, LoRA of rank 128 on the attention layers."""
-    return adapted(config, "cogvideox_5b_lora")
+    """Configures LoRA of rank 128 on the attention layers of CogVideoX-5B, based on cogvideox_5b."""
+    return configure_lora(config, "cogvideox_5b_lora")
 
 
 @recipe("cogvideox_5b_i2v_lora", starts_from="cogvideox_5b_i2v")
 def cogvideox_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-5B-I2V, LoRA of rank 256 on the attention layers; the position table is frozen."""
-    return adapted(config, "cogvideox_5b_i2v_lora", rank=256)
+    """Configures LoRA of rank 256 on the attention layers of CogVideoX-5B-I2V with a frozen position table."""
+    return configure_lora(config, "cogvideox_5b_i2v_lora", rank=256)
 
 
 @recipe("cogvideox1_5_5b_lora", starts_from="cogvideox1_5_5b")
 def cogvideox1_5_5b_lora(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-1.5-5B, LoRA of rank 128 on the attention layers."""
-    return adapted(config, "cogvideox1_5_5b_lora")
+    """Configures LoRA of rank 128 on the attention layers of CogVideoX-1.5-5B, based on cogvideox1_5_5b."""
+    return configure_lora(config, "cogvideox1_5_5b_lora")
 
 
 @recipe("cogvideox1_5_5b_i2v_lora", starts_from="cogvideox1_5_5b_i2v")
 def cogvideox1_5_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-1.5-5B-I2V, LoRA of rank 128 on the attention layers."""
-    return adapted(config, "cogvideox1_5_5b_i2v_lora")
+    """Configures LoRA of rank 128 on the attention layers of CogVideoX-1.5-5B-I2V, based on cogvideox1_5_5b_i2v."""
+    return configure_lora(config, "cogvideox1_5_5b_i2v_lora")
 
 
 @recipe("cogvideox_2b_tiny", starts_from="cogvideox_2b")
 def cogvideox_2b_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of cogvideox_2b: 38 thousand parameters, clips of 64 pixels, on a CPU."""
+    """Changes cogvideox_2b to its tiny variant: 38 thousand parameters and clips of 64 pixels, on a CPU."""
     return make_tiny(config, "cogvideox_2b_tiny")
 
 
 @recipe("cogvideox_5b_tiny", starts_from="cogvideox_5b")
 def cogvideox_5b_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of cogvideox_5b: with rotary position embeddings."""
+    """Changes cogvideox_5b to its tiny variant for a CPU, with rotary position embeddings."""
     return make_tiny(config, "cogvideox_5b_tiny")
 
 
 @recipe("cogvideox_5b_i2v_tiny", starts_from="cogvideox_5b_i2v")
 def cogvideox_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of cogvideox_5b_i2v: with image conditioning and a learned position table."""
+    """Changes cogvideox_5b_i2v to its tiny variant for a CPU, with image conditioning and a learned position table."""
     return make_tiny(config, "cogvideox_5b_i2v_tiny")
 
 
 @recipe("cogvideox1_5_5b_tiny", starts_from="cogvideox1_5_5b")
 def cogvideox1_5_5b_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of cogvideox1_5_5b: with two latent frames per token."""
+    """Changes cogvideox1_5_5b to its tiny variant for a CPU, with two latent frames per token."""
     return make_tiny(config, "cogvideox1_5_5b_tiny")
 
 
 @recipe("cogvideox1_5_5b_i2v_tiny", starts_from="cogvideox1_5_5b_i2v")
 def cogvideox1_5_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of cogvideox1_5_5b_i2v: with image conditioning."""
+    """Changes cogvideox1_5_5b_i2v to its tiny variant for a CPU, with image conditioning."""
     return make_tiny(config, "cogvideox1_5_5b_i2v_tiny")
 
 
 @recipe("cogvideox_demo", starts_from="cogvideox_2b_tiny")
 def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
-    """Demo of CogVideoX: 64-pixel clips of moving colored shapes with one-sentence captions."""
+    """Configures the CogVideoX demo: 64-pixel clips of moving colored shapes with one-sentence captions."""
     network = cast(CogVideoXGenerator.Config, config.model.config).network
     network.num_attention_heads, network.attention_head_dim, network.num_layers = 4, 48, 4
     network.time_embed_dim, network.sample_frames = 128, 17
@@ -175,7 +175,14 @@ def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
 
 
 def change_network(config: Trainer.Config, name: str, network: NetworkConfig, size: str) -> Trainer.Config:
-    """Changes the network, and the size and number of frames of the clips to those it was trained with."""
+    """Changes the network, and the clip size and length to those of the network's training, in place; returns `config`.
+
+    Args:
+        config: Config of the run.
+        name: Name of the new recipe.
+        network: Config of the new network.
+        size: Resolution of the clips, such as "720x480".
+    """
     rename_run(config, name)
     model = cast(CogVideoXGenerator.Config, config.model.config)
     model.network = network
@@ -186,13 +193,19 @@ def change_network(config: Trainer.Config, name: str, network: NetworkConfig, si
     return config
 
 
-def adapted(config: Trainer.Config, name: str, *, rank: int = 128) -> Trainer.Config:
-    """Trains only LoRA adapters, with the rank, alpha and learning rate of the diffusers training script."""
+def configure_lora(config: Trainer.Config, name: str, *, rank: int = 128) -> Trainer.Config:
+    """Changes `config` in place to LoRA training with the settings of the diffusers training script, and returns it.
+
+    Args:
+        config: Config of the run.
+        name: Name of the new recipe.
+        rank: Rank of the adapters; alpha is half of it.
+    """
     return train_adapters(config, name, rank=rank, alpha=rank // 2, lr=2e-5)
 
 
 def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Turns `config` into its tiny variant with the shipped tiny VAE and text encoder."""
+    """Changes `config` in place to the tiny variant `name` with the package's tiny VAE and text encoder."""
     model = cast(CogVideoXGenerator.Config, config.model.config)
     make_tiny_pipeline(config, name, build_tiny_variant(model.network), frames=9)
     model.tokenizer.vae_path, model.text_encoder.path = "${asset:tiny_cogvideox_vae}", "${asset:tiny_t5}"
@@ -202,7 +215,7 @@ def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
 
 
 def build_tiny_variant(network: NetworkConfig) -> NetworkConfig:
-    """Builds the tiny variant of a recipe, with a network of the same type."""
+    """Returns a tiny network config with the same inputs and the same type of position embeddings as `network`."""
     small = architecture.tiny()
     return replace(
         small,

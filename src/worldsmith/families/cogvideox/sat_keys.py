@@ -18,7 +18,7 @@ NETWORK = "model.diffusion_model."
 TABLE = "patch_embed.pos_embedding"
 SAT_TABLE = "mixins.pos_embed.pos_embedding"
 FREQUENCIES = ("mixins.pos_embed.freqs_sin", "mixins.pos_embed.freqs_cos")
-"""Rotary angles of CogVideoX 1.0, which are computed from the sizes."""
+"""SAT names of the rotary tables of CogVideoX 1.0, which are computed and not loaded."""
 ATTENTION = ("to_q", "to_k", "to_v")
 MODULATION = (("norm1", (0, 1, 2, 6, 7, 8)), ("norm2", (3, 4, 5, 9, 10, 11)))
 """Indices of a block's twelve modulation chunks, for attention and for the MLP."""
@@ -42,37 +42,41 @@ LAYER = {
     "mlp.dense_4h_to_h": "ff.net.2",
 }
 MIXINS = {"query_layernorm_list": "attn1.norm_q", "key_layernorm_list": "attn1.norm_k"}
-Place = tuple[str, tuple[int, ...]]
-"""Tensor name in diffusers, and the equal parts of SAT's tensor that it consists of."""
+TensorChunks = tuple[str, tuple[int, ...]]
+"""Tensor name in diffusers, and the indices of the chunks of a SAT tensor that it consists of."""
 
 
 @dataclass(frozen=True, slots=True)
 class SatLocation:
-    """Location of a network tensor in a SAT checkpoint: a tensor, and its chunks along the first dimension."""
+    """Location of a network tensor in a SAT checkpoint: some chunks of a SAT tensor along its first dimension."""
 
     key: str
     parts: tuple[int, ...] = (0,)
-    """Indices of the equal parts along the first dimension, in this order."""
+    """Indices of its chunks along the first dimension, in this order."""
     of: int = 1
     """Number of equal chunks in the SAT tensor."""
 
-    def cut(self, stored: Tensor) -> Tensor:
-        """Extracts the network tensor from SAT's tensor `stored`; a view if it is one chunk."""
+    def extract(self, stored: Tensor) -> Tensor:
+        """Extracts the network tensor from the SAT tensor `stored`; the result is a view if it is a single chunk."""
         import torch
 
         parts = [stored.chunk(self.of)[part] for part in self.parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def places(key: str) -> list[Place]:
-    """Returns the network tensors that a SAT tensor (name without prefix) contains; empty for an unknown name."""
+def list_network_tensors(key: str) -> list[TensorChunks]:
+    """Returns the network tensors that a SAT tensor contains: (diffusers name, chunk indices) of each.
+
+    Args:
+        key: Name of the SAT tensor, without prefix; an unknown name gives an empty list.
+    """
     if key == SAT_TABLE:
         return [(TABLE, (0,))]
     path, _, leaf = key.replace(".original.", ".").rpartition(".")
     if found := ENDS.get(path):
         return [(f"{found}.{leaf}", (0,))]
     if match := re.fullmatch(r"transformer\.layers\.(\d+)\.(.+)", key):
-        return _of_layer(f"transformer_blocks.{match[1]}", match[2].replace(".original.", "."))
+        return _list_layer_tensors(f"transformer_blocks.{match[1]}", match[2].replace(".original.", "."))
     if match := re.fullmatch(r"mixins\.adaln_layer\.(\w+)\.(\d+)(\.1)?\.(weight|bias)", key):
         mixin, block, inner, leaf = match.groups()
         block = f"transformer_blocks.{block}"
@@ -83,7 +87,7 @@ def places(key: str) -> list[Place]:
     return []
 
 
-def _of_layer(block: str, rest: str) -> list[Place]:
+def _list_layer_tensors(block: str, rest: str) -> list[TensorChunks]:
     path, _, leaf = rest.rpartition(".")
     if path in LAYER:
         return [(f"{block}.{LAYER[path]}.{leaf}", (0,))]
@@ -96,46 +100,57 @@ def _of_layer(block: str, rest: str) -> list[Place]:
     return []
 
 
-def pieces(keys: Iterable[str]) -> dict[str, SatLocation]:
-    """Returns the location of each network tensor by name, for SAT names without prefix."""
+def locate_tensors(keys: Iterable[str]) -> dict[str, SatLocation]:
+    """Returns the location of each network tensor, by diffusers name, in SAT tensors of these names.
+
+    Args:
+        keys: Names of SAT tensors, without prefix.
+    """
     found = {}
     for key in keys:
-        held = places(key)
-        for name, parts in held:
-            found[name] = SatLocation(key, parts, sum(len(other) for _, other in held))
+        tensors = list_network_tensors(key)
+        for name, parts in tensors:
+            found[name] = SatLocation(key, parts, sum(len(other) for _, other in tensors))
     return found
 
 
-def sat_keys(names: Iterable[str]) -> dict[str, list[Place]]:
-    """Returns the network tensors that each SAT tensor contains, by SAT name without prefix, for a complete network.
+def sat_keys(names: Iterable[str]) -> dict[str, list[TensorChunks]]:
+    """Maps the tensors of a SAT checkpoint to the network tensors that they contain.
 
-    Base weights of adapted layers have the suffix `.original`.
+    Args:
+        names: Diffusers names of all parameters of a network, including those of LoRA adapters.
+
+    Returns:
+        By SAT name without prefix: (diffusers name, chunk indices) of each contained network tensor. Base weights of
+        layers with adapters have the suffix `.original`.
 
     Raises:
         ValueError: If SAT has no name for a tensor.
     """
     wanted = set(names)
     blocks = 1 + max((int(name.split(".")[1]) for name in wanted if name.startswith("transformer_blocks.")), default=-1)
-    known = {key: places(key) for key in every_key(blocks)}
-    held = {key: found for key, found in known.items() if all(name in wanted for name, _ in found)}
-    rest = sorted(wanted - {name for found in held.values() for name, _ in found})
+    known = {key: list_network_tensors(key) for key in list_sat_keys(blocks)}
+    existing = {key: found for key, found in known.items() if all(name in wanted for name, _ in found)}
+    rest = sorted(wanted - {name for found in existing.values() for name, _ in found})
     if rest:
         raise ValueError(f"{len(rest)} of {len(wanted)} tensors do not exist in a SAT checkpoint, such as {rest[0]}")
-    matrices = [key for key in held if ".matrix_" in key]
+    matrices = [key for key in existing if ".matrix_" in key]
     if len(matrices) not in (0, 8 * blocks):
-        raise ValueError("SAT only adapts to_q, to_k, to_v and to_out.0 of every block")
+        raise ValueError("SAT supports adapters only on to_q, to_k, to_v and to_out.0 of every block")
     adapted = {key.rpartition(".matrix_")[0] for key in matrices}
-    return {below(key) if key.rpartition(".")[0] in adapted else key: found for key, found in held.items()}
+    return {
+        base_weight_name(key) if key.rpartition(".")[0] in adapted else key: found for key, found in existing.items()
+    }
 
 
-def below(key: str) -> str:
-    """Returns the SAT name of the base weight of an adapted layer."""
+def base_weight_name(key: str) -> str:
+    """Returns the SAT name of the base weight of a layer with adapters: `PATH.LEAF` becomes `PATH.original.LEAF`."""
     path, _, leaf = key.rpartition(".")
     return f"{path}.original.{leaf}"
 
 
-def every_key(blocks: int) -> list[str]:
-    """Returns all SAT names (without prefix) of a network with `blocks` blocks."""
+def list_sat_keys(blocks: int) -> list[str]:
+    """Returns all SAT names (without prefix) of a network with `blocks` blocks and LoRA adapters."""
     paths = list(ENDS)
     keys = [SAT_TABLE]
     for block in range(blocks):
@@ -147,16 +162,16 @@ def every_key(blocks: int) -> list[str]:
     return keys + [f"{path}.{leaf}" for path in paths for leaf in ("weight", "bias")]
 
 
-def join(held: Sequence[Place], tensors: Mapping[str, Tensor]) -> Tensor:
+def concatenate_chunks(chunks: Sequence[TensorChunks], tensors: Mapping[str, Tensor]) -> Tensor:
     """Concatenates network tensors to the SAT tensor that contains them.
 
     Args:
-        held: Network tensors and their chunk indices, as from `sat_keys`.
-        tensors: Network tensors by name.
+        chunks: (diffusers name, chunk indices) of each network tensor, as from `sat_keys`.
+        tensors: Network tensors by diffusers name.
     """
     import torch
 
     parts: dict[int, Tensor] = {}
-    for name, order in held:
+    for name, order in chunks:
         parts |= zip(order, tensors[name].chunk(len(order)), strict=True)
     return torch.cat([parts[index] for index in sorted(parts)]) if len(parts) > 1 else parts[0]

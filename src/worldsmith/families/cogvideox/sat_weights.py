@@ -12,7 +12,7 @@ from zipfile import is_zipfile
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
-from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, TABLE, pieces
+from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, TABLE, locate_tensors
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.fill import fill
 from worldsmith.models.lora import is_adapter
@@ -26,9 +26,13 @@ logger = logging.getLogger(__name__)
 
 LATEST, STATES = "latest", "mp_rank_{:02d}_model_states.pt"
 AVERAGED = "-ema"
-"""Suffix of an iteration's folder with EMA weights."""
-LEFT = {"conditioner.": "the text encoder", "first_stage_model.": "the VAE", "denoiser.": "the noise schedule"}
-"""Name prefixes of entries in a full SAT state other than the network."""
+"""Suffix of the folder with the EMA weights of an iteration."""
+OTHER_COMPONENTS = {
+    "conditioner.": "the text encoder",
+    "first_stage_model.": "the VAE",
+    "denoiser.": "the noise schedule",
+}
+"""Name prefixes of the other components in a full SAT checkpoint, and their names in messages."""
 ALPHA = 1
 """SAT's default `lora_alpha`; a checkpoint does not state it."""
 
@@ -36,36 +40,38 @@ ALPHA = 1
 class SatWeights(WeightSource):
     """Weight source for a SAT checkpoint of CogVideoX; tensors are mapped from the file and read when needed.
 
-    `settings` are the network settings that follow from tensor shapes; position embeddings and their sizes do not.
+    The attribute `settings` has the network settings that tensor shapes show; sizes of position embeddings are not in
+    it.
 
     Args:
-        file: The file `mp_rank_00_model_states.pt`; EMA weights are in a folder next to its own.
+        file: The file `mp_rank_00_model_states.pt`; if its folder has a neighbor with the suffix `-ema`, that has the
+            EMA weights.
 
     Raises:
-        UserError: If the file is damaged, contains code, or is not such a network.
+        UserError: If the file is damaged, contains code, or has no CogVideoX network.
     """
 
     family = "cogvideox"
 
     def __init__(self, file: Path) -> None:
         self.path = file.parent
-        self.live = SatTensors(file)
+        self.raw = SatTensors(file)
         average = file.parent.with_name(f"{file.parent.name}{AVERAGED}") / file.name
-        self.averaged = SatTensors(average) if average.is_file() else None
+        self.ema = SatTensors(average) if average.is_file() else None
         self.describe = f"SAT checkpoint {file.parent}"
-        self.shapes = self.live.shapes()
-        self.average_shapes = self.averaged.shapes() if self.averaged else {}
-        self.copies, self.unknown = {}, self.live.unknown
-        self.settings = settings_from_shapes(self.live.stored)
-        if self.live.left:
-            parts = [f"{count} tensors of {what}" for what, count in self.live.left.items()]
+        self.shapes = self.raw.shapes()
+        self.average_shapes = self.ema.shapes() if self.ema else {}
+        self.copies, self.unknown = {}, self.raw.unknown
+        self.settings = settings_from_shapes(self.raw.stored)
+        if self.raw.excluded:
+            parts = [f"{count} tensors of {component}" for component, count in self.raw.excluded.items()]
             logger.warning("%s: skipped, since they are not trained: %s", self.describe, ", ".join(parts))
         if any(map(is_adapter, self.shapes)):
             self.adapter_alpha = ALPHA
             rank = next(shape[0] for name, shape in self.shapes.items() if name.endswith("lora_A.weight"))
             logger.warning(
                 "%s: adapters of rank %d; SAT scales them by lora_alpha / %d, where lora_alpha is %d unless the "
-                "run's config set another value: lora_alpha must be the same here", self.describe, rank, rank, ALPHA,
+                "SAT config set another value. Use the same lora_alpha in this run", self.describe, rank, rank, ALPHA,
             )  # fmt: skip
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
@@ -73,19 +79,19 @@ class SatWeights(WeightSource):
             fill(tensor, self._find(name, average)(name))
 
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
-        held = self._find(name, average)
-        return held.stored[held.pieces[name].key].dtype
+        tensors = self._find(name, average)
+        return tensors.stored[tensors.locations[name].key].dtype
 
     def _find(self, name: str, average: bool) -> SatTensors:
-        if average and self.averaged is not None and name in self.average_shapes:
-            return self.averaged
+        if average and self.ema is not None and name in self.average_shapes:
+            return self.ema
         if name not in self.shapes:
             raise KeyError(f"{self.describe} has no weight {name}")
-        return self.live
+        return self.raw
 
 
 class SatTensors:
-    """Network tensors of one SAT file, by internal parameter name."""
+    """Network tensors of one SAT file; calling the object with an internal parameter name returns the tensor."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -96,56 +102,60 @@ class SatTensors:
         prefix = NETWORK if any(key.startswith(NETWORK) for key in content) else ""
         own = {key.removeprefix(prefix): tensor for key, tensor in content.items() if key.startswith(prefix)}
         others = [key for key in content if not key.startswith(prefix)]
-        self.left = Counter(kind for key in others if (kind := excluded_component(key)))
-        self.pieces = pieces(own)
-        used = {piece.key for piece in self.pieces.values()}
+        self.excluded = Counter(kind for key in others if (kind := excluded_component(key)))
+        self.locations = locate_tensors(own)
+        used = {piece.key for piece in self.locations.values()}
         derived = {*FREQUENCIES, SAT_TABLE} if is_sine_table(own) else set(FREQUENCIES)
         if is_sine_table(own):
-            self.pieces.pop(TABLE, None)
+            self.locations.pop(TABLE, None)
         self.stored = own
         self.unknown = [key for key in own if key not in used | derived and "embed_tokens" not in key]
         self.unknown += [key for key in others if not excluded_component(key)]
         if "mixins.patch_embed.proj.weight" not in own:
             raise UserError(
-                f"SAT checkpoint: '{file}' has {len(content)} tensors, but no CogVideoX network (found, for "
-                f"example, {next(iter(content), 'none')})"
+                f"SAT checkpoint: expected the tensors of a CogVideoX network in '{file}', found {len(content)} other "
+                f"tensors, for example {next(iter(content), 'none')}"
             )
 
     def shapes(self) -> dict[str, list[int]]:
-        sizes = {name: (piece, self.stored[piece.key].shape) for name, piece in self.pieces.items()}
+        sizes = {name: (piece, self.stored[piece.key].shape) for name, piece in self.locations.items()}
         return {
             name: [shape[0] // piece.of * len(piece.parts), *shape[1:]] if piece.of > 1 else list(shape)
             for name, (piece, shape) in sizes.items()
         }
 
     def __call__(self, name: str) -> Tensor:
-        piece = self.pieces[name]
-        return piece.cut(self.stored[piece.key])
+        piece = self.locations[name]
+        return piece.extract(self.stored[piece.key])
 
 
 def excluded_component(key: str) -> str:
-    """Returns the component other than the network that a tensor belongs to; "" for network and unknown tensors."""
-    return next((what for prefix, what in LEFT.items() if key.startswith(prefix)), "")
+    """Returns the component other than the network that the SAT tensor `key` belongs to, such as "the VAE", or ""."""
+    return next((component for prefix, component in OTHER_COMPONENTS.items() if key.startswith(prefix)), "")
 
 
-def is_sine_table(own: Mapping[str, Tensor]) -> bool:
-    """Returns whether the position table is the fixed one of CogVideoX-2B, which is computed, and not a learned one."""
-    return SAT_TABLE in own and not any(name in own for name in FREQUENCIES) and not _takes_an_image(own)
+def is_sine_table(tensors: Mapping[str, Tensor]) -> bool:
+    """Returns whether the position table is the computed sinusoidal one of CogVideoX-2B, and not a learned one.
+
+    Args:
+        tensors: SAT tensors of the network by name without prefix.
+    """
+    return SAT_TABLE in tensors and not any(name in tensors for name in FREQUENCIES) and not _has_image_input(tensors)
 
 
-def _takes_an_image(own: Mapping[str, Tensor]) -> bool:
-    """Returns whether the patch convolution has an image input; only a convolution over 2 x 2 positions has tables."""
-    proj, end = own["mixins.patch_embed.proj.weight"], own["mixins.final_layer.linear.weight"]
+def _has_image_input(tensors: Mapping[str, Tensor]) -> bool:
+    """Returns whether the patch convolution in these SAT tensors has twice the output channels: an image input."""
+    proj, end = tensors["mixins.patch_embed.proj.weight"], tensors["mixins.final_layer.linear.weight"]
     return proj.dim() == 4 and proj.shape[1:].numel() == 2 * len(end)
 
 
-def settings_from_shapes(own: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Infers network settings from the shapes of SAT's tensors."""
-    patches, end = own["mixins.patch_embed.proj.weight"], own["mixins.final_layer.linear.weight"]
+def settings_from_shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Infers fields of `NetworkConfig` from the shapes of SAT tensors, which are given by name without prefix."""
+    patches, end = tensors["mixins.patch_embed.proj.weight"], tensors["mixins.final_layer.linear.weight"]
     newer = patches.dim() == 2
     cells = 8 if newer else int(patches.shape[2:].numel())
-    blocks = {int(key.split(".")[2]) for key in own if key.startswith("transformer.layers.")}
-    norm = own.get("mixins.adaln_layer.query_layernorm_list.0.weight")
+    blocks = {int(key.split(".")[2]) for key in tensors if key.startswith("transformer.layers.")}
+    norm = tensors.get("mixins.adaln_layer.query_layernorm_list.0.weight")
     size = len(norm) if norm is not None else 64
     found: dict[str, Any] = {
         "num_attention_heads": len(patches) // size,
@@ -153,25 +163,31 @@ def settings_from_shapes(own: Mapping[str, Tensor]) -> dict[str, Any]:
         "in_channels": patches.shape[1] // cells if newer else int(patches.shape[1]),
         "out_channels": len(end) // cells,
         "num_layers": 1 + max(blocks, default=-1),
-        "time_embed_dim": len(own["time_embed.0.weight"]),
-        "text_embed_dim": int(own["mixins.patch_embed.text_proj.weight"].shape[1]),
+        "time_embed_dim": len(tensors["time_embed.0.weight"]),
+        "text_embed_dim": int(tensors["mixins.patch_embed.text_proj.weight"].shape[1]),
         "patch_size": 2 if newer else int(patches.shape[2]),
-        "use_rotary_positional_embeddings": not is_sine_table(own),
-        "norm_elementwise_affine": "transformer.final_layernorm.weight" in own,
+        "use_rotary_positional_embeddings": not is_sine_table(tensors),
+        "norm_elementwise_affine": "transformer.final_layernorm.weight" in tensors,
     }
     if newer:
         found |= {"patch_size_t": 2, "patch_bias": False}
     else:
-        found |= {"patch_bias": "mixins.patch_embed.proj.bias" in own}
-    if "ofs_embed.0.weight" in own:
-        found["ofs_embed_dim"] = len(own["ofs_embed.0.weight"])
-    if SAT_TABLE in own and not is_sine_table(own):
+        found |= {"patch_bias": "mixins.patch_embed.proj.bias" in tensors}
+    if "ofs_embed.0.weight" in tensors:
+        found["ofs_embed_dim"] = len(tensors["ofs_embed.0.weight"])
+    if SAT_TABLE in tensors and not is_sine_table(tensors):
         found["use_learned_positional_embeddings"] = True
     return found
 
 
 def find_states(root: Path) -> Path | None:
-    """Returns the weight file of a SAT checkpoint, a folder or `root` itself; None if SAT has not written it.
+    """Finds the weight file of a SAT checkpoint.
+
+    Args:
+        root: Folder of the checkpoint, or the weight file.
+
+    Returns:
+        The weight file; None if `root` is not a SAT checkpoint.
 
     Raises:
         UserError: If `latest` names a missing file, or the weights are split over several files.
@@ -184,7 +200,7 @@ def find_states(root: Path) -> Path | None:
             return None
         name = (root / LATEST).read_text(encoding="utf-8", errors="replace").strip()
         if not (name.isdecimal() or name == "release"):
-            raise UserError(f"{root / LATEST}: expected the number of an iteration, or release, found {name[:40]!r}")
+            raise UserError(f"{root / LATEST}: expected an iteration number or 'release', found {name[:40]!r}")
         states = root / name / STATES.format(0)
         if not states.is_file():
             raise UserError(f"{root / LATEST} names {name}, but {states} does not exist")
@@ -194,14 +210,16 @@ def find_states(root: Path) -> Path | None:
 
 
 def network_settings(source: SatWeights) -> dict[str, Any]:
-    """Returns the network settings: inferred from shapes, with the sizes in a config.json or `worldsmith.json`.
+    """Returns the fields of `NetworkConfig` for a SAT checkpoint.
 
-    Without such a file, the sizes are those of the released models.
+    They are read from `worldsmith.json` next to the weights, if it exists. Otherwise they are inferred from tensor
+    shapes, and the sizes of position embeddings are read from config.json or, without that file, are those of released
+    models.
     """
-    for place in source.live.file.parents[:2]:
-        if (place / ABOUT).is_file():
-            return section(section(section(read_json_object(place / ABOUT), "model"), "config"), "network")
-        if (place / "config.json").is_file():
-            return {**read_json_object(place / "config.json"), **source.settings}
+    for folder in source.raw.file.parents[:2]:
+        if (folder / ABOUT).is_file():
+            return section(section(section(read_json_object(folder / ABOUT), "model"), "config"), "network")
+        if (folder / "config.json").is_file():
+            return {**read_json_object(folder / "config.json"), **source.settings}
     newer = {"sample_height": 300, "sample_width": 300, "sample_frames": 81}
     return {**source.settings, **(newer if "patch_size_t" in source.settings else {})}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from worldsmith.families.cogvideox.architecture import ImageConfig
 
 DROPOUT_STREAM, LEVEL_STREAM, PIXEL_STREAM, IMAGE_STREAM = 16, 17, 18, 19
-"""Random streams of the image: dropout, noise level, noise, and VAE posterior."""
+"""Numbers of the random streams for image dropout, noise level, pixel noise and VAE posterior."""
 HALF_RANGE = 127.5
 """Number of pixel values per unit in [-1, 1]."""
 
@@ -40,11 +40,11 @@ class CogVideoXTask(PipelineTask):
     @classmethod
     def check_data(cls, section: str, data: Any, model: Any) -> None:
         super().check_data(section, data, model)
-        check_sizes(section, data.dataset, model.network)
+        check_clip_sizes(section, data.dataset, model.network)
 
     @property
     def first_frames(self) -> FirstFrames:
-        """How latents of first frames are cached; with image noise they are encoded again in every epoch."""
+        """Format of first frames in samples: "none"; "cached"; with image noise, "encoded in every epoch"."""
         image = self.model.config.image
         return "none" if image is None else "encoded in every epoch" if image.noise else "cached"
 
@@ -53,7 +53,14 @@ class CogVideoXTask(PipelineTask):
         return self.model.config.network.only_shape
 
     def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
-        """Returns clean latents; the first latent frame is repeated in front to fill the temporal patch size."""
+        """Returns the clean latents [C, t, h, w] of each sample, padded to full temporal patches.
+
+        The padding repeats the first latent frame in front.
+
+        Args:
+            batch: Samples of one shape.
+            seed: Seed of the run, for sampling from the VAE's posterior.
+        """
         import torch
 
         found = super().clean_latents(batch, seed=seed)
@@ -64,27 +71,46 @@ class CogVideoXTask(PipelineTask):
         config = self.model.config.image
         if config is None:
             return {}
-        return {"image": config.place(self.draw_images(batch, config, seed=seed), latents[0].shape[1])}
+        return {"image": config.extend(self.draw_images(batch, config, seed=seed), latents[0].shape[1])}
 
     def draw_images(self, batch: Sequence[VideoSample], config: ImageConfig, *, seed: int) -> Tensor:
-        """Returns latents [n, C, 1, h, w] of each clip's first frame, with noise; zeros where the image is dropped."""
+        """Returns the latents [n, C, 1, h, w] of each clip's first frame, with noise; zeros where the image is dropped.
+
+        Args:
+            batch: Samples with their first frames.
+            config: Config of the image conditioning: noise, dropout and scaling factor.
+            seed: Seed of the run; random values depend only on it and on the positions of the samples.
+        """
         import torch
 
         from worldsmith.objectives.noise_schedule import random_noise, random_stream
 
-        vae, places = self.model.vae, [sample.position for sample in batch]
+        vae, positions = self.model.vae, [sample.position for sample in batch]
         shape = (self.model.latent_channels, 1, *batch[0].latent_shape[1:])
         images = torch.zeros(len(batch), *shape, device=self.model.device)
-        kept = [n for n, at in enumerate(places) if random_stream(seed, at, DROPOUT_STREAM).random() >= config.dropout]
-        encoded = self.latents([noised(batch[n], config, seed=seed) for n in kept])
+        kept = [
+            n
+            for n, position in enumerate(positions)
+            if random_stream(seed, position, DROPOUT_STREAM).random() >= config.dropout
+        ]
+        encoded = self.latents([add_image_noise(batch[n], config, seed=seed) for n in kept])
         for n, moments in zip(kept, encoded, strict=True):
-            noise = random_noise(shape, seed=seed, position=places[n], stream=IMAGE_STREAM).to(moments.device)
+            noise = random_noise(shape, seed=seed, position=positions[n], stream=IMAGE_STREAM).to(moments.device)
             images[n] = vae.image_latents(moments, noise, config.latent_scale)
         return images
 
 
-def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSample:
-    """Returns the first frame of a clip with noise on its pixels; raises ValueError if the sample has none."""
+def add_image_noise(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSample:
+    """Returns the first frame of a clip, with noise on its pixels if the config enables it.
+
+    Args:
+        sample: A clip with its first frame.
+        config: Config of the image conditioning.
+        seed: Seed of the run.
+
+    Raises:
+        ValueError: If the sample has no first frame.
+    """
     from worldsmith.objectives.noise_schedule import random_noise, random_stream
 
     image = sample.image
@@ -97,8 +123,14 @@ def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSampl
     return replace(image, video=image.video + HALF_RANGE * math.exp(level) * noise)
 
 
-def check_sizes(section: str, dataset: Any, network: Any) -> None:
-    """Raises WrongValueError if the network's positions do not cover the clip sizes of the dataset."""
+def check_clip_sizes(section: str, dataset: Any, network: Any) -> None:
+    """Raises WrongValueError if a network has no position embeddings for the clip sizes of a dataset.
+
+    Args:
+        section: Config section of the loader, such as "dataloader_train".
+        dataset: Config of the dataset.
+        network: Config of the network.
+    """
     width, height = SPATIAL_FACTOR * network.sample_width, SPATIAL_FACTOR * network.sample_height
     sizes = {"resolution": f"{width}x{height}", "num_video_frames": network.sample_frames}
     given = {f"{section}.dataset.{name}": getattr(dataset, name) for name in sizes}

@@ -60,12 +60,12 @@ IMAGE_STEPS, IMAGE_GUIDANCE, IMAGE_FPS = 50, 4.0, 24.0
 
 @dataclass(frozen=True, slots=True)
 class Cosmos3Defaults(GenerationDefaults):
-    """Default generation settings of Cosmos3."""
+    """Default generation settings of Cosmos3 models, which sample with UniPC."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "scheduler": "sampling is UniPC",
-        "dynamic_guidance": "sampling is UniPC with the same guidance at every step",
-        "strength": "given frames are kept unchanged (condition_frame_indexes_vision sets their number)",
+        "dynamic_guidance": "sampling is UniPC with the same guidance scale at every step",
+        "strength": "conditioning frames are kept unchanged (condition_frame_indexes_vision sets their number)",
     }
 
     def image_defaults(self) -> GenerationDefaults:
@@ -100,14 +100,14 @@ class Cosmos3Generator(Model):
         max_num_tokens_after_packing: Count = 13312
         """Max tokens of one packed sequence, used by the loader and for a forward pass in sampling."""
         joint_attn_implementation: Literal["two_way", "three_way", "flex"] = "two_way"
-        """two_way: dense. three_way: the attention of latents may be restricted to neighborhoods. flex: two_way on
-        CUDA, one kernel."""
+        """two_way: dense attention. three_way: the attention of latents may be restricted to neighborhoods. flex: as
+        two_way, computed by one FlexAttention kernel (CUDA only)."""
         natten_parameter_list: list[dict[str, NeighborhoodConfig]] = field(default_factory=list)
-        """three_way only: per layer, "1d", "2d" or "3d" (number of axes longer than 1) = neighborhood. Empty: dense."""
+        """three_way only: per layer, neighborhoods by number of axes longer than 1 ("1d", "2d", "3d"). Empty: dense."""
         video_temporal_causal: bool = False
         """three_way only: latents attend only to the same and earlier frames."""
         lora_target_modules: str = "q_proj_moe_gen,k_proj_moe_gen,v_proj_moe_gen,o_proj_moe_gen"
-        """Linear layers with LoRA adapters, comma-separated: last part of their path, or more of it with dots."""
+        """Linear layers with LoRA adapters, comma-separated: ends of module paths, such as "mlp.up_proj"."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
         """Network sizes."""
         tokenizer: WanVAE.Config = field(default_factory=WanVAE.Config)
@@ -121,7 +121,7 @@ class Cosmos3Generator(Model):
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:
-            """Frames per latent frame, pixels per latent position, latent positions per token."""
+            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size."""
             return TEMPORAL_FACTOR, SPATIAL_FACTOR, self.network.latent_patch_size
 
         def check(self) -> None:
@@ -131,7 +131,7 @@ class Cosmos3Generator(Model):
                     self,
                     "joint_attn_implementation",
                     "activation_checkpointing.mode",
-                    why="attention is one compiled kernel, whose result this mode cannot keep",
+                    why="FlexAttention is one compiled kernel, whose output this mode cannot save",
                     remedy="use mode = 'full' or 'none', or 'two_way'",
                 )
             super().check()
@@ -139,8 +139,8 @@ class Cosmos3Generator(Model):
                 raise wrong(
                     self,
                     "parallelism.cfg_parallel_shard_degree",
-                    why="only sampling has the two halves of guidance, training has one",
-                    remedy="write 1, and use context_parallel_shard_degree to share a pack",
+                    why="only sampling has two guidance branches, training has one",
+                    remedy="write 1, and use context_parallel_shard_degree to shard a pack",
                 )
 
         def check_context(self, ranks: int) -> None:
@@ -272,7 +272,7 @@ class Cosmos3Generator(Model):
 
 
 def read_attention(config: Cosmos3Generator.Config) -> AttentionModes:
-    """Returns the attention patterns of all layers.
+    """Returns the attention patterns of all layers, from the attention settings in a model config.
 
     Raises:
         ValueError: If settings have no effect or contradict each other.
@@ -286,7 +286,7 @@ def read_attention(config: Cosmos3Generator.Config) -> AttentionModes:
 
 
 class Cosmos3Sampler(VideoSampler):
-    """Samples packs of videos and images with UniPC."""
+    """Sampler of Cosmos3 models with UniPC; videos and images of different sizes share a pack."""
 
     model: Cosmos3Generator
 
@@ -302,7 +302,7 @@ class Cosmos3Sampler(VideoSampler):
         shift = self.sampling.shift
         if shift is None:
             raise ValueError(
-                "the model's noise-schedule shift is unknown; set it (released models: 3 at 256, 10 at 720)"
+                "the shift of the model's noise schedule is unknown. Set shift (released models: 3 at 256, 10 at 720)"
             )
         scheduler = make_unipc_scheduler(shift)
         scheduler.set_timesteps(sigmas=np.linspace(1 - 1 / NOISE_LEVELS, 0, self.sampling.steps + 1)[:-1])
@@ -310,7 +310,7 @@ class Cosmos3Sampler(VideoSampler):
 
     @cached_property
     def timesteps(self) -> list[int]:
-        """The network's timestep at each step: 1000·σ, rounded down."""
+        """Timestep of the network at each solver step: 1000·σ, rounded down."""
         found: list[int] = self.make_scheduler().timesteps.tolist()
         return found
 
@@ -323,7 +323,14 @@ class Cosmos3Sampler(VideoSampler):
     def begin(
         self, conditional: SampleLayout, unconditional: SampleLayout, *, seed: int, condition: Tensor | None
     ) -> Beginning:
-        """Returns the initial state; its first latent frames are those of the condition, since the VAE is causal."""
+        """Returns the initial state of a sample: noise, in which conditioning frames replace the first latent frames.
+
+        Args:
+            conditional: Layout of the sample with its caption.
+            unconditional: Layout of the sample for the unconditional guidance branch.
+            seed: Seed of the noise.
+            condition: Conditioning frames, uint8 [3, T, H, W]; None: text only.
+        """
         shape = (self.model.config.network.latent_channel, *conditional.latent_shape)
         start = seeded_noise(seed, shape).to(self.model.device)
         if condition is not None:

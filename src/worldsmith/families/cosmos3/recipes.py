@@ -1,7 +1,7 @@
-"""Video generators: fine-tuning of the released ones at tier 256, and runs for a CPU with the same code path.
+"""Recipes of Cosmos3: fine-tuning of released models in the resolution bucket 256, and tiny variants for a CPU.
 
-Values of the former are those of the published recipes as they take effect, that is with those of their TOML files.
-Their tiny variants are the same runs, other in sizes and paths only.
+The values for released models are those of the released recipes, including the values in their TOML files. The tiny
+variants differ only in sizes and paths.
 """
 
 from __future__ import annotations
@@ -59,11 +59,14 @@ not_available(
 )
 
 GENERATION_TOWER = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
-"""Name parts of everything that only generation uses; the rest is the understanding tower."""
+"""Substrings of the names of all parameters that only generation uses; the others are the understanding tower."""
 
 
-def other_clips() -> VideoLoader.Config:
-    """Returns the dataset of VAL_DATASET_PATH, read like the training data; captions are never emptied."""
+def validation_loader() -> VideoLoader.Config:
+    """Returns the config of the validation loader: the data of VAL_DATASET_PATH with the settings of the training data.
+
+    Validation captions are never dropped.
+    """
     own = ("path", "cfg_dropout_rate")
     shared = ("max_sequence_length", "max_samples_per_batch", "max_caption_tokens", "num_workers", "prefetch_factor")
     return VideoLoader.Config(
@@ -76,14 +79,14 @@ def other_clips() -> VideoLoader.Config:
     )
 
 
-def published(name: str) -> dict[str, str]:
-    """Returns the advice for an unset variable of the weights."""
+def base_checkpoint_advice(name: str) -> dict[str, str]:
+    """Returns {"BASE_CHECKPOINT_PATH": how to get the released weights nvidia/`name`}, shown if it is not set."""
     return hub_repository("BASE_CHECKPOINT_PATH", f"nvidia/{name}")
 
 
-@recipe("vision_sft_nano", variables={**CLIPS, **WAN22_VAE, **published("Cosmos3-Nano")})
+@recipe("vision_sft_nano", variables={**CLIPS, **WAN22_VAE, **base_checkpoint_advice("Cosmos3-Nano")})
 def vision_sft_nano() -> Trainer.Config:
-    """Cosmos3-Nano, the complete generation tower, on 8 GPUs of 80 GB."""
+    """Configures fine-tuning of the complete generation tower of Cosmos3-Nano on 8 GPUs of 80 GB."""
     return Trainer.Config(
         job=JobConfig(experiment="vision_sft_nano", project="cosmos3", group="sft", name="vision_sft_nano"),
         model=ModelSpec(
@@ -139,13 +142,16 @@ def vision_sft_nano() -> Trainer.Config:
             prefetch_factor=8,
             latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
         ),
-        dataloader_val=other_clips(),
+        dataloader_val=validation_loader(),
     )
 
 
 @recipe("vision_sft_nano_mapstyle_dataloader", starts_from="vision_sft_nano")
 def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Config:
-    """vision_sft_nano with captions of at most 1024 tokens. Every loader here has a map-style order that resumes."""
+    """Changes vision_sft_nano to captions of at most 1024 tokens.
+
+    The name is that of the released recipe. Every loader of this package has a map-style order that can be resumed.
+    """
     config.job.experiment = config.job.name = "vision_sft_nano_mapstyle_dataloader"
     cast(VideoLoader.Config, config.dataloader_train).max_caption_tokens = 1024
     return config
@@ -154,17 +160,17 @@ def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Confi
 @recipe(
     "vision_sft_super",
     starts_from="vision_sft_nano",
-    variables=published("Cosmos3-Super"),
+    variables=base_checkpoint_advice("Cosmos3-Super"),
 )
 def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
-    """Cosmos3-Super, LoRA of rank 16 on the attention layers of the generation tower, on 8 GPUs of 80 GB."""
+    """Configures LoRA of rank 16 on the attention layers of Cosmos3-Super's generation tower, on 8 GPUs of 80 GB."""
     config.job.experiment = config.job.name = "vision_sft_super"
     model = cast(Cosmos3Generator.Config, config.model.config)
     model.network = super_()
     model.lora_enabled, model.lora_rank, model.lora_alpha = True, 16, 32
     model.ema.enabled = False
     model.compile.enabled = False
-    # Pairs of processes share a sequence: four shares of the data, and the weights lie on all eight.
+    # Two ranks shard a sequence: four data-parallel groups, and the weights are sharded over all eight ranks.
     model.parallelism.data_parallel_shard_degree = 4
     model.parallelism.context_parallel_shard_degree = 2
     config.optimizer.keys_to_select = ["lora_"]
@@ -177,10 +183,10 @@ def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
 @recipe(
     "vision_sft_edge",
     starts_from="vision_sft_nano",
-    variables=published("Cosmos3-Edge"),
+    variables=base_checkpoint_advice("Cosmos3-Edge"),
 )
 def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
-    """Cosmos3-Edge, the complete generation tower, on 8 GPUs."""
+    """Configures fine-tuning of the complete generation tower of Cosmos3-Edge on 8 GPUs."""
     config.job.experiment = config.job.name = "vision_sft_edge"
     model = cast(Cosmos3Generator.Config, config.model.config)
     model.network = edge()
@@ -193,13 +199,13 @@ def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("vision_sft_nano_tiny", starts_from="vision_sft_nano")
 def vision_sft_nano_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of vision_sft_nano: 9.9M parameters, on a CPU."""
+    """Changes vision_sft_nano to its tiny variant: 9.9 M parameters, on a CPU."""
     return make_tiny_generator(config, "vision_sft_nano_tiny")
 
 
 @recipe("vision_sft_super_tiny", starts_from="vision_sft_super")
 def vision_sft_super_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of vision_sft_super: 10.7M parameters, on a CPU."""
+    """Changes vision_sft_super to its tiny variant: 10.7 M parameters, on a CPU."""
     make_tiny_generator(config, "vision_sft_super_tiny")
     # As in Super, the heads together are wider than the residual stream.
     cast(Cosmos3Generator.Config, config.model.config).network.num_attention_heads = 6
@@ -208,12 +214,12 @@ def vision_sft_super_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("vision_sft_edge_tiny", starts_from="vision_sft_edge")
 def vision_sft_edge_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of vision_sft_edge: 7.6M parameters, on a CPU."""
+    """Changes vision_sft_edge to its tiny variant: 7.6 M parameters, on a CPU."""
     return make_tiny_generator(config, "vision_sft_edge_tiny")
 
 
 def make_tiny_generator(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Changes the sizes of `config` to those of a CPU run and its paths to built-in files.
+    """Changes `config` in place to the tiny recipe `name`: sizes for a CPU, and the package's tiny VAE and tokenizer.
 
     Weights and data are still read from files. Training settings (schedule, learning rate, conditioning, loss, trained
     parameters) are unchanged.
@@ -240,7 +246,7 @@ def make_tiny_generator(config: Trainer.Config, name: str) -> Trainer.Config:
 
 @recipe("vision_sft_tiny", variables=CLIPS)
 def vision_sft_tiny() -> Trainer.Config:
-    """Clips of any size in the resolution bucket 96, with the tiny VAE for natural video, from random weights.
+    """Configures training from random weights on clips of any size in the resolution bucket 96, with a tiny VAE.
 
     With these values eight clips are reproduced after five minutes on two CPU cores.
     """
@@ -285,13 +291,13 @@ def vision_sft_tiny() -> Trainer.Config:
             max_caption_tokens=512,
             latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
         ),
-        dataloader_val=other_clips(),
+        dataloader_val=validation_loader(),
     )
 
 
 @recipe("moving_shapes", starts_from="vision_sft_tiny")
 def moving_shapes(config: Trainer.Config) -> Trainer.Config:
-    """The demo: 64-pixel clips of moving colored shapes with one-sentence captions."""
+    """Configures the demo: 64-pixel clips of moving colored shapes with one-sentence captions."""
     config.job.experiment = "moving_shapes"
     config.job.group = "demo"
     config.job.name = "moving_shapes"

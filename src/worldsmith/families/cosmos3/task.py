@@ -46,7 +46,10 @@ class Cosmos3Encoder(ClipEncoder):
                 model.encode(self.black_clip(width, height))
 
     def black_clip(self, width: int, height: int) -> Tensor:
-        """Returns a black clip of the run's fixed length, else of the first frame and two temporal tiles."""
+        """Returns a black clip, uint8 [3, T, height, width], for compiling the encoder.
+
+        T is the clip length of the run if that is fixed, otherwise that of the first frame and two temporal tiles.
+        """
         import torch
 
         task, frames = self.task, self.task.data.dataset.num_video_frames
@@ -55,7 +58,7 @@ class Cosmos3Encoder(ClipEncoder):
 
 
 class Cosmos3Task(ClipTask):
-    """Training task of Cosmos3: text, image and video to video. A batch is a list of `VideoSample`, packed together."""
+    """Training task of Cosmos3: text-, image- and video-to-video. A batch is a pack, a list of `VideoSample`."""
 
     encoder_class = Cosmos3Encoder
     objective_class = RectifiedFlow
@@ -109,18 +112,21 @@ class Cosmos3Task(ClipTask):
             *["the released VAE (model.config.tokenizer.vae_path)"] * is_tiny,
         ]
         why = f"{' and '.join(found)}; realistic videos need {' and '.join(wanted)}"
-        yield "expect", f"expect only soft videos with shapes and motion: {why}"
+        yield "expect", f"only blurry videos with shapes and motion: {why}"
 
     def remarks(self) -> Iterator[tuple[str, str]]:
         yield "attention", describe_modes(self.model.network.attention)
 
     def preview(self, loader: VideoLoader) -> Preview:
-        """Reads and tokenizes one pack of real data, and encodes its first frames with the VAE on the CPU."""
+        """Reads and tokenizes the first pack of a loader and summarizes it.
+
+        It also encodes the first frames with the VAE on the CPU.
+        """
         pack = next(iter(loader))
         video = pack[0].video
-        assert video is not None  # there is no cache whose latents would stand for it
+        assert video is not None  # the loader of a dry run has no latent cache
         tokenizer = copy.deepcopy(self.model.config.tokenizer)
-        tokenizer.precision = "float32"  # on many processors far quicker than bfloat16
+        tokenizer.precision = "float32"  # on many CPUs much faster than bfloat16
         latents = tokenizer.build(device="cpu").encode(video[:, :5])
         shape = [latents.shape[0], pack[0].latent_shape[0], *latents.shape[2:]]
         return Preview(*self.size(pack), first=f"{pack[0].key} has latents {shape}, {shorten_caption(pack[0].caption)}")
@@ -144,7 +150,7 @@ class StepCounter(ProductCounter):
         self.text_lengths, self.latent_lengths = list(text_lengths), list(latent_lengths)
 
     def count(self) -> StepFlops:
-        """Counts the FLOPs of a complete step; call once."""
+        """Returns the FLOPs of a complete training step; it can be called only once."""
         config, tokens, samples = self.config, sum(self.latent_lengths), len(self.latent_lengths)
         text = self.is_trained("language_model.model.embed_tokens")
         time = self.linear("time_embedder.mlp.0", samples, False)
@@ -157,7 +163,7 @@ class StepCounter(ProductCounter):
         return self.flops
 
     def read(self, layer: str, stream: bool, *, last: bool) -> tuple[bool, tuple[bool, bool]]:
-        """Counts the text half of a layer.
+        """Counts the text half of a layer, in place.
 
         Args:
             layer: Name prefix of the layer.
@@ -172,7 +178,7 @@ class StepCounter(ProductCounter):
         k = self.linear(f"{attention}k_proj", tokens, normed) | self.is_trained(f"{attention}k_norm")
         v = self.linear(f"{attention}v_proj", tokens, normed)
         seen = k | self.is_trained(f"{attention}k_norm_und_for_gen"), v
-        if last:  # nobody reads the text after it
+        if last:  # no later layer uses the text
             return False, seen
         q = self.linear(f"{attention}q_proj", tokens, normed) | self.is_trained(f"{attention}q_norm")
         pairs = sum(length * (length + 1) // 2 for length in self.text_lengths)
@@ -181,7 +187,13 @@ class StepCounter(ProductCounter):
         return self.mlp(f"{layer}mlp", f"{layer}post_attention_layernorm", tokens, stream), seen
 
     def write(self, layer: str, stream: bool, seen: tuple[bool, bool]) -> bool:
-        """Counts the latent half of a layer; returns whether its stream carries gradients."""
+        """Counts the latent half of a layer, in place; returns whether the latent output carries gradients.
+
+        Args:
+            layer: Name prefix of the layer.
+            stream: Whether its latent stream carries gradients.
+            seen: Whether the (keys, values) of the text carry gradients.
+        """
         tokens, attention = sum(self.latent_lengths), f"{layer}self_attn."
         normed = stream | self.is_trained(f"{layer}input_layernorm_moe_gen")
         q = self.linear(f"{attention}q_proj_moe_gen", tokens, normed) | self.is_trained(f"{attention}q_norm_moe_gen")
@@ -204,7 +216,7 @@ class StepCounter(ProductCounter):
 
 
 def shorten_caption(caption: str) -> str:
-    """Describes the caption as the model gets it, shortened for messages."""
+    """Returns a clause for messages that quotes a caption, shortened to 80 characters, or states that it is empty."""
     return (
         f'its caption is "{textwrap.shorten(caption, 80, placeholder=" …")}"' if caption else "its caption is emptied"
     )

@@ -21,6 +21,9 @@ PLACES = (tuple(f"{SUBFOLDER}/{file}" for file in FILES), FILES)
 class TextTokenizer(Configurable):
     """Tokenizer of Hugging Face with a chat template, for captions.
 
+    Args:
+        config: Location of the tokenizer.
+
     Raises:
         FileNotFoundError: If the folder or repository does not exist or has no tokenizer.
         ValueError: If the tokenizer lacks a chat template, an end-of-sequence token or `<|vision_start|>`.
@@ -31,14 +34,14 @@ class TextTokenizer(Configurable):
         """Folder with tokenizer.json, tokenizer_config.json and the chat template, or a hub repository's org/name."""
 
         def published(self) -> PublishedPart:
-            """Returns a small tokenizer that substitutes the released one, for plans."""
+            """Returns a small substitute for the released tokenizer, which plans use if its files are missing."""
             return PublishedPart("path", "a built-in tokenizer", PLACES, tokenizer_files("tiny_tokenizer"))
 
         def check_files(self) -> None:
             """Raises FileNotFoundError if the tokenizer does not exist; downloads no files."""
             found = look_for_layout(self.path, PLACES, field="text_tokenizer.path")
             if found is not None:
-                inside(found)
+                find_tokenizer_files(found)
 
     def __init__(self, config: Config) -> None:
         folder = self.folder = find_tokenizer(config.path)
@@ -66,7 +69,7 @@ class TextTokenizer(Configurable):
 
     @property
     def vocab_size(self) -> int:
-        """Size of the smallest embedding table for all ids, including added tokens."""
+        """Min number of rows of an embedding table for all token ids, including added tokens."""
         return max(self.tokenizer.get_vocab().values()) + 1
 
     def encode(self, caption: str) -> list[int]:
@@ -81,7 +84,7 @@ class TextTokenizer(Configurable):
         return list(encoded["input_ids"])
 
     def check_vocab_size(self, vocab_size: int) -> None:
-        """Raises ValueError if the tokenizer has ids that an embedding table with `vocab_size` rows lacks."""
+        """Raises ValueError if the tokenizer has ids outside of an embedding table with `vocab_size` rows."""
         if self.vocab_size > vocab_size:
             raise ValueError(
                 f"the tokenizer in '{self.config.path}' produces ids up to {self.vocab_size - 1}, but "
@@ -91,16 +94,20 @@ class TextTokenizer(Configurable):
 
 
 def find_tokenizer(name: str) -> Path:
-    """Returns the folder of the tokenizer `name`, as in `text_tokenizer.path`; downloads it if needed.
+    """Returns the local folder of a tokenizer, a path or hub name as in `text_tokenizer.path`; downloads missing files.
 
     Raises:
         FileNotFoundError: If it does not exist.
     """
-    return inside(find_layout(name, PLACES, field="text_tokenizer.path"))
+    return find_tokenizer_files(find_layout(name, PLACES, field="text_tokenizer.path"))
 
 
-def inside(path: Path) -> Path:
-    """Returns the tokenizer folder in `path`: itself, or a pipeline's subfolder; else raises FileNotFoundError."""
+def find_tokenizer_files(path: Path) -> Path:
+    """Returns the folder with the tokenizer files: `path` itself, or the subfolder `text_tokenizer` of a pipeline.
+
+    Raises:
+        FileNotFoundError: If neither has them.
+    """
     for folder in (path, path / SUBFOLDER):
         if (folder / FILES[0]).is_file():
             return folder

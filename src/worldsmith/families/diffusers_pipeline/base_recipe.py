@@ -28,10 +28,10 @@ def pipeline_run(
     callbacks: Mapping[str, Any] | None = None,
     **parts: Any,
 ) -> Trainer.Config:
-    """Builds the config of a run that starts from a pipeline.
+    """Builds the config of a run that starts from the weights of a diffusers pipeline.
 
     Args:
-        name: Name of the run.
+        name: Name of the recipe.
         model: Config of the model.
         load_path: Pipeline folder or hub repository.
         steps: Number of training steps.
@@ -56,13 +56,13 @@ def pipeline_run(
 def clip_loader_settings(
     resolution: str, frames: int, *, max_caption_tokens: Any = None, **dataset: Any
 ) -> dict[str, Any]:
-    """Returns settings of a loader of captioned clips with one shape per batch; captions are used unchanged.
+    """Returns fields of `VideoLoader.Config` for captioned clips with one shape per batch and unchanged captions.
 
     Args:
         resolution: Resolution bucket.
         frames: Number of frames of each clip.
         max_caption_tokens: Max number of caption tokens; None: `max_length` of the text encoder.
-        dataset: Further fields of the dataset.
+        dataset: Further fields of the dataset's config.
     """
     return {
         "dataset": VideoDataset.Config(
@@ -91,6 +91,13 @@ def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, 
     """Changes `config` in place to LoRA training and returns it.
 
     The frozen weights are stored in bfloat16 only and are not saved.
+
+    Args:
+        config: Config of the run.
+        name: Name of the new recipe.
+        rank: Rank of the adapters.
+        alpha: LoRA alpha of the adapters.
+        lr: Learning rate.
     """
     model = cast(PipelineModel.Config, config.model.config)
     model.lora_enabled, model.lora_rank, model.lora_alpha = True, rank, alpha
@@ -104,6 +111,12 @@ def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frame
     """Changes `config` in place to a tiny network for a CPU, with random weights, and returns it.
 
     VAE and text encoder stay the same.
+
+    Args:
+        config: Config of the run.
+        name: Name of the new recipe.
+        network: Config of the tiny network.
+        frames: Number of frames of each clip.
     """
     model: Any = config.model.config
     model.precision = model.tokenizer.precision = model.text_encoder.precision = "float32"
@@ -117,7 +130,7 @@ def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frame
 
 
 def make_demo(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Changes a tiny `config` in place to the demo and returns it.
+    """Changes a tiny `config` in place to the demo with the recipe name `name`, and returns it.
 
     The demo learns moving shapes from clips of 17 frames, each with one sentence.
     """

@@ -46,7 +46,7 @@ PIPELINE_INDEX = "model_index.json"
 
 
 class PipelineFormats(FamilyFormats):
-    """Base class of the weight formats of families whose weights have diffusers' names everywhere."""
+    """Base class of weight formats for families whose parameters have diffusers' names in files and in memory."""
 
     model: ClassVar[type[PipelineModel]]
     marks: ClassVar[Sequence[str]]
@@ -55,7 +55,7 @@ class PipelineFormats(FamilyFormats):
     """Network settings that change the output of the same weights although shapes may match."""
     adapter_layout: AdapterLayout
     choices: ClassVar[Sequence[str]] = ()
-    """Settings that fine-tuning may change, with a warning."""
+    """Network settings that fine-tuning may change, with a warning."""
 
     def __init__(self, family: str) -> None:
         super().__init__(family)
@@ -72,7 +72,7 @@ class PipelineFormats(FamilyFormats):
         return model.defaults.make_scheduler(model.defaults.shift)
 
     def arrange(self, model: Any, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
-        """Returns the pipeline's constructor arguments except the scheduler.
+        """Returns the constructor arguments of the pipeline class, except the scheduler.
 
         Args:
             model: The model.
@@ -82,7 +82,7 @@ class PipelineFormats(FamilyFormats):
         return parts
 
     def check_exportable(self, config: Any) -> None:
-        """Raises ValueError if no pipeline can represent a model with this config; needs no weights."""
+        """Raises ValueError if no diffusers pipeline can represent a model with this config; needs no weights."""
 
     def new_config(self) -> Any:
         return self.model.Config()
@@ -99,7 +99,14 @@ class PipelineFormats(FamilyFormats):
         return self.stated(section(model_config, "network"))
 
     def stated(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the network fields that a file states; raises ValueError if a value has the wrong type."""
+        """Returns the fields of the network config that a file states; other settings are ignored.
+
+        Args:
+            settings: Network settings from the file, by field name.
+
+        Raises:
+            ValueError: If a value has the wrong type.
+        """
         known = {field.name for field in fields(self.network_config)}
         given = {name: value for name, value in settings.items() if name in known and name != TAG}
         try:
@@ -122,7 +129,7 @@ class PipelineFormats(FamilyFormats):
 
     def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
         if not source.settings:
-            raise UserError(f"{source.describe}: its network is unknown; its config.json must be next to it")
+            raise UserError(f"{source.describe}: its network is unknown. Put its config.json next to the weights")
         return self.spec_of(source.settings)
 
     def read_pipeline(self, folder: Path) -> ModelSpec | None:
@@ -134,7 +141,7 @@ class PipelineFormats(FamilyFormats):
         return self.spec_of(self.stated(transformer)) if is_own else None
 
     def spec_of(self, settings: Mapping[str, Any]) -> ModelSpec:
-        """Returns a model spec whose network has these settings."""
+        """Returns a model spec whose network config has these fields; other fields have their defaults."""
         config = self.new_config()
         config.network = self.network_config(**settings)
         return ModelSpec(name=self.family, config=config)
@@ -145,7 +152,7 @@ class PipelineFormats(FamilyFormats):
                 set_field(config, path, str(folder))
 
     def finish(self, model: Any, folder: Path) -> None:
-        """Adds to an exported folder the files that the pipeline does not write itself."""
+        """Writes files into the exported `folder` that diffusers' `save_pretrained` does not write; by default none."""
 
     def read_defaults(self, data: Mapping[str, Any]) -> Any:
         return self.model.defaults_class(**data)
@@ -165,9 +172,13 @@ class PipelineFormats(FamilyFormats):
         return {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(self.adapter_layout)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
-        """Returns a function from weight name to stored dtype.
+        """Returns a function from the name of a weight to its dtype in an export.
 
         This is `dtype`, but float32 for weights that the network's class keeps in float32.
+
+        Args:
+            dtype: Dtype of the export.
+            config: Not used.
         """
         import torch
 
@@ -196,7 +207,7 @@ class PipelineFormats(FamilyFormats):
         return {without_numbers(layer) for layer in layers} <= known
 
     def component_names(self, config: Any) -> dict[str, str]:
-        """Returns the locations of the other components by config field: hub names or absolute paths."""
+        """Returns the locations of the VAE and other components by config field: hub names or absolute paths."""
         places = {path: attrgetter(path)(config) for path in self.model.components}
         return {path: lasting_name(place) for path, place in places.items() if place}
 
@@ -216,10 +227,10 @@ class PipelineFormats(FamilyFormats):
         if about["format"] == "adapter":
             return (
                 f"# {name}\n\nLow-rank adapters (rank {about['rank']}, alpha {about['alpha']}) of a "
-                f"{self.model.network_class}, which belong to "
-                f"{about['base_model'] or 'the initial weights of the run'}. PEFT loads them "
-                "(`adapter_model.safetensors`), and diffusers (`pytorch_lora_weights.safetensors`, which has alpha "
-                f'too):\n\n```python\npipeline.load_lora_weights("{name}")\n```\n'
+                f"{self.model.network_class}, trained on "
+                f"{about['base_model'] or 'the initial weights of the run'}. PEFT loads `adapter_model.safetensors`, "
+                "diffusers loads `pytorch_lora_weights.safetensors`, which also contains alpha:"
+                f'\n\n```python\npipeline.load_lora_weights("{name}")\n```\n'
             )
         return (
             f"# {name}\n\nA {about['pipeline']} in {about['dtype']}, exported by Worldsmith {about['worldsmith']}: "
@@ -229,29 +240,29 @@ class PipelineFormats(FamilyFormats):
 
 
 def without_numbers(path: str) -> str:
-    """Replaces the numbers in a module path, so that layers of all blocks share one path."""
+    """Returns a module path with `N` instead of its numbers, which is the same for the layers of all blocks."""
     return ".".join("N" if part.isdecimal() else part for part in path.split("."))
 
 
 def set_field(config: Any, path: str, value: str) -> None:
-    """Sets the field of a config that a dotted path names."""
+    """Sets the field of a config at a dotted path to `value`, in place."""
     *sections, name = path.split(".")
     setattr(attrgetter(".".join(sections))(config) if sections else config, name, value)
 
 
 def export_stored_pipeline(model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """Writes a trained model as a pipeline folder.
+    """Writes a trained model as a diffusers pipeline folder.
 
     Args:
         model: The trained model.
-        out: The new folder.
-        options: Options of the export.
+        out: Folder to create.
+        options: Dtype of the export, and whether an older export is replaced.
 
     Returns:
         False if `out` already contains the same export.
 
     Raises:
-        ValueError: If no pipeline can represent the model.
+        ValueError: If no diffusers pipeline can represent the model.
     """
     formats = cast(PipelineFormats, model.formats)
     check_stored(model)
@@ -278,17 +289,23 @@ def export_stored_pipeline(model: StoredModel, out: Path, options: ExportOptions
 
 
 def check_stored(model: StoredModel) -> None:
-    """Raises ValueError if no pipeline can represent the model."""
+    """Raises ValueError if no diffusers pipeline can represent the stored model."""
     cast(PipelineFormats, model.formats).check_exportable(model.config)
 
 
 def stored_weights(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """Returns the exported weights of a model on disk."""
+    """Returns the weights of a stored model by diffusers name, in the dtypes of an export with these options."""
     return exported_weights(cast(PipelineFormats, model.formats), model.load(full_precision=True), options.dtype)
 
 
 def exported_weights(formats: PipelineFormats, generator: Any, dtype: DType) -> dict[str, Tensor]:
-    """Returns the network's weights in the exported dtypes; they have diffusers' names already."""
+    """Returns the network's weights by diffusers name in the dtypes of an export, on the CPU.
+
+    Args:
+        formats: Weight formats of the family.
+        generator: The model.
+        dtype: Dtype of the export.
+    """
     dtype_of = formats.stored_dtype(dtype, generator.config)
     return {name: p.detach().cpu().to(dtype_of(name)) for name, p in native_parameters(generator.network).items()}
 
@@ -299,7 +316,7 @@ DIFFUSERS = ExportFormat(
 
 
 def describe_model(formats: PipelineFormats, model: StoredModel) -> dict[str, Any]:
-    """Returns the model's config recorded in the folder, which contains the other components."""
+    """Returns the model spec that a pipeline export stores, as plain data; the export contains all components."""
     config = copy.deepcopy(model.merged_spec.config)
     for path in formats.component_names(config):
         set_field(config, path, ".")
@@ -307,14 +324,21 @@ def describe_model(formats: PipelineFormats, model: StoredModel) -> dict[str, An
 
 
 def build_pipeline(formats: PipelineFormats, generator: Any, weights: dict[str, Tensor], dtype: DType) -> Any:
-    """Builds the pipeline object with the weights `weights`, on the CPU."""
+    """Builds the diffusers pipeline object on the CPU.
+
+    Args:
+        formats: Weight formats of the family.
+        generator: The model, whose config names the VAE and the text encoder.
+        weights: Weights of the network.
+        dtype: Dtype of the VAE and the text encoder.
+    """
     import diffusers
     import torch
 
     config = generator.config
     with torch.device("meta"):
         transformer = generator.make_network()
-    # Tables that are saved with the weights, without being any, stay as they are.
+    # Buffers in the state dict, such as position tables, are not in `weights` and are copied from the model.
     transformer.load_state_dict({**generator.network.state_dict(), **weights}, assign=True)
     text = replace(config.text_encoder, precision=dtype).build()
     text.load("cpu")

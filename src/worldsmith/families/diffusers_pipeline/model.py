@@ -39,13 +39,13 @@ class PipelineModel(Model):
     network_class: ClassVar[str]
     """Class name of the network in diffusers."""
     text_channels: ClassVar[str]
-    """Network setting with the number of text channels."""
+    """Field of the network config with the number of channels of text hidden states."""
     defaults_class: ClassVar[type[Any]]
     """Class of the inference defaults."""
     max_tokens: int = 40_000
     """Max tokens per forward pass in sampling: those of a released video with both guidance branches."""
     components: ClassVar[Sequence[str]] = ("tokenizer.vae_path", "text_encoder.path")
-    """Config fields with the paths of the other components."""
+    """Config fields with the paths of the components other than the network."""
 
     class Config(Model.Config):
         task: ClassVar[str] = "vfm"
@@ -53,13 +53,13 @@ class PipelineModel(Model):
         usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {True: (2e-5, 2e-3), False: (1e-6, 5e-5)}
 
         lora_target_modules: str = "to_q,to_k,to_v,to_out.0"
-        """Linear layers with LoRA adapters, comma-separated: last part of their path, or more of it with dots."""
+        """Linear layers with LoRA adapters, comma-separated: ends of module paths, such as "to_q" or "attn.to_q"."""
 
         def check(self) -> None:
             super().check()
             if self.parallelism.cfg_parallel_shard_degree != 1:
                 name = "parallelism.cfg_parallel_shard_degree"
-                raise wrong(self, name, why="training has no guidance to share", remedy="write 1")
+                raise wrong(self, name, why="only sampling has two guidance branches", remedy="write 1")
 
     config: Any
     network: Any
@@ -89,7 +89,11 @@ class PipelineModel(Model):
         return NetworkParts(layers=layers, full_precision=[m for m in found if next(m.parameters(), None) is not None])
 
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        """Initializes parameters in place, sharded or not, with `draw_parameter`; `names`: internal names, None: all.
+        """Initializes parameters in place, sharded or not, with the values of `draw_parameter`.
+
+        Args:
+            seed: Seed of the run.
+            names: Internal names of the parameters to initialize; None: all.
 
         Raises:
             ValueError: If a name is unknown.
@@ -108,7 +112,7 @@ class PipelineModel(Model):
             self.restore_buffers()
 
     def restore_buffers(self) -> None:
-        """Computes buffers that are not stored with the weights; called when they have been allocated."""
+        """Computes the network's buffers that weight files do not contain, in place; called after they get memory."""
 
     @cached_property
     def vae(self) -> Any:
@@ -118,7 +122,7 @@ class PipelineModel(Model):
             UserError: If its number of latent channels differs from the network's.
         """
         vae = self.config.tokenizer.build(device=self.device)
-        if vae.channels != self.latent_channels and not in_simulation():  # a plan takes the released one
+        if vae.channels != self.latent_channels and not in_simulation():  # plans use the released VAE instead
             raise UserError(
                 f"model.config.tokenizer.vae_path: expected a VAE of {self.latent_channels} latent channels, as in "
                 f"the network, found {vae.channels} in '{self.config.tokenizer.vae_path}'. Use the pipeline that "
@@ -132,7 +136,7 @@ class PipelineModel(Model):
         return self.config.text_encoder.build()
 
     def encode(self, video: Tensor) -> Tensor:
-        """Encodes a uint8 video [3, T, H, W] with the VAE; the result (float32) is what a latent cache stores."""
+        """Encodes a uint8 video [3, T, H, W] with the VAE; returns the float32 tensor that a latent cache stores."""
         encoded: Tensor = self.vae.encode(video)
         return encoded
 
@@ -142,14 +146,14 @@ class PipelineModel(Model):
         return video
 
     def read(self, captions: Sequence[Sequence[int] | None], cache: TextCache | None = None) -> Tensor:
-        """Encodes tokenized captions.
+        """Encodes tokenized captions with the text encoder.
 
         Args:
-            captions: Token ids of each caption; None: a dropped caption, whose states are zeros.
-            cache: Cache of states, which is read and filled; None: no cache.
+            captions: Token ids of each caption; None: a dropped caption, whose hidden states are zeros.
+            cache: Cache of hidden states, which is read and filled; None: no cache.
 
         Returns:
-            States [n, text, d] on the model's device.
+            Hidden states [n, text tokens, d] on the model's device.
         """
         import torch
 
@@ -164,7 +168,7 @@ class PipelineModel(Model):
         Args:
             noisy: Noisy latents [n, C, t, h, w].
             timesteps: Timesteps [n].
-            text: Text states [n, text, d], from `read`.
+            text: Hidden states of the captions [n, text tokens, d], from `read`.
             extra_inputs: Further inputs of the family, from `PipelineTask.extra_inputs`.
 
         Returns:
@@ -173,7 +177,7 @@ class PipelineModel(Model):
 
     @property
     def text_shape(self) -> tuple[int, int]:
-        """(tokens, channels) of the text states of a caption."""
+        """(tokens, channels) of the hidden states of a caption."""
         return self.config.text_encoder.max_length, getattr(self.config.network, self.text_channels)
 
     @property

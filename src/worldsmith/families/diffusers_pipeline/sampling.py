@@ -40,11 +40,15 @@ class SchedulerSampler(VideoSampler):
 
     @abstractmethod
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
-        """Builds a diffusers scheduler whose timesteps are set; `latent_shape` (t, h, w), None: for any shape."""
+        """Builds a diffusers scheduler and sets its timesteps.
+
+        Args:
+            latent_shape: Latent shape (t, h, w) of the samples; None: the timesteps are for any shape.
+        """
 
     @property
     def skipped(self) -> int:
-        """Number of first steps that are skipped when sampling starts from a given video."""
+        """Number of solver steps that are skipped at the start of sampling from a given video (video-to-video)."""
         steps, strength = self.sampling.steps, self.sampling.strength
         return 0 if strength is None else steps - min(int(steps * strength), steps)
 
@@ -82,18 +86,18 @@ class SchedulerSampler(VideoSampler):
         return SchedulerSolver(scheduler, draws, self.skipped)
 
     def start(self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None) -> tuple[Tensor, Any]:
-        """Returns the initial state, and the conditioning input of the network; by default noise and None.
+        """Returns the initial state [C, t, h, w], and the conditioning input of the network; by default noise and None.
 
         Args:
             layout: Layout of the sample.
-            solver: Its solver, which samples the noise.
+            solver: Solver of the sample, which samples the noise.
             condition: Conditioning frames, uint8 [3, T, H, W]; None: text only.
         """
         shape = (self.model.latent_channels, *layout.latent_shape)
         return solver.noise(shape).to(self.model.device), None
 
     def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
-        """Returns further arguments of `predict` for these samples."""
+        """Returns further arguments of the model's `predict` for these samples, by name; by default none."""
         return {}
 
     def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
@@ -103,24 +107,24 @@ class SchedulerSampler(VideoSampler):
         ids = [(sample.conditional, sample.unconditional)[branch].text_ids for sample, branch in jobs]
         texts = self.model.read([found or None for found in ids], self.model.text_cache)
         groups: dict[tuple[int, int, int], list[int]] = {}
-        for place, (sample, _) in enumerate(jobs):
-            groups.setdefault(sample.conditional.latent_shape, []).append(place)
+        for index, (sample, _) in enumerate(jobs):
+            groups.setdefault(sample.conditional.latent_shape, []).append(index)
 
-        def answers(states: list[Tensor], step: int) -> list[Tensor]:
+        def predict(states: list[Tensor], step: int) -> list[Tensor]:
             found: dict[int, Tensor] = {}
-            for places in groups.values():
-                alike = [jobs[place][0] for place in places]
+            for indices in groups.values():
+                alike = [jobs[index][0] for index in indices]
                 timesteps = torch.stack([solver_of(sample).timesteps[step] for sample in alike]).to(states[0].device)
-                noisy = torch.stack([states[place] for place in places])
-                made = self.model.predict(noisy, timesteps, texts[places], **self.extra_inputs(alike))
-                found.update(zip(places, made.float()))
-            return [found[place] for place in range(len(jobs))]
+                noisy = torch.stack([states[index] for index in indices])
+                outputs = self.model.predict(noisy, timesteps, texts[indices], **self.extra_inputs(alike))
+                found.update(zip(indices, outputs.float()))
+            return [found[index] for index in range(len(jobs))]
 
-        return answers
+        return predict
 
 
 class FlowMatchSampler(SchedulerSampler):
-    """Samples with diffusers' Euler scheduler; the model's defaults must be `FlowMatchDefaults`."""
+    """Sampler with diffusers' Euler scheduler for flow matching; the model's defaults must be `FlowMatchDefaults`."""
 
     @with_real_values
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
@@ -134,7 +138,7 @@ class FlowMatchSampler(SchedulerSampler):
         return scheduler
 
     def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
-        """Returns `fps`, the frames per second of each sample."""
+        """Returns {"fps": frame rate of each sample}, a further argument of the model's `predict`."""
         return {"fps": [sample.conditional.fps for sample in samples]}
 
 
@@ -163,7 +167,13 @@ class SchedulerSolver:
         return self.advance(answer[None], timestep, state[None])[0]
 
     def advance(self, answer: Tensor, timestep: Tensor, state: Tensor) -> Tensor:
-        """Returns the next state of a batch of one sample, for the network output `answer`."""
+        """Takes one scheduler step for a batch of one sample and returns its next state.
+
+        Args:
+            answer: Network output [1, C, t, h, w].
+            timestep: Current timestep.
+            state: Current state [1, C, t, h, w].
+        """
         moved: Tensor = self.scheduler.step(answer, timestep, state, **self.arguments, return_dict=False)[0]
         return moved
 
@@ -173,7 +183,7 @@ class PipelineDefaults(GenerationDefaults):
     """Default generation settings of a model with a diffusers pipeline."""
 
     captions_as_given: bool = True
-    """Whether captions are passed on unchanged, as for released weights; in training here they end with a period."""
+    """Whether captions are used unchanged, as for released weights. Models trained here expect a period at the end."""
 
     @property
     def ends_captions(self) -> bool:
@@ -206,16 +216,16 @@ class FlowMatchDefaults(PipelineDefaults):
     """Last noise level of the schedule, to which the others are stretched; None: no stretching."""
 
     def log_shift(self, tokens: int) -> float:
-        """Computes ln(shift) for a sample of `tokens` tokens."""
+        """Computes ln(shift) of the noise schedule for a sample of `tokens` tokens."""
         slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
         return tokens * slope + (self.base_shift - slope * self.base_image_seq_len)
 
     def make_scheduler(self, shift: float | None) -> Any:
-        """Builds the scheduler with a fixed shift; None: the shift depends on the size of each sample."""
+        """Builds the diffusers scheduler with a fixed shift; None: the shift depends on the size of each sample."""
         from diffusers import FlowMatchEulerDiscreteScheduler
 
         return FlowMatchEulerDiscreteScheduler(
-            shift=3.0 if shift is None else shift,  # 3.0: as released, and without effect
+            shift=3.0 if shift is None else shift,  # 3.0: as released, has no effect
             use_dynamic_shifting=shift is None,
             **{name: getattr(self, name) for name in DYNAMIC},
         )

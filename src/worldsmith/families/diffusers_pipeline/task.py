@@ -27,14 +27,17 @@ if TYPE_CHECKING:
 
 
 class PipelineEncoder(ClipEncoder):
-    """Encodes clips and captions into the caches of a run."""
+    """Encodes the clips and captions of a run into its latent cache and text cache."""
 
     task: PipelineTask
     deferred: dict[tuple[int, ...] | None, None] | None = None
-    """Token ids of captions that `encode` leaves to `encode_captions`; None: no captions are left."""
+    """Token ids of captions that `encode` has deferred to `encode_captions`; None: captions are not deferred."""
 
     def encode(self, sample: VideoSample) -> bool:
-        """Encodes clip, caption, and the replacement of dropped captions; returns False if the clip was cached."""
+        """Encodes the clip, its caption, and the empty caption that replaces dropped ones into the caches.
+
+        Returns False if the clip was cached already.
+        """
         model = self.task.model
         empty = None if model.config.text_encoder.dropped_captions == "zeros" else self.task.tokenize("")
         if self.deferred is None:
@@ -61,7 +64,7 @@ class PipelineEncoder(ClipEncoder):
 
 
 class DummyPipelineClips(DummyClips):
-    """Dummy clips, and a text cache that contains every caption."""
+    """Dummy clips for plans, with a text cache that contains every caption."""
 
     task: PipelineTask
 
@@ -71,7 +74,7 @@ class DummyPipelineClips(DummyClips):
         return memory, disk + width * math.prod(self.task.model.text_shape)
 
     def assume_cached(self) -> None:
-        """Treats all samples as cached.
+        """Treats all samples as cached from now on, and frees the encoders.
 
         If the cache stores mean and log variance, the VAE is built once for its settings, without weights.
         """
@@ -105,14 +108,14 @@ class PipelineTask(ClipTask):
 
     @classmethod
     def check_data(cls, section: str, data: Any, model: Any) -> None:
-        """Raises WrongValueError if the data do not fit the network.
+        """Raises WrongValueError if the settings of a loader do not fit the network.
 
-        Batches must have samples of one shape, captions one length, and no clean frames; sizes must be multiples of a
-        token.
+        The samples of a batch must have one shape, captions one length, and conditioning frames are not supported.
+        Height and width must be multiples of the pixels that a token covers.
 
         Args:
-            section: Config section of the data, such as "dataloader_train".
-            data: Its config.
+            section: Config section of the loader, such as "dataloader_train".
+            data: Config of the loader.
             model: Config of the model.
         """
         if data.packer != "alike":
@@ -126,7 +129,7 @@ class PipelineTask(ClipTask):
         if any(int(frames) and weight for frames, weight in data.dataset.conditioning_config.items()):
             given = {f"{section}.dataset.conditioning_config": data.dataset.conditioning_config}
             raise WrongValueError(
-                given, why="this network has no conditioning with clean frames", remedy="leave it empty: {}"
+                given, why="this network does not support conditioning frames", remedy="leave it empty: {}"
             )
         resolution, token = data.dataset.resolution, math.prod(model.latent_grid[1:3])
         exact = exact_size(resolution)
@@ -148,8 +151,11 @@ class PipelineTask(ClipTask):
         return self.model.latent_channels * (2 if self.model.config.tokenizer.keeps_moments else 1)
 
     @cached_property
-    def work(self) -> dict[tuple[int, ...], Any]:
-        """By batch shape: arguments of `predict` on the meta device, replaced by the FLOPs once they are counted."""
+    def work_by_shape(self) -> dict[tuple[int, ...], Any]:
+        """By batch shape: the FLOPs of a training step, or before they are counted the arguments of `predict`.
+
+        The arguments are on the meta device.
+        """
         return {}
 
     @cached_property
@@ -158,7 +164,7 @@ class PipelineTask(ClipTask):
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Context manager for sample generation: uses the text cache, so that cached captions need no text encoder."""
+        """Context manager for sample generation with the text cache, so that cached captions need no text encoder."""
         self.model.text_cache = self.text_cache
         try:
             with super().sampling():
@@ -183,16 +189,20 @@ class PipelineTask(ClipTask):
         noisy, timesteps = objective.inputs(batch, latents, draws)
         captions = [None if self.is_dropped(sample) else sample.text_ids for sample in batch]
         text = model.read(captions, self.text_cache)
-        given = (torch.stack(noisy), timesteps, text), self.extra_inputs(batch, latents, seed=seed)
-        self.note_work(batch, given)
-        answers = model.predict(*given[0], **given[1])
+        arguments = (torch.stack(noisy), timesteps, text), self.extra_inputs(batch, latents, seed=seed)
+        self.store_predict_arguments(batch, arguments)
+        answers = model.predict(*arguments[0], **arguments[1])
         losses = objective.losses(answers, batch, latents, draws)  # type: ignore[arg-type]  # a tensor is its rows
         return objective.add_up(losses, batch, draws, tokens=self.tokens(batch))
 
     def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
         """Returns the latents [C, t, h, w] of each sample; all ranks of a context-parallel group must call it.
 
-        If the cache stores mean and log variance, latents are sampled from them by seed and position.
+        If the cache stores mean and log variance, latents are sampled from them by seed and stream position.
+
+        Args:
+            batch: Samples of one shape.
+            seed: Seed of the run.
         """
         from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise
 
@@ -207,37 +217,52 @@ class PipelineTask(ClipTask):
         return drawn
 
     def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
-        """Returns further arguments of `predict`, in addition to noisy latents, timesteps and text states."""
+        """Returns further arguments of `predict` by name, in addition to noisy latents, timesteps and text states.
+
+        Args:
+            batch: Samples of one shape.
+            latents: Clean latents of each sample.
+            seed: Seed of the run, for random conditioning inputs.
+        """
         return {}
 
-    def note_work(self, batch: Sequence[VideoSample], given: tuple[Sequence[Tensor], dict[str, Any]]) -> None:
-        """Stores the arguments of `predict` on the meta device, once per batch shape, for `count_flops`."""
+    def store_predict_arguments(
+        self, batch: Sequence[VideoSample], arguments: tuple[Sequence[Tensor], dict[str, Any]]
+    ) -> None:
+        """Stores the arguments of `predict` on the meta device, once per batch shape, for `count_flops`.
+
+        Args:
+            batch: The batch.
+            arguments: Positional and keyword arguments of `predict`.
+        """
         import torch
         from torch.utils._pytree import tree_map_only
 
-        if shape_of(batch) not in self.work:
-            self.work[shape_of(batch)] = tree_map_only(torch.Tensor, lambda x: x.detach().to("meta"), given)
+        if shape_of(batch) not in self.work_by_shape:
+            self.work_by_shape[shape_of(batch)] = tree_map_only(
+                torch.Tensor, lambda x: x.detach().to("meta"), arguments
+            )
 
     def count_flops(self, batch: Sequence[VideoSample]) -> int | None:
-        """Returns the FLOPs of the network for a training step, without VAE and text encoder.
+        """Returns the FLOPs of the network in a training step on this batch, without VAE and text encoder.
 
-        None before the first `loss` call on a batch of these shapes.
+        None before the first `loss` call on a batch of this shape.
         """
-        found = self.work.get(shape_of(batch))
+        found = self.work_by_shape.get(shape_of(batch))
         if isinstance(found, tuple):
-            found = self.work[shape_of(batch)] = count_step_flops(self.model, *found)
+            found = self.work_by_shape[shape_of(batch)] = count_step_flops(self.model, *found)
         return found
 
     def is_dropped(self, sample: VideoSample) -> bool:
         return not sample.caption and self.model.config.text_encoder.dropped_captions == "zeros"
 
     def tokens(self, batch: Sequence[VideoSample]) -> int:
-        """Returns the number of tokens of the network, including text padding."""
+        """Returns the number of network tokens in a batch, including text padding."""
         return len(batch) * (self.model.config.text_encoder.max_length + self.grid.vision_tokens(batch[0].latent_shape))
 
 
 def count_step_flops(model: PipelineModel, arguments: Sequence[Any], extra_inputs: Mapping[str, Any]) -> int:
-    """Counts the FLOPs of the matmuls of `predict` and of its backward pass, without recomputation.
+    """Returns the FLOPs of the matmuls of `predict` and of its backward pass, without recomputation.
 
     They are counted on a copy of the network on the meta device, in which the same parameters are trained.
 
@@ -258,5 +283,5 @@ def count_step_flops(model: PipelineModel, arguments: Sequence[Any], extra_input
 
 
 def shape_of(batch: Sequence[VideoSample]) -> tuple[int, ...]:
-    """Returns a key that is equal for batches of the same shape; samples of a batch have one shape."""
+    """Returns (number of samples, t, h, w) of a batch, whose samples have the same latent shape."""
     return len(batch), *batch[0].latent_shape

@@ -31,7 +31,11 @@ FIELD = "model.config.text_encoder.path"
 
 
 def in_pipeline(*parts: tuple[str, str]) -> tuple[str, ...]:
-    """Returns the file patterns of (encoder, tokenizer) pairs in these subfolders of a pipeline."""
+    """Returns the file patterns of text encoders and tokenizers in a pipeline.
+
+    Args:
+        parts: Subfolders (encoder, tokenizer) of the pipeline.
+    """
     files = ((f"{encoder}/{file}" for file in WEIGHTS) for encoder, _ in parts)
     others = ((f"{tokenizer}/{file}" for file in TOKENIZER_FILES) for _, tokenizer in parts)
     return tuple(chain(*files, *others))
@@ -44,11 +48,15 @@ PLACES = (in_pipeline((ENCODER, TOKENIZER)), (*WEIGHTS, *TOKENIZER_FILES))
 class T5TextEncoder(Configurable):
     """Frozen T5 text encoder with its tokenizer; the weights are loaded on first use.
 
-    Each caption is truncated or padded to `max_length` tokens. Without `masked` the encoder attends to padding like
-    text, with it the states after the text are zeros: as the networks of a family were trained.
+    Each caption is truncated or padded to `max_length` tokens. If `masked` is false, the encoder attends to padding as
+    to text. If it is true, padding is masked, and its hidden states are zeros. A family uses what its network was
+    trained with.
+
+    Args:
+        config: Location and settings of the encoder.
 
     Raises:
-        FileNotFoundError: If there is no encoder or no tokenizer under that path or name.
+        FileNotFoundError: If the path or name has no encoder or no tokenizer.
         ValueError: If the tokenizer has no end token or padding token.
     """
 
@@ -59,9 +67,9 @@ class T5TextEncoder(Configurable):
         path: str = ""
         """A pipeline with text_encoder/ and tokenizer/, a folder that contains both, or a hub repository."""
         max_length: Count = 226
-        """Tokens of every caption, including the end token and padding."""
+        """Number of tokens of every caption, including the end token and padding."""
         dropped_captions: Literal["zeros", "encoded"] = "zeros"
-        """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
+        """Embedding of captions that are dropped for classifier-free guidance: zeros, or that of the empty caption."""
         precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
         """Number format of weights and computation."""
 
@@ -71,7 +79,7 @@ class T5TextEncoder(Configurable):
             return self.max_length
 
         def published(self) -> PublishedPart:
-            """Returns the released encoder, for plans."""
+            """Returns a substitute for the released text encoder, which plans use if its files are missing."""
             contents = {f"{ENCODER}/config.json": T5_XXL, **tokenizer_files("tiny_t5", TOKENIZER)}
             return PublishedPart("path", "the encoder of T5 v1.1 XXL", PLACES, contents)
 
@@ -79,7 +87,7 @@ class T5TextEncoder(Configurable):
             """Raises FileNotFoundError if the encoder or the tokenizer does not exist; downloads no files."""
             found = look_for_layout(self.path, PLACES, field=FIELD)
             if found is not None:
-                inside(found)
+                find_encoder_folders(found)
 
     config: Config
     encoder: Any = None
@@ -87,33 +95,36 @@ class T5TextEncoder(Configurable):
     """Steps since the encoder was last used."""
 
     def __init__(self, config: Config) -> None:
-        """Loads the tokenizer; `load` loads the encoder."""
+        """Loads the tokenizer; the weights of the encoder are loaded by `load`."""
         config.check()
         self.config = config
-        self.encoder_folder, folder = inside(find_layout(config.path, PLACES, field=FIELD))
+        self.encoder_folder, folder = find_encoder_folders(find_layout(config.path, PLACES, field=FIELD))
         self.tokenizer: Any = load_tokenizer(folder)
 
     @property
     def reader(self) -> Callable[[str], list[int]]:
-        """Function that tokenizes a caption; it can be pickled."""
+        """Function from a caption to its token ids; it can be pickled."""
         return partial(read_caption, self.tokenizer)
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The loaded encoder and its tokenizer, by their names in a pipeline."""
+        """The loaded encoder and its tokenizer, by their component names in a pipeline."""
         return {ENCODER: self.encoder, TOKENIZER: self.tokenizer}
 
     @property
     def modules(self) -> list[Any]:
-        """The loaded modules; empty before the first use and after `release`."""
+        """Encoder modules that are loaded; empty before the first use and after `release`."""
         return [] if self.encoder is None else [self.encoder]
 
     def load(self, device: str | torch.device) -> None:
-        """Loads the weights of the encoder onto a device."""
+        """Loads the weights of the encoder to a device."""
         self.encoder = load_encoder(self.encoder_folder, self.config.precision, device)
 
     def padded(self, ids: Sequence[int]) -> list[int]:
-        """Pads or truncates ids to `max_length`; a truncated caption ends with the end token, as in the tokenizer."""
+        """Returns the token ids of a caption, padded or truncated to `max_length`.
+
+        As in the tokenizer, a truncated caption ends with the end token.
+        """
         length, end = self.config.max_length, self.tokenizer.eos_token_id
         if len(ids) >= length:
             ids = [*ids[: length - 1], end]
@@ -127,10 +138,10 @@ class T5TextEncoder(Configurable):
         Args:
             samples: Token ids of each caption.
             device: Device of the result, and of the encoder if it must be loaded.
-            cache: Cache of states, which is read and filled; None: no cache.
+            cache: Cache of hidden states, which is read and filled; None: no cache.
 
         Returns:
-            States [n, max_length, d].
+            Hidden states [n, max_length, d].
         """
         import torch
 
@@ -148,7 +159,7 @@ class T5TextEncoder(Configurable):
         return torch.stack(found)
 
     def encode(self, sample: Sequence[int]) -> Tensor:
-        """Encodes the token ids of one caption to states [max_length, d]; the encoder must be loaded."""
+        """Encodes the token ids of one caption to hidden states [max_length, d]; the encoder must be loaded."""
         import torch
 
         ids = torch.tensor([self.padded(sample)], device=self.encoder.device)
@@ -161,30 +172,30 @@ class T5TextEncoder(Configurable):
             return (self.encoder(ids, attention_mask=mask.long())[0] * mask[:, :, None])[0]
 
     def text_length(self, ids: Sequence[int]) -> int:
-        """Returns the number of tokens before padding."""
+        """Returns the number of tokens of a caption with these token ids, truncated but without padding."""
         return min(len(ids), self.config.max_length)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Text that changes with everything that changes states, except the token ids."""
+        """Fingerprint of everything other than token ids that determines hidden states: weights, precision, masking."""
         return f"{fingerprint(self.encoder_folder)} {self.config.precision} masked={self.masked}"
 
     def release(self) -> bool:
         """Frees the encoder's memory until it is needed again; returns False if it was not loaded."""
-        held, self.encoder = self.encoder is not None, None
-        return held
+        was_loaded, self.encoder = self.encoder is not None, None
+        return was_loaded
 
 
 class UMT5TextEncoder(T5TextEncoder):
-    """UMT5 text encoder with an attention mask."""
+    """Frozen UMT5 text encoder, in which padding is masked."""
 
     masked = True
 
     class Config(T5TextEncoder.Config):
         max_length: Count = 512
-        """Tokens of every caption, including the end token and padding."""
+        """Number of tokens of every caption, including the end token and padding."""
         dropped_captions: Literal["zeros", "encoded"] = "encoded"
-        """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
+        """Embedding of captions that are dropped for classifier-free guidance: zeros, or that of the empty caption."""
 
         def published(self) -> PublishedPart:
             contents = {f"{ENCODER}/config.json": UMT5_XXL, **tokenizer_files("tiny_umt5", TOKENIZER)}
@@ -197,7 +208,7 @@ def read_caption(tokenizer: Any, caption: str) -> list[int]:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Loads a tokenizer; raises ValueError if it has no end token or no padding token."""
+    """Loads the tokenizer in a folder; raises ValueError if it has no end token or no padding token."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = load_from_folder(AutoTokenizer, folder)
@@ -208,7 +219,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_encoder(folder: Path, precision: str, device: str | torch.device) -> Any:
-    """Loads the frozen encoder in a folder.
+    """Loads the frozen text encoder in a folder.
 
     Args:
         folder: Folder with config.json and weights.
@@ -232,8 +243,13 @@ def load_encoder(folder: Path, precision: str, device: str | torch.device) -> An
     return encoder.to(device).eval().requires_grad_(False)
 
 
-def inside(path: Path, encoder: str = ENCODER, tokenizer: str = TOKENIZER) -> tuple[Path, Path]:
-    """Returns the folders of an encoder and of its tokenizer: subfolders of a pipeline, or both `path`.
+def find_encoder_folders(path: Path, encoder: str = ENCODER, tokenizer: str = TOKENIZER) -> tuple[Path, Path]:
+    """Returns the folders of a text encoder and of its tokenizer: subfolders of a pipeline, or both `path`.
+
+    Args:
+        path: A pipeline, or a folder with the files of both.
+        encoder: Subfolder of the encoder in a pipeline.
+        tokenizer: Subfolder of the tokenizer in a pipeline.
 
     Raises:
         FileNotFoundError: If one of them does not exist.

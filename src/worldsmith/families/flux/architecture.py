@@ -10,7 +10,7 @@ from worldsmith.config.declare.ranges import Count, LayerCount, Range
 from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 
 PACKED = 4
-"""Patch size: latents per token, concatenated along the channels: 2 in height, 2 in width."""
+"""Latents per token: a patch of 2x2 latents, concatenated along the channels."""
 TIME_CHANNELS = 256
 """Channels of the sinusoidal embedding of timestep and guidance."""
 
@@ -43,7 +43,7 @@ class NetworkConfig(Config):
         return self.num_attention_heads * self.attention_head_dim
 
     def check(self) -> None:
-        """Raises WrongValueError for sizes that do not fit together."""
+        """Raises WrongValueError if fields of this config contradict each other."""
         if self.in_channels % PACKED:
             raise wrong(self, "in_channels", allowed=f"a multiple of {PACKED}", why="a token has 2x2 latents")
         axes = self.axes_dims_rope
@@ -51,17 +51,17 @@ class NetworkConfig(Config):
             why = "the channels of a head are divided among three axes, in pairs"
             raise wrong(self, "axes_dims_rope", "attention_head_dim", why=why)
         if self.pooled_projection_dim > self.joint_attention_dim:
-            why = "the pooled state is appended as a row to the T5 states"
+            why = "the pooled CLIP embedding is stored as one more row of the T5 states"
             raise wrong(self, "pooled_projection_dim", "joint_attention_dim", why=why)
 
     def shapes(self) -> Shapes:
-        """Returns the shapes of all parameters without building the network."""
+        """Returns the shape of every parameter by name, without building the network."""
         d, shapes = self.inner_dim, Shapes()
-        told = {"timestep": TIME_CHANNELS, "guidance": TIME_CHANNELS, "text": self.pooled_projection_dim}
+        embedders = {"timestep": TIME_CHANNELS, "guidance": TIME_CHANNELS, "text": self.pooled_projection_dim}
         if not self.guidance_embeds:
-            del told["guidance"]
-        for what, channels in told.items():
-            path = f"time_text_embed.{what}_embedder"
+            del embedders["guidance"]
+        for name, channels in embedders.items():
+            path = f"time_text_embed.{name}_embedder"
             shapes |= linear(f"{path}.linear_1", channels, d) | linear(f"{path}.linear_2", d, d)
         shapes |= linear("context_embedder", self.joint_attention_dim, d) | linear("x_embedder", self.in_channels, d)
         shapes |= repeat_shapes("transformer_blocks", self.num_layers, self._double())
@@ -89,17 +89,17 @@ class NetworkConfig(Config):
 
 
 def flux_dev() -> NetworkConfig:
-    """Returns the config of FLUX.1-dev (11.9 B parameters)."""
+    """Returns the network config of FLUX.1-dev (11.9 B parameters)."""
     return NetworkConfig()
 
 
 def flux_schnell() -> NetworkConfig:
-    """Returns the config of FLUX.1-schnell: dev without guidance embedding."""
+    """Returns the network config of FLUX.1-schnell: that of FLUX.1-dev without the guidance embedding."""
     return NetworkConfig(guidance_embeds=False)
 
 
 def tiny() -> NetworkConfig:
-    """Returns a tiny config for a CPU (81 thousand parameters), for the VAE and encoders of the package."""
+    """Returns a tiny network config (81 thousand parameters) for a CPU and the package's tiny VAE and encoders."""
     return NetworkConfig(
         in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
         joint_attention_dim=64, pooled_projection_dim=64, axes_dims_rope=[4, 6, 6],

@@ -18,7 +18,7 @@ SCHNELL: Mapping[str, Any] = {"steps": 4, "guidance": 1.0, "shift": 1.0}
 
 
 class FluxFormats(PipelineFormats):
-    """Weight formats of FLUX.1: diffusers."""
+    """Reads weights of FLUX.1 models in diffusers' format, and exports them as pipelines."""
 
     model = FluxGenerator
     marks = ("time_text_embed.text_embedder.linear_1.weight", "single_transformer_blocks.0.proj_mlp.weight",
@@ -26,16 +26,25 @@ class FluxFormats(PipelineFormats):
     meanings = ("num_attention_heads", "attention_head_dim", "axes_dims_rope")
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> FluxDefaults:
-        """Returns the defaults with the schedule of the released weights, for any noise distribution in fine-tuning."""
-        told = tree["model"]["config"]["network"]["guidance_embeds"]
-        return FluxDefaults(captions_as_given=False, **{**clip_defaults(tree), **({} if told else SCHNELL)})
+        """Returns the generation defaults of a trained model; the noise schedule is that of the released weights.
+
+        Args:
+            tree: Config of the run as plain data.
+        """
+        has_guidance = tree["model"]["config"]["network"]["guidance_embeds"]
+        return FluxDefaults(captions_as_given=False, **{**clip_defaults(tree), **({} if has_guidance else SCHNELL)})
 
     def published_defaults(self, config: Any, folder: Path) -> FluxDefaults:
-        """Returns generation defaults from the scheduler of the pipeline in `folder`."""
-        told = config.network.guidance_embeds
-        most = CLIP_TOKENS + config.text_encoder.max_length
-        own = {**({} if told else SCHNELL), **read_schedule(folder)}
-        return FluxDefaults(**SIZE, max_caption_tokens=most, **own)
+        """Returns the generation defaults of released weights.
+
+        Args:
+            config: Model config.
+            folder: Pipeline folder, whose scheduler config determines the noise schedule.
+        """
+        has_guidance = config.network.guidance_embeds
+        max_tokens = CLIP_TOKENS + config.text_encoder.max_length
+        own = {**({} if has_guidance else SCHNELL), **read_schedule(folder)}
+        return FluxDefaults(**SIZE, max_caption_tokens=max_tokens, **own)
 
     def pipeline_class(self, config: Any) -> str:
         return "FluxPipeline"

@@ -25,15 +25,15 @@ CELL_PIXELS, TOKEN_CELLS = 8, 2
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 TARGETS = (*(f"attn.{layer}" for layer in ATTENTION), "ff.net.0.proj", "ff.net.2",
            "ff_context.net.0.proj", "ff_context.net.2")  # fmt: skip
-"""Layers with adapters in the training example of diffusers."""
-UNTOLD = 1.0
+"""Layers with LoRA adapters in the training example of diffusers."""
+NO_GUIDANCE = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FluxDefaults(FlowMatchDefaults):
-    """Default generation settings of FLUX.1: those of FLUX.1-dev."""
+    """Default generation settings of FLUX.1; the default values are those of FLUX.1-dev."""
 
     num_frames: int | None = 1
     steps: int = 28
@@ -54,9 +54,9 @@ class FluxGenerator(PipelineModel):
         modes: ClassVar[tuple[Mode, ...]] = ("text2image",)
 
         lora_target_modules: str = ",".join(TARGETS)
-        """Linear layers with LoRA adapters, comma-separated: last part of their path, or more of it with dots."""
-        training_guidance: Factor = UNTOLD
-        """Guidance scale that is given to the network in training, if it has such an input."""
+        """Linear layers with LoRA adapters, comma-separated: ends of module paths, such as "to_q" or "attn.to_q"."""
+        training_guidance: Factor = NO_GUIDANCE
+        """Guidance scale that is an input of the network in training; 1 for a network without this input."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
         """Network sizes."""
         tokenizer: ImageVAE.Config = field(default_factory=ImageVAE.Config)
@@ -71,8 +71,8 @@ class FluxGenerator(PipelineModel):
 
         def check(self) -> None:
             super().check()
-            if self.training_guidance != UNTOLD and not self.network.guidance_embeds:
-                why, remedy = "this network has no input for it", f"write {UNTOLD}"
+            if self.training_guidance != NO_GUIDANCE and not self.network.guidance_embeds:
+                why, remedy = "this network has no input for it", f"write {NO_GUIDANCE}"
                 raise wrong(self, "training_guidance", "network.guidance_embeds", why=why, remedy=remedy)
 
         def shapes(self) -> Shapes:
@@ -97,7 +97,7 @@ class FluxGenerator(PipelineModel):
 
     @property
     def text_shape(self) -> tuple[int, int]:
-        """(tokens, channels) of the text states: the pooled CLIP embedding as one row, then T5's states."""
+        """(tokens, channels) of the hidden states of a caption: one row for CLIP, then T5's hidden states."""
         tokens, channels = super().text_shape
         return 1 + tokens, channels
 
@@ -106,7 +106,7 @@ class FluxGenerator(PipelineModel):
         return self.config.network.in_channels // PACKED
 
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
-        """Runs the network; arguments and result as in `PipelineModel.predict`.
+        """Runs the network on images of one size; arguments and result as in `PipelineModel.predict`.
 
         `extra_inputs` can have `guidance`, the guidance scale as network input; by default that of training.
         """
@@ -130,7 +130,7 @@ class FluxGenerator(PipelineModel):
 
 
 class FluxSampler(FlowMatchSampler):
-    """Samples with Euler's method; the guidance scale is an input of the network.
+    """Sampler of FLUX.1 with Euler's method; the guidance scale is an input of the network.
 
     Raises:
         ValueError: If a guidance scale other than 1 is given and the network has no such input.
@@ -145,7 +145,7 @@ class FluxSampler(FlowMatchSampler):
 
     @property
     def scales(self) -> Sequence[float]:
-        """1 at every step: the network runs once per step, without an unconditional branch."""
+        """Scale of classifier-free guidance at each solver step: always 1, which needs no unconditional branch."""
         return [1.0] * self.sampling.steps
 
     def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:

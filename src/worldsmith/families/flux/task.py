@@ -10,7 +10,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 
 class FluxTask(PipelineTask):
-    """Training task of FLUX.1: rectified flow on images; a clip contributes one frame."""
+    """Training task of FLUX.1: rectified flow on images, which are clips of one frame."""
 
     objective_class = RectifiedFlow
 

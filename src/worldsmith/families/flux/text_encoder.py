@@ -11,8 +11,8 @@ from worldsmith.families.diffusers_pipeline.published import CLIP_L, T5_XXL
 from worldsmith.families.diffusers_pipeline.text_encoder import (
     FIELD,
     T5TextEncoder,
+    find_encoder_folders,
     in_pipeline,
-    inside,
     load_encoder,
     load_tokenizer,
     read_caption,
@@ -28,13 +28,17 @@ CLIP, T5 = ("text_encoder", "tokenizer"), ("text_encoder_2", "tokenizer_2")
 """Subfolders of a pipeline."""
 PLACES = (in_pipeline(CLIP, T5),)
 CLIP_TOKENS = 77
-"""CLIP tokens of every caption, including special tokens and padding; longer captions are truncated."""
+"""Number of CLIP tokens of every caption, including special tokens and padding; longer captions are truncated."""
 
 
 class FluxTextEncoder(T5TextEncoder):
-    """Frozen text encoders of FLUX.1, CLIP and T5; token ids of a caption are CLIP's, padded, followed by T5's.
+    """Frozen text encoders of FLUX.1, CLIP and T5; the weights are loaded on first use.
 
-    States are one tensor [1 + max_length, d]: CLIP's pooled state, padded with zeros, then T5's states.
+    The token ids of a caption are those of CLIP, padded, followed by those of T5. The hidden states are one tensor [1 +
+    max_length, d]: CLIP's pooled state, padded with zeros, then T5's hidden states.
+
+    Args:
+        config: Location and settings of the encoders.
     """
 
     class Config(T5TextEncoder.Config):
@@ -42,9 +46,9 @@ class FluxTextEncoder(T5TextEncoder):
         """A pipeline with text_encoder/ and tokenizer/ (CLIP), text_encoder_2/ and tokenizer_2/ (T5), or a hub
         repository."""
         max_length: Count = 512
-        """Tokens of every caption in T5, including the end token and padding: 512 for dev, 256 for schnell."""
+        """Number of T5 tokens of every caption, including the end token and padding: 512 for dev, 256 for schnell."""
         dropped_captions: Literal["zeros", "encoded"] = "encoded"
-        """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
+        """Embedding of captions that are dropped for classifier-free guidance: zeros, or that of the empty caption."""
 
         @property
         def caption_ids(self) -> int:
@@ -63,21 +67,24 @@ class FluxTextEncoder(T5TextEncoder):
             """Raises FileNotFoundError if one of the encoders or tokenizers does not exist; downloads no files."""
             found = look_for_layout(self.path, PLACES, field=FIELD)
             if found is not None:
-                inside(found, *CLIP)
-                inside(found, *T5)
+                find_encoder_folders(found, *CLIP)
+                find_encoder_folders(found, *T5)
 
     def __init__(self, config: Config) -> None:
-        """Loads the tokenizers; `load` loads the encoders."""
+        """Loads the tokenizers; the weights of the encoders are loaded by `load`."""
         config.check()
         self.config = config
         folder = find_layout(config.path, PLACES, field=FIELD)
-        (self.clip_folder, clip), (self.encoder_folder, t5) = inside(folder, *CLIP), inside(folder, *T5)
+        (self.clip_folder, clip), (self.encoder_folder, t5) = (
+            find_encoder_folders(folder, *CLIP),
+            find_encoder_folders(folder, *T5),
+        )
         self.clip_tokenizer, self.tokenizer = load_tokenizer(clip), load_tokenizer(t5)
         self.clip: Any = None
 
     @property
     def reader(self) -> Callable[[str], list[int]]:
-        return partial(read_twice, self.clip_tokenizer, self.tokenizer)
+        return partial(tokenize_for_both, self.clip_tokenizer, self.tokenizer)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -118,7 +125,13 @@ class FluxTextEncoder(T5TextEncoder):
         return super().release()
 
 
-def read_twice(clip: Any, t5: Any, caption: str) -> list[int]:
-    """Returns CLIP's token ids of a caption, truncated and padded, followed by all of T5's."""
+def tokenize_for_both(clip: Any, t5: Any, caption: str) -> list[int]:
+    """Returns the token ids of a caption for CLIP, truncated and padded, followed by all of those for T5.
+
+    Args:
+        clip: Tokenizer of CLIP.
+        t5: Tokenizer of T5.
+        caption: The caption.
+    """
     first = clip(caption, padding="max_length", max_length=CLIP_TOKENS, truncation=True).input_ids
     return [*first, *read_caption(t5, caption)]

@@ -13,7 +13,7 @@ from worldsmith.families.ltx_video.model import FPS, LTXVideoDefaults, LTXVideoG
 
 
 class LTXVideoFormats(PipelineFormats):
-    """Weight formats of LTX-Video: diffusers."""
+    """Reads weights of LTX-Video models in diffusers' format, and exports them as pipelines."""
 
     model = LTXVideoGenerator
     marks = ("caption_projection.linear_1.weight", "time_embed.emb.timestep_embedder.linear_1.weight",
@@ -21,11 +21,20 @@ class LTXVideoFormats(PipelineFormats):
     meanings = ("num_attention_heads", "attention_head_dim")
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> LTXVideoDefaults:
-        """Returns the defaults with the schedule of the released weights."""
+        """Returns the generation defaults of a trained model; the noise schedule is that of the released weights.
+
+        Args:
+            tree: Config of the run as plain data.
+        """
         return LTXVideoDefaults(captions_as_given=False, **clip_defaults(tree))
 
     def published_defaults(self, config: Any, folder: Path) -> LTXVideoDefaults:
-        """Returns the default size of diffusers' pipeline, and the schedule of the folder."""
+        """Returns the generation defaults of released weights, with the default size of diffusers' pipeline.
+
+        Args:
+            config: Model config.
+            folder: Pipeline folder, whose scheduler config determines the noise schedule.
+        """
         size: Any = {"height": 512, "width": 704, "num_frames": 161, "fps": FPS}
         return LTXVideoDefaults(**size, max_caption_tokens=config.text_encoder.max_length, **read_schedule(folder))
 

@@ -52,7 +52,7 @@ class NetworkConfig(Config):
         return self.num_attention_heads * self.attention_head_dim
 
     def check(self) -> None:
-        """Raises WrongValueError for sizes that do not fit together."""
+        """Raises WrongValueError if fields of this config contradict each other."""
         if self.in_channels != self.out_channels:
             raise wrong(self, "in_channels", "out_channels", why="the network predicts the velocity of a latent")
         if self.cross_attention_dim != self.inner_dim:
@@ -60,7 +60,7 @@ class NetworkConfig(Config):
             raise wrong(self, "cross_attention_dim", why=why, remedy=f"write {self.inner_dim}")
 
     def shapes(self) -> Shapes:
-        """Returns the shapes of all parameters without building the network."""
+        """Returns the shape of every parameter by name, without building the network."""
         d, block = self.inner_dim, Shapes()
         for attention in ("attn1", "attn2"):
             block |= norm(f"{attention}.norm_q", d) | norm(f"{attention}.norm_k", d)
@@ -89,7 +89,7 @@ class LTXVideoVAE(MomentsVAE):
         class_name: ClassVar[str] = "AutoencoderKLLTXVideo"
 
         def published(self) -> PublishedPart:
-            """Returns the released VAE, for plans."""
+            """Returns a substitute for the released VAE, which plans use if its files are missing."""
             return vae_part("LTX-Video", {"_class_name": self.class_name})
 
     statistics: tuple[Tensor, Tensor]
@@ -115,13 +115,13 @@ class LTXVideoVAE(MomentsVAE):
 
 
 class LTXTextEncoder(T5TextEncoder):
-    """T5 text encoder that attends to padding; states after the text are set to zero, which the network masks out."""
+    """T5 text encoder that attends to padding, whose hidden states are then set to zero: the network masks them out."""
 
     class Config(T5TextEncoder.Config):
         max_length: Count = 128
-        """Tokens of every caption, including the end token and padding."""
+        """Number of tokens of every caption, including the end token and padding."""
         dropped_captions: Literal["zeros", "encoded"] = "encoded"
-        """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
+        """Embedding of captions that are dropped for classifier-free guidance: zeros, or that of the empty caption."""
 
     def encode(self, sample: Sequence[int]) -> Tensor:
         states = super().encode(sample)
@@ -135,7 +135,7 @@ class LTXTextEncoder(T5TextEncoder):
 
 @dataclass(frozen=True, slots=True)
 class LTXVideoDefaults(FlowMatchDefaults):
-    """Default generation settings of LTX-Video: those of the released weights."""
+    """Default generation settings of LTX-Video; the default values are those of the released weights."""
 
     steps: int = 50
     guidance: float = 3.0
@@ -182,7 +182,7 @@ class LTXVideoGenerator(PipelineModel):
         return FlowMatchSampler(self, sampling)
 
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
-        """Runs the network; arguments and result as in `PipelineModel.predict`.
+        """Runs the network on videos of one shape; arguments and result as in `PipelineModel.predict`.
 
         `extra_inputs` must have `fps`, the frames per second of each sample [n]. Zero rows of `text` are masked out.
         """

@@ -11,11 +11,11 @@ from worldsmith.config.declare.ranges import Count, LayerCount, PositiveFactor, 
 from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 
 MASK = 4
-"""Mask channels that mark, per latent frame, which of its video frames are given."""
+"""Number of mask channels, which mark for each latent frame its conditioning video frames."""
 
 
 class NetworkConfig(Config):
-    """Sizes of the Wan network; defaults: Wan 2.1 14B and an expert of Wan 2.2 A14B, both for text to video."""
+    """Sizes of the Wan network; the defaults are those of Wan 2.1 14B and of a Wan 2.2 A14B expert, text-to-video."""
 
     patch_size: list[Count] = field(default_factory=lambda: [1, 2, 2])
     """Patch size: latent frames, rows and columns per token; the first is 1, the others are equal."""
@@ -34,7 +34,7 @@ class NetworkConfig(Config):
     ffn_dim: Count = 13824
     """Inner channels of a feed-forward layer."""
     num_layers: LayerCount = 40
-    """Blocks."""
+    """Number of transformer blocks."""
     cross_attn_norm: bool = True
     """Whether the norm before cross-attention has weights and biases."""
     qk_norm: str = "rms_norm_across_heads"
@@ -42,9 +42,9 @@ class NetworkConfig(Config):
     eps: PositiveFactor = 1e-6
     """Epsilon of the norms."""
     image_dim: Count | None = None
-    """Channels of the image encoder's states that the network uses; None: no image encoder."""
+    """Channels of the image encoder's hidden states that the network uses; None: no image encoder."""
     added_kv_proj_dim: Count | None = None
-    """Channels from which keys and values of image states are computed."""
+    """Channels of the projected image states, from which keys and values are computed; None: no image encoder."""
     rope_max_seq_len: Count = 1024
     """Size of the rotary table, in each direction."""
     pos_embed_seq_len: Count | None = None
@@ -57,11 +57,11 @@ class NetworkConfig(Config):
 
     @property
     def takes_image(self) -> bool:
-        """Whether the latents of an image, and their mask, are concatenated to the noisy ones."""
+        """Whether the latents of an image, and their mask, are concatenated to the noisy latents."""
         return self.in_channels != self.out_channels
 
     def check(self) -> None:
-        """Raises WrongValueError for sizes that do not fit together."""
+        """Raises WrongValueError if fields of this config contradict each other."""
         if len(self.patch_size) != 3 or self.patch_size[0] != 1 or self.patch_size[1] != self.patch_size[2]:
             raise wrong(self, "patch_size", allowed="[1, n, n]")
         if self.takes_image and self.in_channels != 2 * self.out_channels + MASK:
@@ -72,13 +72,13 @@ class NetworkConfig(Config):
             why = f"image states are projected to the network's width, {self.inner_dim}, and used by every block"
             raise wrong(self, "image_dim", "added_kv_proj_dim", why=why, remedy="set both, or none of them")
         if self.pos_embed_seq_len is not None:
-            why = "networks with a first and a last image are not supported"
+            why = "networks that are conditioned on a first and a last image are not supported"
             raise wrong(self, "pos_embed_seq_len", why=why, remedy="omit it")
         if self.attention_head_dim % 2:
             raise wrong(self, "attention_head_dim", allowed="an even number")
 
     def shapes(self) -> Shapes:
-        """Returns the shapes of all parameters without building the network."""
+        """Returns the shape of every parameter by name, without building the network."""
         d, states = self.inner_dim, self.image_dim
         shapes: Shapes = {"scale_shift_table": (1, 2, d)}
         shapes |= {"patch_embedding.weight": (d, self.in_channels, *self.patch_size), "patch_embedding.bias": (d,)}
@@ -110,32 +110,32 @@ class NetworkConfig(Config):
 
 
 def wan21_1b() -> NetworkConfig:
-    """Returns the config of Wan 2.1 1.3B (1.42 B parameters)."""
+    """Returns the network config of Wan 2.1 1.3B (1.42 B parameters)."""
     return NetworkConfig(num_attention_heads=12, ffn_dim=8960, num_layers=30)
 
 
 def wan_14b() -> NetworkConfig:
-    """Returns the config of Wan 2.1 14B, or an expert of Wan 2.2 A14B, for text (14.3 B parameters)."""
+    """Returns the network config of Wan 2.1 14B, or of a Wan 2.2 A14B expert, text-to-video (14.3 B parameters)."""
     return NetworkConfig()
 
 
 def wan21_i2v_14b() -> NetworkConfig:
-    """Returns the config of Wan 2.1 14B for images (16.4 B parameters)."""
+    """Returns the network config of Wan 2.1 14B, image-to-video (16.4 B parameters)."""
     return NetworkConfig(in_channels=36, image_dim=1280, added_kv_proj_dim=5120)
 
 
 def wan22_i2v_14b() -> NetworkConfig:
-    """Returns an expert of Wan 2.2 A14B for images."""
+    """Returns the network config of a Wan 2.2 A14B expert, image-to-video."""
     return NetworkConfig(in_channels=36)
 
 
 def wan22_5b() -> NetworkConfig:
-    """Returns the config of Wan 2.2 5B, for text and images (5.0 B parameters)."""
+    """Returns the network config of Wan 2.2 5B, text- and image-to-video (5.0 B parameters)."""
     return NetworkConfig(num_attention_heads=24, ffn_dim=14336, num_layers=30, in_channels=48, out_channels=48)
 
 
 def tiny() -> NetworkConfig:
-    """Returns a tiny config for a CPU, for clips of 64 px."""
+    """Returns a tiny network config for clips of 64 px on a CPU."""
     return NetworkConfig(
         num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=32, freq_dim=16,
         ffn_dim=48, num_layers=2, rope_max_seq_len=32,

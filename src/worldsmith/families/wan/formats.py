@@ -22,7 +22,7 @@ from worldsmith.models.spec import ModelSpec
 
 
 class WanFormats(PipelineFormats):
-    """Weight formats of Wan: diffusers, with both experts of Wan 2.2."""
+    """Reads weights of Wan models in diffusers' format, and exports pipelines, with both experts of Wan 2.2."""
 
     model = WanGenerator
     marks = ("condition_embedder.text_embedder.linear_1.weight", "blocks.0.attn2.norm_k.weight", "scale_shift_table")
@@ -57,7 +57,12 @@ class WanFormats(PipelineFormats):
         return WanDefaults(shift=shift_of(tree), captions_as_given=False, **clip_defaults(tree))
 
     def published_defaults(self, config: Any, folder: Path) -> WanDefaults:
-        """Returns generation defaults: the released video size, and the shift of the scheduler in `folder`."""
+        """Returns the generation defaults of released weights.
+
+        Args:
+            config: Model config, which determines the video size and the guidance scales.
+            folder: Pipeline folder, whose scheduler config determines the shift of the noise schedule.
+        """
         file = folder / "scheduler" / "scheduler_config.json"
         shift = float(read_json_object(file).get("flow_shift", 1.0)) if file.is_file() else 5.0
         if config.expand_timesteps:
@@ -86,7 +91,7 @@ class WanFormats(PipelineFormats):
         return arranged
 
     def finish(self, model: WanGenerator, folder: Path) -> None:
-        """Copies the files of the other expert, or of the image encoder, into the export."""
+        """Copies the files of the other expert, or of the image encoder, into the exported `folder`."""
         index = read_json_object(folder / PIPELINE_INDEX)
         if model.config.expert is not None:
             (other,) = (where for name, where in EXPERTS.items() if name != model.config.expert)

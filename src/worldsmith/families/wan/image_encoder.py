@@ -27,6 +27,10 @@ FIELD = "model.config.image_encoder.path"
 class WanImageEncoder(Configurable):
     """Frozen CLIP image encoder of a Wan 2.1 image-to-video pipeline; the weights are loaded on first use.
 
+    Args:
+        config: Location and precision of the encoder.
+        device: Device of the weights.
+
     Raises:
         FileNotFoundError: If the pipeline lacks the encoder or the image processor.
     """
@@ -38,7 +42,7 @@ class WanImageEncoder(Configurable):
         """Number format of weights and computation."""
 
         def published(self) -> PublishedPart:
-            """Returns the released encoder, for plans."""
+            """Returns a substitute for the released image encoder, which plans use if its files are missing."""
             contents = {f"{ENCODER}/config.json": CLIP_H_VISION, f"{PROCESSOR}/preprocessor_config.json": CLIP_PICTURES}
             return PublishedPart("path", "the image encoder of CLIP ViT-H/14", PLACES, contents)
 
@@ -58,7 +62,7 @@ class WanImageEncoder(Configurable):
 
     @property
     def channels(self) -> int:
-        """Channels of the hidden states."""
+        """Channels of the encoder's hidden states."""
         return int(read_settings(self.folder / ENCODER).get("hidden_size", 768))  # the default of transformers
 
     @cached_property
@@ -78,7 +82,7 @@ class WanImageEncoder(Configurable):
 
     @property
     def modules(self) -> list[Any]:
-        """The modules that are loaded now; empty before the first use."""
+        """Encoder modules that are loaded; empty before the first use."""
         return [self.model] if "model" in vars(self) else []
 
     @cached_property

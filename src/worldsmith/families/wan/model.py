@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EXPERTS = {"high_noise": "transformer", "low_noise": "transformer_2"}
 """Pipeline subfolders of the two experts."""
 TEXT_TOKENS = 512
-"""Number of text tokens; diffusers expects image states before them."""
+"""Number of text tokens; diffusers expects the hidden states of the image before them."""
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
 TIMESTEPS = 1000
 """Timestep of pure noise."""
@@ -43,11 +43,11 @@ TIMESTEPS = 1000
 
 @dataclass(frozen=True, slots=True)
 class WanDefaults(PipelineDefaults):
-    """Default generation settings of Wan: those of the released Wan 2.1 at 480p."""
+    """Default generation settings of Wan; the default values are those of the released Wan 2.1 at 480p."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "dynamic_guidance": "its guidance has one scale per expert",
-        "strength": "video-to-video is not supported for it",
+        "dynamic_guidance": "each expert has a constant guidance scale",
+        "strength": "video-to-video is not supported for Wan",
     }
 
     shift: float | None = 3.0
@@ -57,15 +57,15 @@ class WanDefaults(PipelineDefaults):
     """Guidance scale of the low-noise expert; None: that of the high-noise expert."""
 
     def make_scheduler(self, shift: float | None = None) -> Any:
-        """Builds the scheduler of the released pipelines with `shift`, or with the shift of the training run."""
+        """Builds the scheduler of the released pipelines with `shift`; None: with the shift of these defaults."""
         return make_unipc_scheduler(shift or self.shift or 1.0)
 
 
 class WanGenerator(PipelineModel):
     """Wan: a transformer over video tokens, with cross-attention to the text in each block.
 
-    The model is one network, or one of two experts for different noise levels; the other expert is that of the
-    pipeline.
+    The model is one network, or one of two experts for different noise levels; the other expert is read from the
+    pipeline in `config.pipeline`.
     """
 
     network_class = "WanTransformer3DModel"
@@ -87,7 +87,7 @@ class WanGenerator(PipelineModel):
         """With an expert: the pipeline that contains both. Training starts from it; generation and exports use its
         other expert."""
         expand_timesteps: bool = False
-        """Whether each token has its own timestep (Wan 2.2 5B), which is 0 for given frames."""
+        """Whether each token has its own timestep (Wan 2.2 5B), which is 0 for conditioning frames."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
         """Network sizes."""
         tokenizer: WanFamilyVAE.Config = field(default_factory=WanFamilyVAE.Config)
@@ -105,12 +105,12 @@ class WanGenerator(PipelineModel):
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:
-            """Frames per latent frame, pixels per latent position, latent positions per token."""
+            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size."""
             return TEMPORAL_FACTOR, self.tokenizer.spatial_factor, self.network.patch_size[1]
 
         @property
         def noise_levels(self) -> tuple[float, float]:
-            """Range [first, second) of noise levels for which this network is used."""
+            """Range (low, high) of the noise levels for which this network is used; high is not included."""
             high = self.expert == "high_noise"
             boundary = self.boundary_ratio
             return (0.0, 1.0) if boundary is None else (boundary, 1.0) if high else (0.0, boundary)
@@ -141,7 +141,7 @@ class WanGenerator(PipelineModel):
                 why = "two experts need the noise level at which they switch, and their common pipeline"
                 raise wrong(self, *names, why=why, remedy="set all three, or none of them")
             if self.expand_timesteps and self.network.takes_image:
-                why = "with a timestep per token, given frames replace latents and are not concatenated to them"
+                why = "with a timestep per token, conditioning frames replace latents and are not concatenated to them"
                 remedy = "use in_channels = out_channels"
                 raise wrong(self, "expand_timesteps", "network.in_channels", why=why, remedy=remedy)
 
@@ -212,12 +212,12 @@ class WanGenerator(PipelineModel):
         Args:
             noisy: Noisy latents [n, C, t, h, w].
             timesteps: Timesteps [n].
-            text: Text states [n, text, d].
+            text: Hidden states of the captions [n, text tokens, d].
             image: Mask and latents of the conditioning image, [n, 4 + C, t, h, w]; None without image input.
-            image_states: States of the image encoder [n, tokens, d], for a network with that input.
+            image_states: Hidden states of the image encoder [n, tokens, d], for a network with that input.
             given: Number of clean leading latent frames per sample.
             first: Latents of the clean first frame per sample; None: the sample has none.
-            both: Whether to use the expert for the timestep, and not only this network.
+            both: Whether the other expert is used at its timesteps; otherwise only this network is.
             extra_inputs: Ignored.
 
         Returns:
@@ -241,7 +241,7 @@ class WanGenerator(PipelineModel):
         return answers
 
     def network_at(self, timestep: float) -> Any:
-        """Returns the expert for a timestep."""
+        """Returns the network for a timestep (0 to 1000): this one, or the other expert."""
         config = self.config
         if config.boundary_ratio is None:
             return self.network
@@ -249,7 +249,13 @@ class WanGenerator(PipelineModel):
         return self.network if needed == config.expert else self.other_expert
 
     def token_timesteps(self, timesteps: Tensor, given: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Returns timesteps per token, [n, tokens]; they are 0 for tokens of clean frames."""
+        """Returns the timestep of each token, [n, tokens]; it is 0 for tokens of clean frames.
+
+        Args:
+            timesteps: Timesteps of the samples, [n].
+            given: Number of clean leading latent frames per sample.
+            shape: Latent shape (t, h, w) of the samples.
+        """
         import torch
 
         frames, height, width = shape
@@ -258,7 +264,11 @@ class WanGenerator(PipelineModel):
         return (noisy * timesteps[:, None]).repeat_interleave((height // patch) * (width // patch), dim=1)
 
     def with_first_frame_mask(self, latents: Tensor) -> Tensor:
-        """Returns [4 + C, t, h, w]: the mask of the first frame, then `latents` (that frame, then gray frames)."""
+        """Returns [4 + C, t, h, w]: four mask channels that mark the first frame, then `latents`.
+
+        Args:
+            latents: Latents [C, t, h, w] of a video that shows the first frame, then gray frames.
+        """
         import torch
 
         mask = torch.zeros(MASK, *latents.shape[1:], device=latents.device)
@@ -267,13 +277,18 @@ class WanGenerator(PipelineModel):
 
 
 def pipeline_part_name(pipeline: str, part: str) -> str:
-    """Returns the name of a pipeline's subfolder: a path, or a folder in a hub repository."""
+    """Returns the location of a pipeline's subfolder: a local path, or a folder in a hub repository.
+
+    Args:
+        pipeline: Path or hub name of the pipeline.
+        part: Name of the subfolder.
+    """
     hub = None if is_local(pipeline) else hub_name(pipeline)
     return f"{pipeline.rstrip('/')}/{part}" if hub is None else f"{SCHEME}{hub}/{part}"
 
 
 class WanSampler(SchedulerSampler):
-    """Samples with UniPC; a model with two experts switches to the other one at its boundary."""
+    """Sampler of Wan with UniPC; a model with two experts switches to the other one at its boundary noise level."""
 
     model: WanGenerator
 
@@ -292,7 +307,15 @@ class WanSampler(SchedulerSampler):
         return [self.sampling.guidance if step >= boundary * TIMESTEPS else low for step in timesteps]
 
     def start(self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None) -> tuple[Tensor, Any]:
-        """Returns noise and the network's image input.
+        """Returns noise [C, t, h, w] as the initial state, and the conditioning input of the network.
+
+        Args:
+            layout: Layout of the sample.
+            solver: Solver of the sample, which samples the noise.
+            condition: Image to start from, uint8 [3, 1, H, W]; None: text only.
+
+        Returns:
+            The state; and None, the latents of the first frame, or (mask and latents, states of the image encoder).
 
         Raises:
             ValueError: If an image is given and the network accepts none, or the other way round.
@@ -301,7 +324,8 @@ class WanSampler(SchedulerSampler):
         takes_image, given = model.config.network.takes_image, layout.condition_frames
         if given > 1 or (given and "image2video" not in model.config.modes) or (takes_image and not given):
             raise ValueError(
-                f"this network supports {', '.join(model.config.modes)}; with an image input it needs exactly one"
+                f"this network supports {', '.join(model.config.modes)}; a network with an image input requires "
+                "exactly one image"
             )
         state, _ = super().start(layout, solver, condition)
         if condition is None:
@@ -328,7 +352,12 @@ class WanSampler(SchedulerSampler):
 
 
 def replace_first_frames(first: Sequence[Tensor | None], states: Tensor) -> Tensor:
-    """Returns a copy of `states` [n, C, t, h, w] with the latents `first` as first frames; None: sample unchanged."""
+    """Returns a copy of the latents `states` [n, C, t, h, w] in which clean latents replace the first frames.
+
+    Args:
+        first: Clean latents of the first frame of each sample; None: the sample is unchanged.
+        states: Latents of all samples.
+    """
     states = states.clone()
     for state, frame in zip(states, first):
         if frame is not None:

@@ -33,13 +33,13 @@ ADAPTERS: Any = {"rank": 32, "alpha": 32, "lr": 1e-4}
 
 
 def wan_weights_advice(name: str) -> dict[str, str]:
-    """Returns the advice for an unset variable of the weights."""
+    """Returns {"WAN_PATH": how to get the released weights `name`}, shown if the variable is not set."""
     return hub_repository("WAN_PATH", f"Wan-AI/{name}-Diffusers")
 
 
 @recipe("wan21_t2v_1b", variables={**CLIPS, **wan_weights_advice("Wan2.1-T2V-1.3B")})
 def wan21_t2v_1b() -> Trainer.Config:
-    """Wan 2.1 1.3B, text-to-video, all weights; clips of 81 frames in the resolution bucket 480."""
+    """Configures full text-to-video fine-tuning of Wan 2.1 1.3B on clips of 81 frames in the resolution bucket 480."""
     return pipeline_run(
         "wan21_t2v_1b",
         WanGenerator.Config(
@@ -63,7 +63,7 @@ def wan21_t2v_1b() -> Trainer.Config:
 
 @recipe("wan21_t2v_14b", starts_from="wan21_t2v_1b", variables=wan_weights_advice("Wan2.1-T2V-14B"))
 def wan21_t2v_14b(config: Trainer.Config) -> Trainer.Config:
-    """Wan 2.1 14B, text-to-video, all weights."""
+    """Configures full text-to-video fine-tuning of Wan 2.1 14B, based on wan21_t2v_1b."""
     model_config(config).network = architecture.wan_14b()
     return rename_run(config, "wan21_t2v_14b")
 
@@ -74,7 +74,7 @@ def wan21_t2v_14b(config: Trainer.Config) -> Trainer.Config:
     variables=wan_weights_advice("Wan2.1-I2V-14B-480P"),
 )
 def wan21_i2v_14b(config: Trainer.Config) -> Trainer.Config:
-    """Wan 2.1 14B, image-to-video, all weights."""
+    """Configures full image-to-video fine-tuning of Wan 2.1 14B, based on wan21_t2v_1b."""
     model = model_config(config)
     model.network, model.image_encoder.path = architecture.wan21_i2v_14b(), PIPELINE
     return rename_run(config, "wan21_i2v_14b")
@@ -82,7 +82,7 @@ def wan21_i2v_14b(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("wan22_ti2v_5b", starts_from="wan21_t2v_1b", variables=wan_weights_advice("Wan2.2-TI2V-5B"))
 def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
-    """Wan 2.2 5B, text- and image-to-video, all weights; clips of 121 frames in the resolution bucket 704."""
+    """Configures full text- and image-to-video fine-tuning of Wan 2.2 5B on 121 frames in the resolution bucket 704."""
     model, data = model_config(config), cast(VideoLoader.Config, config.dataloader_train).dataset
     model.network, model.expand_timesteps, model.tokenizer.spatial_factor = architecture.wan22_5b(), True, 16
     data.resolution, data.num_video_frames, data.min_frames = "704", 121, 121
@@ -97,9 +97,9 @@ def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
     variables=wan_weights_advice("Wan2.2-T2V-A14B"),
 )
 def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
-    """Wan 2.2 A14B, text-to-video, all weights of the high-noise expert (model.expert selects the other one)."""
+    """Configures full text-to-video fine-tuning of the high-noise expert of Wan 2.2 A14B (change: model.expert)."""
     model_config(config).network, config.objective.shift = architecture.wan_14b(), 5
-    return with_expert(config, "wan22_t2v_a14b", 0.875)
+    return train_high_noise_expert(config, "wan22_t2v_a14b", 0.875)
 
 
 @recipe(
@@ -108,56 +108,56 @@ def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
     variables=wan_weights_advice("Wan2.2-I2V-A14B"),
 )
 def wan22_i2v_a14b(config: Trainer.Config) -> Trainer.Config:
-    """Wan 2.2 A14B, image-to-video, all weights of one expert."""
+    """Configures full image-to-video fine-tuning of one expert of Wan 2.2 A14B, based on wan22_t2v_a14b."""
     model_config(config).network = architecture.wan22_i2v_14b()
-    return with_expert(config, "wan22_i2v_a14b", 0.9)
+    return train_high_noise_expert(config, "wan22_i2v_a14b", 0.9)
 
 
 @recipe("wan21_t2v_1b_lora", starts_from="wan21_t2v_1b")
 def wan21_t2v_1b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Wan 2.1 1.3B, text-to-video, LoRA of rank 32."""
+    """Configures text-to-video LoRA of rank 32 on Wan 2.1 1.3B, based on wan21_t2v_1b."""
     return train_adapters(config, "wan21_t2v_1b_lora", **ADAPTERS)
 
 
 @recipe("wan21_t2v_14b_lora", starts_from="wan21_t2v_14b")
 def wan21_t2v_14b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Wan 2.1 14B, text-to-video, LoRA of rank 32."""
+    """Configures text-to-video LoRA of rank 32 on Wan 2.1 14B, based on wan21_t2v_14b."""
     return train_adapters(config, "wan21_t2v_14b_lora", **ADAPTERS)
 
 
 @recipe("wan21_i2v_14b_lora", starts_from="wan21_i2v_14b")
 def wan21_i2v_14b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Wan 2.1 14B, image-to-video, LoRA of rank 32."""
+    """Configures image-to-video LoRA of rank 32 on Wan 2.1 14B, based on wan21_i2v_14b."""
     return train_adapters(config, "wan21_i2v_14b_lora", **ADAPTERS)
 
 
 @recipe("wan22_ti2v_5b_lora", starts_from="wan22_ti2v_5b")
 def wan22_ti2v_5b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Wan 2.2 5B, text- and image-to-video, LoRA of rank 32."""
+    """Configures text- and image-to-video LoRA of rank 32 on Wan 2.2 5B, based on wan22_ti2v_5b."""
     return train_adapters(config, "wan22_ti2v_5b_lora", **ADAPTERS)
 
 
 @recipe("wan22_t2v_a14b_lora", starts_from="wan22_t2v_a14b")
 def wan22_t2v_a14b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Wan 2.2 A14B, text-to-video, LoRA of rank 32 on one expert."""
+    """Configures text-to-video LoRA of rank 32 on one expert of Wan 2.2 A14B, based on wan22_t2v_a14b."""
     return train_adapters(config, "wan22_t2v_a14b_lora", **ADAPTERS)
 
 
 @recipe("wan22_i2v_a14b_lora", starts_from="wan22_i2v_a14b")
 def wan22_i2v_a14b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Wan 2.2 A14B, image-to-video, LoRA of rank 32 on one expert."""
+    """Configures image-to-video LoRA of rank 32 on one expert of Wan 2.2 A14B, based on wan22_i2v_a14b."""
     return train_adapters(config, "wan22_i2v_a14b_lora", **ADAPTERS)
 
 
 @recipe("wan21_t2v_tiny", starts_from="wan21_t2v_1b")
 def wan21_t2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of wan21_t2v_1b: 22 thousand parameters, clips of 64 pixels, on a CPU."""
+    """Changes wan21_t2v_1b to its tiny variant: 22 thousand parameters and clips of 64 pixels, on a CPU."""
     return make_tiny(config, "wan21_t2v_tiny")
 
 
 @recipe("wan21_i2v_tiny", starts_from="wan21_i2v_14b")
 def wan21_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of wan21_i2v_14b: with image conditioning and states of an image encoder."""
+    """Changes wan21_i2v_14b to its tiny variant for a CPU, with image conditioning and an image encoder."""
     make_tiny(config, "wan21_i2v_tiny")
     model = model_config(config)
     model.network.in_channels, model.network.image_dim, model.network.added_kv_proj_dim = 12, 16, 24
@@ -167,13 +167,13 @@ def wan21_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("wan22_ti2v_tiny", starts_from="wan22_ti2v_5b")
 def wan22_ti2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of wan22_ti2v_5b: half of the clips start from their first frame."""
+    """Changes wan22_ti2v_5b to its tiny variant for a CPU; half of the clips start from their first frame."""
     return make_tiny(config, "wan22_ti2v_tiny")
 
 
 @recipe("wan22_i2v_a14b_tiny", starts_from="wan22_i2v_a14b")
 def wan22_i2v_a14b_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of wan22_i2v_a14b: one expert, with image conditioning."""
+    """Changes wan22_i2v_a14b to its tiny variant for a CPU: one expert, with image conditioning."""
     make_tiny(config, "wan22_i2v_a14b_tiny")
     model_config(config).network.in_channels = 12
     return config
@@ -181,7 +181,7 @@ def wan22_i2v_a14b_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("wan_demo", starts_from="wan21_t2v_tiny")
 def wan_demo(config: Trainer.Config) -> Trainer.Config:
-    """Demo of Wan: 64-pixel clips of moving colored shapes with one-sentence captions."""
+    """Configures the Wan demo: 64-pixel clips of moving colored shapes with one-sentence captions."""
     model = model_config(config)
     model.tokenizer.vae_path, model.tokenizer.spatial_factor = "${asset:tiny_vae}", 16
     model.text_encoder.path = "${asset:tiny_umt5}"
@@ -196,15 +196,23 @@ def model_config(config: Trainer.Config) -> WanGenerator.Config:
     return cast(WanGenerator.Config, config.model.config)
 
 
-def with_expert(config: Trainer.Config, name: str, boundary: float) -> Trainer.Config:
-    """Sets up the high-noise expert of a two-expert pipeline, starting from the pipeline's weights."""
+def train_high_noise_expert(config: Trainer.Config, name: str, boundary: float) -> Trainer.Config:
+    """Changes `config` in place to train the high-noise expert of a two-expert pipeline, and returns it.
+
+    The initial weights are those of the pipeline.
+
+    Args:
+        config: Config of the run.
+        name: Name of the new recipe.
+        boundary: Noise level at which the experts switch.
+    """
     model, config.checkpoint.load_path = model_config(config), None
     model.expert, model.boundary_ratio, model.pipeline = "high_noise", boundary, PIPELINE
     return rename_run(config, name)
 
 
 def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Turns `config` into its tiny variant: 9 frames, a VAE with 4 latent channels, a text encoder with 32 channels."""
+    """Changes `config` in place to the tiny variant `name`: 9 frames, and tiny VAE and text encoder of the package."""
     make_tiny_pipeline(config, name, architecture.tiny(), frames=9)
     model_config(config).text_encoder.max_length, config.objective.shift = 16, 1
     config.dataloader_train.max_samples_per_batch = 4

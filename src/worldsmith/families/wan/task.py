@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WanTask(PipelineTask):
-    """Training task of Wan: text and image to video. An expert is trained only on its own noise levels."""
+    """Training task of Wan: text- and image-to-video. An expert is trained only on its own noise levels."""
 
     objective_class = RectifiedFlow
 
@@ -32,11 +32,11 @@ class WanTask(PipelineTask):
     @classmethod
     def check_data(cls, section: str, data: Any, model: Any) -> None:
         clean = data.dataset.conditioning_config
-        if model.expand_timesteps:  # clean leading frames are what it learns images by
+        if model.expand_timesteps:  # it is trained with the first frame as a clean latent frame
             data = replace(data, dataset=replace(data.dataset, conditioning_config={}))
         super().check_data(section, data, model)
         if model.expand_timesteps and any(int(frames) > 1 and weight for frames, weight in clean.items()):
-            why = "its pipeline only conditions on the first latent frame"
+            why = "the pipeline supports conditioning only on the first latent frame"
             raise WrongValueError({f"{section}.dataset.conditioning_config": clean}, why=why, remedy="write 0 and 1")
 
     @property

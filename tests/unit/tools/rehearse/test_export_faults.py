@@ -35,7 +35,7 @@ def test_an_export_that_has_no_name_for_a_weight(config: Trainer.Config, monkeyp
     monkeypatch.delitem(diffusers_keys.LAYER_MODULES, "self_attn.q_proj")
     (found,) = rehearse_exports(config).findings
     name = "language_model.model.layers.0.self_attn.q_proj.weight"
-    assert str(found) == f"export: diffusers: '{name}' is not a native parameter name of the generator"
+    assert str(found) == f"export: diffusers: '{name}' is not an internal parameter name of the generator"
 
 
 def test_adapters_of_layers_that_the_librarys_network_does_not_have(

@@ -24,7 +24,7 @@ from worldsmith.families.cosmos3.attention.modes import AxisWindow
 
 BLOCK = 128
 VERSIONS = 32
-"""Max compilations of the kernel: per need of gradients, with and without autograd."""
+"""Max number of compiled versions of the kernel: each gradient requirement and autograd mode needs its own."""
 OPERATIONS = {1: "na1d", 2: "na2d", 3: "na3d"}
 """NATTEN functions by number of axes."""
 
@@ -46,13 +46,13 @@ def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
     """Computes attention with FlexAttention; on a CPU only the forward pass is supported.
 
     Args:
-        q: [N_q, heads, d].
-        k: [N_kv, kv_heads, d].
-        v: [N_kv, kv_heads, d].
+        q: Queries [N_q, heads, d].
+        k: Keys [N_kv, kv_heads, d].
+        v: Values [N_kv, kv_heads, d].
         plan: Result of `plan_flex`.
 
     Returns:
-        [N_q, heads, d].
+        Attention output [N_q, heads, d].
     """
     k, v = k.index_select(0, plan.key_rows), v.index_select(0, plan.key_rows)
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -62,9 +62,12 @@ def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
 
 @functools.cache
 def kernel(fused: bool) -> Callable[..., Any]:
-    """Returns FlexAttention: compiled, or eager with the full score matrix (the only form on a CPU, forward only)."""
+    """Returns FlexAttention: compiled if `fused`, otherwise eager, with all scores in memory.
+
+    The eager form is the only one on a CPU, where it has no backward pass.
+    """
     if fused:
-        # One graph and room for many sizes: past its limit, torch would quietly make the whole score matrix instead.
+        # One graph with a high limit: beyond it, torch would use the full score matrix without a warning.
         options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "recompile_limit": VERSIONS}
         return torch.compile(flex_attention, **options)
     return flex_attention
@@ -79,7 +82,11 @@ def plan_flex(
 ) -> FlexPlan:
     """Plans FlexAttention of consecutive query segments, each over its own rows of the key stream.
 
-    Arguments as in `plan_segments`.
+    Args:
+        query_lengths: Number of queries of each segment.
+        key_lengths: Number of keys that each segment attends to.
+        key_rows: Rows of these keys in the key stream, segment after segment, int64 [sum(key_lengths)].
+        device: Device of the plan; None: the default device.
     """
     q_samples, kv_samples = (
         torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) for lengths in (query_lengths, key_lengths)
@@ -100,7 +107,7 @@ def block_diagonal_mask(q_samples: Tensor, kv_samples: Tensor, device: torch.dev
     q_low, q_high = block_bounds(q_samples)
     kv_low, kv_high = block_bounds(kv_samples)
     seen = (q_low[:, None] <= kv_high) & (kv_low <= q_high[:, None])
-    # No mask is needed where a whole block of queries and a whole block of keys lie in one sample.
+    # No mask is needed if all queries of a block and all keys of a block are in one sample.
     whole_q = torch.arange(len(q_low)) < len(q_samples) // BLOCK
     whole_kv = torch.arange(len(kv_low)) < len(kv_samples) // BLOCK
     full = seen & (q_low == q_high)[:, None] & (kv_low == kv_high) & whole_q[:, None] & whole_kv
@@ -119,20 +126,36 @@ def block_diagonal_mask(q_samples: Tensor, kv_samples: Tensor, device: torch.dev
 
 
 def block_bounds(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the first and last sample in each block of tokens."""
+    """Returns the sample indices of the first and of the last token in each block of `BLOCK` tokens.
+
+    Args:
+        samples: Sample index of each token, sorted, [N].
+
+    Returns:
+        Two tensors [blocks].
+    """
     starts = torch.arange(0, len(samples), BLOCK)
     return samples[starts], samples[(starts + BLOCK - 1).clamp(max=len(samples) - 1)]
 
 
 def block_lists(blocks: Tensor, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
-    """Returns per query block the number of key blocks and their indices: int32 [1, 1, q] and [1, 1, q, kv]."""
+    """Converts a block mask to the arguments of `BlockMask.from_kv_blocks`.
+
+    Args:
+        blocks: Whether a block of queries attends to a block of keys, bool [query blocks, key blocks].
+        device: Device of the results.
+
+    Returns:
+        For each query block the number of its key blocks, int32 [1, 1, query blocks], and all key blocks ordered so
+        that these come first, int32 [1, 1, query blocks, key blocks].
+    """
     order = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1, dtype=torch.int32)[None, None].to(device), order.int()[None, None].to(device)
 
 
 @dataclass(frozen=True, slots=True)
 class NattenSegment:
-    """One sample of a `NattenPlan`."""
+    """Position of one sample in the token streams of a `NattenPlan`, with its token grid and attention windows."""
 
     latents: slice
     """Rows of the sample in the latent stream."""
@@ -141,12 +164,12 @@ class NattenSegment:
     grid: tuple[int, ...]
     """Number of latent tokens along each axis longer than 1."""
     windows: tuple[AxisWindow, ...]
-    """Neighborhood along those axes; empty: each latent attends to all."""
+    """Neighborhood along those axes; empty: each latent attends to all latents of the sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class NattenPlan:
-    """Plan for NATTEN: one segment per sample of a pack, in order."""
+    """Plan of attention with NATTEN: one segment per sample of a pack, in order."""
 
     segments: tuple[NattenSegment, ...]
 
@@ -163,8 +186,8 @@ def natten_available(device: torch.device) -> bool:
 
 
 def run_natten(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: NattenPlan) -> Tensor:
-    """Computes `latent_attention` with NATTEN."""
-    repeat = q.shape[1] // k.shape[1]  # not every NATTEN kernel shares key heads among query heads
+    """Computes attention of latents with NATTEN, sample by sample; arguments and result as in `latent_attention`."""
+    repeat = q.shape[1] // k.shape[1]  # not every NATTEN kernel supports grouped-query attention
     k, v, text_k, text_v = (x.repeat_interleave(repeat, dim=1) for x in (k, v, text_k, text_v))
     return torch.cat(
         [
@@ -175,9 +198,18 @@ def run_natten(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, 
 
 
 def sample_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, segment: NattenSegment) -> Tensor:
-    """Computes attention of one sample; returns [tokens, heads, d].
+    """Computes attention of the latents of one sample over its text and over the neighborhoods of its segment.
 
-    Shapes: q, k, v [tokens, heads, d]; text_k, text_v [text tokens, heads, d].
+    Args:
+        q: Queries [latent tokens, heads, d].
+        k: Keys [latent tokens, heads, d].
+        v: Values [latent tokens, heads, d].
+        text_k: Keys of the text [text tokens, heads, d].
+        text_v: Values of the text [text tokens, heads, d].
+        segment: Token grid and attention windows of the sample.
+
+    Returns:
+        Attention output [latent tokens, heads, d].
     """
     if not segment.windows:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, torch.cat((text_k, k)), torch.cat((text_v, v))))

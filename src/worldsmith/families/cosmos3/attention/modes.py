@@ -19,17 +19,18 @@ from worldsmith.config.errors import UserError
 
 T = TypeVar("T")
 Grid = tuple[int, int, int]
-"""Latent tokens of a sample along time, height and width."""
+"""Number of latent tokens of a sample along time, height and width."""
 
 AXES = ("time", "height", "width")
 PROFILES = {"1d": 1, "2d": 2, "3d": 3}
 
 
 class NeighborhoodConfig(Config):
-    """The neighborhood of a latent token. Lists have one item per axis of the profile; all empty: no restriction.
+    """Config of the neighborhood to which a latent token attends; lists have one item per axis of the token grid.
 
-    The meaning of window, stride, dilation and causality is that of NATTEN. Sizes are either counts of tokens or
-    fractions of the grid, which fit every resolution; the two are not mixed.
+    If all lists are empty, attention is not restricted. The meaning of window, stride, dilation and causality is that
+    of NATTEN. Sizes are either counts of tokens or fractions of the grid, which fit every resolution; the two are not
+    mixed.
     """
 
     window_size: list[Annotated[int, Range(ge=2, also=-1)]] = field(default_factory=list)
@@ -72,7 +73,7 @@ class NeighborhoodConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class AxisWindow:
-    """A neighborhood along one axis, in tokens."""
+    """Attention window (neighborhood) along one axis of the token grid, in tokens."""
 
     window: int
     stride: int = 1
@@ -99,7 +100,10 @@ class AttentionPattern:
     """Config path of the setting."""
 
     def windows(self, grid: Grid) -> Windows | None:
-        """Returns the neighborhood in a grid; None if attention is dense in this grid.
+        """Returns the attention windows along time, height and width; None if attention is dense.
+
+        Args:
+            grid: Number of latent tokens along time, height and width.
 
         Raises:
             UserError: If the neighborhood does not fit the grid.
@@ -120,7 +124,13 @@ class AttentionPattern:
         return axes[0], axes[1], axes[2]
 
     def check_fit(self, own: AxisWindow, axis: int, grid: Grid) -> None:
-        """Raises UserError if a neighborhood is larger than the grid."""
+        """Raises UserError if a window is longer than its axis of the grid, or its stride is longer than the window.
+
+        Args:
+            own: Window along the axis.
+            axis: Index of the axis: 0 time, 1 height, 2 width.
+            grid: Number of latent tokens along all three axes.
+        """
         length, needed = grid[axis], own.window * own.dilation
         if needed > length:
             raise UserError(
@@ -137,7 +147,7 @@ class AttentionPattern:
 
 @dataclass(frozen=True, slots=True)
 class AttentionModes:
-    """Attention of all layers: the distinct patterns, and the index of each layer's pattern."""
+    """Attention of all layers: the distinct attention patterns, and for each layer the index of its pattern."""
 
     implementation: str
     patterns: tuple[AttentionPattern, ...]
@@ -202,23 +212,31 @@ def attention_modes(
 
 
 def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[int, NeighborhoodConfig]:
-    """Returns the neighborhoods of a layer by grid rank, without dense ones; raises ValueError if one is unknown."""
+    """Returns the restricted neighborhoods of a layer by number of grid axes.
+
+    Args:
+        entry: Neighborhood by profile name: "1d", "2d" or "3d".
+        where: Config path of the entry, for error messages.
+
+    Raises:
+        ValueError: If a profile name is unknown, or a neighborhood has a wrong number of axes.
+    """
     profiles = {}
     for name, profile in entry.items():
         if name not in PROFILES:
-            why = f"'{name}' is not a profile; a layer has '1d', '2d' and '3d', by the number of axes longer than 1"
+            why = f"'{name}' is not a profile: expected '1d', '2d' or '3d', the number of axes longer than 1"
             raise WrongValueError({where: entry}, why=why)
         rank = len(profile.window_size or profile.window_size_float)
         if rank not in (0, PROFILES[name]):
             window = {f"{where}.{name}.window_size": profile.window_size or profile.window_size_float}
-            raise WrongValueError(window, why=f"{rank} items; a {name} grid has {PROFILES[name]} axes")
+            raise WrongValueError(window, why=f"it has {rank} items, but a {name} grid has {PROFILES[name]} axes")
         if rank:
             profiles[rank] = profile
     return profiles
 
 
 def fit_axis(profile: NeighborhoodConfig, index: int, length: int) -> AxisWindow:
-    """Returns the neighborhood along an axis of `length` tokens, from item `index` of the settings."""
+    """Returns the attention window along an axis of `length` tokens, from item `index` of the lists in `profile`."""
     causal = _item(profile.is_causal, index, False)
     if profile.window_size:
         size = profile.window_size[index]
@@ -226,12 +244,14 @@ def fit_axis(profile: NeighborhoodConfig, index: int, length: int) -> AxisWindow
         return AxisWindow(length if size == -1 else size, stride, dilation, causal)
     window = min(length, max(2, int(profile.window_size_float[index] * length)))
     stride = min(window, max(1, int(_item(profile.stride_float, index, 0.0) * window)))
-    most = length // window
-    return AxisWindow(window, stride, min(most, max(1, int(_item(profile.dilation_float, index, 0.0) * most))), causal)
+    max_dilation = length // window
+    return AxisWindow(
+        window, stride, min(max_dilation, max(1, int(_item(profile.dilation_float, index, 0.0) * max_dilation))), causal
+    )
 
 
 def describe_modes(modes: AttentionModes) -> str:
-    """Describes for logs which layers have restricted attention."""
+    """Returns a phrase for logs that states which layers have restricted attention."""
     if modes.implementation != "three_way":
         return f"{modes.implementation}: every layer dense"
     if modes.patterns[0].temporal_causal:
@@ -242,7 +262,7 @@ def describe_modes(modes: AttentionModes) -> str:
         return "three_way: every layer dense"
     return (
         f"three_way: {len(restricted)} of {len(modes.layers)} layers with windows (for {', '.join(ranks)} grids; "
-        "grids of other ranks are dense)"
+        "attention in other grids is dense)"
     )
 
 

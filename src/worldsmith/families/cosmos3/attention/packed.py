@@ -19,16 +19,16 @@ from torch.nn import functional as F
 
 from worldsmith.families.cosmos3.attention.kernels import FlexPlan, NattenPlan, run_flex, run_natten
 
-# A group may hold up to this share of padded score entries, plus a fixed number whose cost is below one more call.
+# Max fraction of padded score entries in a group, plus a fixed number that costs less than another call.
 PADDING_SHARE = 0.25
 PADDING_ENTRIES = 16384
-# Segments with a mask run together while their gathered keys stay below this number of rows.
+# Segments with the same mask are computed together while their gathered keys stay below this number of rows.
 GATHERED_KEYS = 2**17
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentGroup:
-    """Segments that run as one batch. Rows past a segment's end repeat a row of the same segment."""
+    """Segments that are computed as one batch; shorter segments are padded by repeating their last row."""
 
     queries: Tensor
     """Rows of q, [batch * q_length]."""
@@ -42,7 +42,7 @@ class SegmentGroup:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """Attention plan of one pack, segment by segment, for both backends."""
+    """Attention plan of one pack, segment by segment, for `grouped_attention` and `varlen_attention`."""
 
     causal: bool
     groups: tuple[SegmentGroup, ...]
@@ -62,7 +62,7 @@ class SegmentPlan:
     """Whether some queries of a segment may not attend to all of its keys, in addition to causality."""
 
     def to(self, dtype: torch.dtype) -> SegmentPlan:
-        """Returns the plan with masks of this dtype; otherwise every layer would create and keep its own copy."""
+        """Returns a copy with masks of this dtype, so that they are converted once and not in every layer."""
         if not self.masked:
             return self
         made: dict[int, Tensor] = {}
@@ -84,13 +84,13 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor
     """Computes causal attention within each text.
 
     Args:
-        q: [N_und, heads, d].
-        k: [N_und, kv_heads, d].
-        v: [N_und, kv_heads, d].
-        plan: Plan of the texts.
+        q: Queries [N_und, heads, d].
+        k: Keys [N_und, kv_heads, d].
+        v: Values [N_und, kv_heads, d].
+        plan: Causal plan with one segment per text.
 
     Returns:
-        [N_und, heads, d].
+        Attention output [N_und, heads, d].
     """
     return packed_attention(q, k, v, plan)
 
@@ -109,7 +109,7 @@ def latent_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Te
         plan: Plan of the pack, from `plan_latents`.
 
     Returns:
-        [N_gen, heads, d].
+        Attention output [N_gen, heads, d].
     """
     if isinstance(plan, NattenPlan):
         return run_natten(q, k, v, text_k, text_v, plan)
@@ -122,13 +122,13 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tens
     """Computes attention within the segments of a plan, with the scale 1/sqrt(d).
 
     Args:
-        q: [N_q, heads, d].
-        k: [N_kv, kv_heads, d]; with fewer heads than q, this is grouped-query attention.
-        v: [N_kv, kv_heads, d].
+        q: Queries [N_q, heads, d].
+        k: Keys [N_kv, kv_heads, d]; with fewer heads than q, this is grouped-query attention.
+        v: Values [N_kv, kv_heads, d].
         plan: Plan of the segments.
 
     Returns:
-        [N_q, heads, d].
+        Attention output [N_q, heads, d].
     """
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and not plan.masked:
         return varlen_attention(q, k, v, plan)
@@ -136,7 +136,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tens
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """Computes `packed_attention` with one `scaled_dot_product_attention` per group of similar segments."""
+    """Computes `packed_attention` with one `scaled_dot_product_attention` per group of segments of similar size."""
     outputs = []
     for group in plan.groups:
         q_batch, k_batch, v_batch = (
@@ -144,7 +144,7 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Ten
             for x, rows in ((q, group.queries), (k, group.keys), (v, group.keys))
         )
         repeat = q.shape[1] // k.shape[1]
-        if q.is_cuda and group.mask is not None:  # the fused kernel that takes a mask does not share key heads
+        if q.is_cuda and group.mask is not None:  # the fused kernel with a mask has no grouped-query attention
             k_batch, v_batch = (x.repeat_interleave(repeat, dim=1) for x in (k_batch, v_batch))
             repeat = 1
         out = F.scaled_dot_product_attention(
@@ -197,7 +197,7 @@ def plan_segments(
     """
     q_lengths, kv_lengths = torch.tensor(query_lengths), torch.tensor(key_lengths)
     cu_q, cu_kv = (F.pad(lengths.cumsum(0), (1, 0)) for lengths in (q_lengths, kv_lengths))
-    first_rows = torch.empty_like(q_lengths)  # where a segment's output starts in the joined group outputs
+    first_rows = torch.empty_like(q_lengths)  # first row of a segment in the concatenated group outputs
     masks = [None] * len(query_lengths) if masks is None else masks
     moved = {id(mask): mask.to(device)[None, None] for mask in masks if mask is not None}
     groups, joined = [], 0
@@ -206,7 +206,7 @@ def plan_segments(
         queries = padded_rows(cu_q[members], q_lengths[members])
         keys = padded_rows(cu_kv[members], kv_lengths[members])
         existing = torch.arange(keys.shape[1]) < kv_lengths[members, None]
-        # Padded keys stand after all real ones, where the causal mask already hides them from every real query.
+        # Padded keys are after all real ones, where the causal mask already hides them from every real query.
         mask = None if causal or bool(existing.all()) else existing[:, None, None].to(device)
         mask = moved.get(id(masks[group[0]]), mask)
         first_rows[members] = joined + torch.arange(len(members)) * queries.shape[1]
@@ -234,9 +234,17 @@ def plan_segments(
 def group_segments(
     query_lengths: Sequence[int], key_lengths: Sequence[int], masks: Sequence[Tensor | None]
 ) -> list[list[int]]:
-    """Splits segments, ordered by size, into groups whose padding stays below the module's limits.
+    """Groups segments of similar size so that the padding of each group stays below the limits of this module.
 
     Segments with a mask are never padded: those with the same mask form separate groups.
+
+    Args:
+        query_lengths: Number of queries of each segment.
+        key_lengths: Number of keys of each segment.
+        masks: Attention mask of each segment, or None.
+
+    Returns:
+        Indices of the segments of each group.
     """
     groups: list[list[int]] = []
     by_mask: dict[int, list[int]] = {}
@@ -244,8 +252,8 @@ def group_segments(
         if mask is not None:
             by_mask.setdefault(id(mask), []).append(i)
     for same in by_mask.values():
-        most = max(1, GATHERED_KEYS // key_lengths[same[0]])
-        groups += [same[start : start + most] for start in range(0, len(same), most)]
+        group_size = max(1, GATHERED_KEYS // key_lengths[same[0]])
+        groups += [same[start : start + group_size] for start in range(0, len(same), group_size)]
     by_size = sorted(
         (i for i, mask in enumerate(masks) if mask is None), key=lambda i: (key_lengths[i], query_lengths[i])
     )
@@ -265,6 +273,11 @@ def group_segments(
 
 
 def padded_rows(starts: Tensor, lengths: Tensor) -> Tensor:
-    """Returns the rows start, start + 1, … of each segment, padded with its last row: [segments, longest]."""
+    """Returns the row numbers of each segment, padded with its last row: int64 [segments, longest length].
+
+    Args:
+        starts: First row of each segment, [segments].
+        lengths: Number of rows of each segment, [segments].
+    """
     offsets = torch.arange(int(lengths.max()))
     return starts[:, None] + torch.minimum(offsets, lengths[:, None] - 1)

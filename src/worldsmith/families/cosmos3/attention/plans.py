@@ -66,7 +66,7 @@ def plan_latents(
 
 @functools.cache
 def natten_chosen(device: torch.device) -> bool:
-    """Returns whether neighborhoods run on NATTEN's kernels on this device; logs it once per device."""
+    """Returns whether neighborhoods are computed by NATTEN on this device; logs the choice once per device."""
     if natten_available(device):
         logger.info("attention: neighborhoods use NATTEN's kernels")
         return True
@@ -80,7 +80,11 @@ def plan_dense(
 ) -> LatentPlan:
     """Plans attention of latents over all text and latents of their sample.
 
-    Off CUDA, flex (supported only for sampling there) is computed as two_way.
+    Args:
+        implementation: "two_way", "three_way" or "flex", which differs from the others only on CUDA.
+        grids: Grid (t, rows, columns) of the latent tokens of each sample.
+        text_lengths: Number of text tokens of each sample.
+        device: Device of the plan.
     """
     gen_lengths = [frames * rows * columns for frames, rows, columns in grids]
     key_lengths = [text + latents for text, latents in zip(text_lengths, gen_lengths, strict=True)]
@@ -94,7 +98,13 @@ def plan_dense(
 
 
 def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int]) -> NattenPlan:
-    """Plans one NATTEN call per sample, on its grid without axes of length 1."""
+    """Plans one NATTEN call per sample, on its token grid without axes of length 1.
+
+    Args:
+        windows: Attention windows of each sample; None: dense attention.
+        grids: Grid (t, rows, columns) of the latent tokens of each sample.
+        text_lengths: Number of text tokens of each sample.
+    """
     segments = []
     for own, grid, latents, text in zip(windows, grids, *stream_rows(grids, text_lengths), strict=True):
         long = [axis for axis in range(3) if grid[axis] > 1]
@@ -106,7 +116,16 @@ def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_l
 def plan_masked(
     windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int], device: torch.device
 ) -> SegmentPlan:
-    """Plans segments of frames that attend to the same frames, with a mask if height or width is restricted."""
+    """Plans neighborhood attention with masks: a segment is a group of frames that attend to the same frames.
+
+    A segment has a mask only if the neighborhood restricts height or width.
+
+    Args:
+        windows: Attention windows of each sample; None: dense attention.
+        grids: Grid (t, rows, columns) of the latent tokens of each sample.
+        text_lengths: Number of text tokens of each sample.
+        device: Device of the plan.
+    """
     queries: list[Tensor] = []
     keys: list[Tensor] = []
     masks: list[Tensor | None] = []
@@ -116,15 +135,17 @@ def plan_masked(
         frames, tokens = grid[0], grid[1] * grid[2]
         rows = torch.arange(latents.start, latents.stop).view(frames, tokens)
         text_rows = torch.arange(text.start, text.stop)
-        for asking, seen in [(list(range(frames)),) * 2] if own is None else frame_groups(own, frames):
+        for query_frames, key_frames in [(list(range(frames)),) * 2] if own is None else frame_groups(own, frames):
             restricted = own is not None and not all(bool(m.all()) for m in spatial_masks(own, grid))
-            entries = tokens * (len(text_rows) + len(seen) * tokens)
-            step = max(1, MASK_ENTRIES // entries) if restricted else len(asking)
-            for start in range(0, len(asking), step):
-                part = asking[start : start + step]
+            entries = tokens * (len(text_rows) + len(key_frames) * tokens)
+            step = max(1, MASK_ENTRIES // entries) if restricted else len(query_frames)
+            for start in range(0, len(query_frames), step):
+                part = query_frames[start : start + step]
                 queries.append(rows[part].flatten())
-                keys.append(torch.cat((text_rows, total_text + rows[seen].flatten())))
-                masks.append(make_mask(own, grid[1:], len(part), len(seen), len(text_rows)) if restricted else None)
+                keys.append(torch.cat((text_rows, total_text + rows[key_frames].flatten())))
+                masks.append(
+                    make_mask(own, grid[1:], len(part), len(key_frames), len(text_rows)) if restricted else None
+                )
     return plan_segments(
         [len(rows) for rows in queries],
         [len(rows) for rows in keys],
@@ -137,7 +158,7 @@ def plan_masked(
 
 
 def stream_rows(grids: Sequence[Grid], text_lengths: Sequence[int]) -> tuple[list[slice], list[slice]]:
-    """Returns the rows of each sample in the latent stream and in the text stream."""
+    """Returns the rows of each sample in the latent stream, and its rows in the text stream, as slices."""
     lengths = [frames * rows * columns for frames, rows, columns in grids], text_lengths
     latents, text = (
         [slice(end - length, end) for end, length in zip(accumulate(own), own, strict=True)] for own in lengths
@@ -146,44 +167,55 @@ def stream_rows(grids: Sequence[Grid], text_lengths: Sequence[int]) -> tuple[lis
 
 
 def frame_groups(windows: Windows, frames: int) -> list[tuple[list[int], list[int]]]:
-    """Returns (frames, keys): groups of frames that attend to the same frames, ordered by their first frame."""
+    """Groups the frames of a sample that attend to the same frames.
+
+    Args:
+        windows: Attention windows along time, height and width.
+        frames: Number of frames.
+
+    Returns:
+        For each group the indices of its frames, and of the frames that they attend to; ordered by the first frame.
+    """
     groups: dict[tuple[bool, ...], list[int]] = {}
-    for frame, seen in enumerate(axis_mask(frames, windows[0]).tolist()):
-        groups.setdefault(tuple(seen), []).append(frame)
-    return [(asking, [key for key, one in enumerate(seen) if one]) for seen, asking in groups.items()]
+    for frame, key_frames in enumerate(axis_mask(frames, windows[0]).tolist()):
+        groups.setdefault(tuple(key_frames), []).append(frame)
+    return [
+        (query_frames, [key for key, one in enumerate(key_frames) if one])
+        for key_frames, query_frames in groups.items()
+    ]
 
 
 def spatial_masks(windows: Windows, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Returns the row mask and the column mask of a neighborhood."""
+    """Returns the masks of a neighborhood along height, bool [rows, rows], and along width, bool [columns, columns]."""
     return axis_mask(grid[1], windows[1]), axis_mask(grid[2], windows[2])
 
 
-def segment_mask(windows: Windows, plane: tuple[int, int], asking: int, seen: int, text: int) -> Tensor:
+def segment_mask(windows: Windows, plane: tuple[int, int], query_frames: int, key_frames: int, text: int) -> Tensor:
     """Returns the mask of a segment, bool [queries, keys].
 
     Args:
         windows: Neighborhood along time, height and width.
         plane: (rows, columns) of a frame.
-        asking: Number of query frames.
-        seen: Number of frames that they attend to.
+        query_frames: Number of query frames.
+        key_frames: Number of frames that they attend to.
         text: Number of text tokens, which all queries attend to.
     """
     rows, columns = spatial_masks(windows, (1, *plane))
     frame = rows[:, None, :, None] & columns[None, :, None, :]
-    latents = frame.flatten(2).flatten(0, 1).repeat(asking, seen)
+    latents = frame.flatten(2).flatten(0, 1).repeat(query_frames, key_frames)
     return torch.cat((latents.new_ones(len(latents), text), latents), dim=1)
 
 
 def axis_mask(length: int, own: AxisWindow) -> Tensor:
-    """Returns the exact mask of a neighborhood along one axis: bool [length (query), length (key)].
+    """Returns the exact mask of the neighborhood `own` along one axis: bool [length (query), length (key)].
 
-    - Dilation d splits the axis into d groups (position modulo d); only tokens of one group meet, and the rest of the
-      rules count positions inside a group.
+    - Dilation d splits the axis into d groups (position modulo d). A token attends only to tokens of its own group, and
+      the rules below count positions inside a group.
     - `stride` consecutive queries share the window of their leader: the middle one (the right middle of an even
-      number), or the last one when causal; never past the group's end.
+      number), or the last one if causal, at most the last token of the group.
     - A window of w holds w // 2 positions left of the leader and the rest from it on. At the borders it is moved
-      inwards, not cut, so every query sees exactly w positions.
-    - A causal window ends at the leader and is cut at the left border; a query sees the part of it up to itself.
+      inwards, not cut, so every query attends to exactly w positions.
+    - A causal window ends at the leader and is cut at the left border; a query attends to the part of it up to itself.
     """
     position = torch.arange(length)
     group, index = position % own.dilation, position // own.dilation

@@ -24,15 +24,15 @@ class NetworkConfig(Config):
     """Hyperparameters of `Cosmos3Network`; the defaults are those of the Nano backbone."""
 
     vocab_size: Count = 151936
-    """Rows of the token embedding and of the (unused) language head."""
+    """Number of rows of the token embedding and of the (unused) language head."""
     hidden_size: Count = 4096
     """Width of both residual streams."""
     intermediate_size: Count = 12288
     """Inner width of each MLP."""
     num_hidden_layers: LayerCount = 36
-    """Decoder layers; each has an understanding and a generation parameter set."""
+    """Number of decoder layers; each has an understanding and a generation parameter set."""
     num_attention_heads: Count = 32
-    """Query heads. heads x head_dim may differ from hidden_size."""
+    """Number of query heads; num_attention_heads * head_dim may differ from hidden_size."""
     num_key_value_heads: Count = 8
     """Key and value heads (grouped-query attention)."""
     head_dim: Count = 128
@@ -44,11 +44,11 @@ class NetworkConfig(Config):
     qk_norm_for_text: bool = True
     """Whether queries and keys of the understanding tower are normalized per head."""
     use_und_k_norm_for_gen: bool = False
-    """Whether the generation tower has its own RMSNorm of the (un-normed) text keys. Needs qk_norm_for_text = false."""
+    """Whether the generation tower applies its own RMSNorm to text keys. Requires qk_norm_for_text = false."""
     rope_theta: Annotated[float, Range(gt=1, finite=True)] = 5e6
     """Base of the rotary frequencies."""
     mrope_section: Annotated[list[NotNegative], Length(3, 3)] = field(default_factory=lambda: [24, 20, 20])
-    """Rotary frequency slots for time, height and width, interleaved; sums to head_dim / 2."""
+    """Number of rotary frequencies for time, height and width, interleaved; their sum is head_dim / 2."""
     attention_bias: bool = False
     """Whether the attention projections have biases; only false is supported."""
     latent_channel: Count = 48
@@ -58,7 +58,7 @@ class NetworkConfig(Config):
     base_fps: Count = 24
     """Frame rate at which one latent frame advances the temporal position by exactly one."""
     enable_fps_modulation: bool = True
-    """Scale temporal positions by base_fps / fps. false: every latent frame is one step."""
+    """Whether temporal positions are scaled by base_fps / fps. false: each latent frame is one position."""
     unified_3d_mrope_reset_spatial_ids: bool = True
     """Whether height and width positions start at 0. false: they start at the temporal offset of the video."""
     unified_3d_mrope_temporal_modality_margin: NotNegative = 15000
@@ -88,7 +88,7 @@ class NetworkConfig(Config):
         return self.latent_patch_size**2 * self.latent_channel
 
     def check(self) -> None:
-        """Raises ValueError if sizes do not fit together; the message names both fields."""
+        """Raises ValueError if sizes contradict each other; the message names both fields."""
         if self.num_attention_heads % self.num_key_value_heads:
             names = "num_attention_heads", "num_key_value_heads"
             raise wrong(self, *names, why="the first must be a multiple of the second")
@@ -113,7 +113,7 @@ class NetworkConfig(Config):
 
 
 def edge() -> NetworkConfig:
-    """Returns the config of Edge: 2B Nemotron-style backbone (3.37 B parameters with all heads)."""
+    """Returns the network config of Cosmos3-Edge: 2B Nemotron-style backbone (3.37 B parameters with all heads)."""
     return NetworkConfig(
         vocab_size=131072, hidden_size=2048, intermediate_size=9216, num_hidden_layers=28, num_attention_heads=16,
         rms_norm_eps=1e-5, hidden_act="relu2", qk_norm_for_text=False, use_und_k_norm_for_gen=True, rope_theta=1e8,
@@ -121,17 +121,17 @@ def edge() -> NetworkConfig:
 
 
 def nano() -> NetworkConfig:
-    """Returns the config of Nano: Qwen3-VL-8B backbone (15.17 B parameters with all heads)."""
+    """Returns the network config of Cosmos3-Nano: Qwen3-VL-8B backbone (15.17 B parameters with all heads)."""
     return NetworkConfig()
 
 
 def super_() -> NetworkConfig:
-    """Returns the config of Super: Qwen3-VL-32B backbone (64.02 B parameters with all heads)."""
+    """Returns the network config of Cosmos3-Super: Qwen3-VL-32B backbone (64.02 B parameters with all heads)."""
     return NetworkConfig(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64)
 
 
 def tiny(*, vocab_size: int = 4096, edge_style: bool = False) -> NetworkConfig:
-    """Returns a tiny config for a CPU (about 12 M parameters) with the same code path as the released sizes.
+    """Returns a tiny network config for a CPU (about 12 M parameters) with the same code path as the released sizes.
 
     Args:
         vocab_size: Rows of the token embedding.
@@ -148,7 +148,7 @@ def tiny(*, vocab_size: int = 4096, edge_style: bool = False) -> NetworkConfig:
 
 
 def parameter_shapes(config: NetworkConfig) -> Shapes:
-    """Computes names and shapes of the parameters of `Cosmos3Network`: both towers and the configured heads."""
+    """Returns the shape of every parameter of `Cosmos3Network` by name: both towers and the configured heads."""
     hidden, words = config.hidden_size, (config.vocab_size, config.hidden_size)
     action, domains = config.max_action_dim, config.num_embodiment_domains
     model, shapes = "language_model.model", Shapes()
@@ -170,17 +170,20 @@ def parameter_shapes(config: NetworkConfig) -> Shapes:
 
 
 def adaptable_layers(shapes: Shapes) -> list[str]:
-    """Returns the paths of the linear layers for which an adapter can be trained.
+    """Returns the paths of the linear layers for which LoRA adapters can be trained.
 
     Not included are the language head, the sound heads and the action heads, which receive no gradients, and the time
     embedder, which always computes in float32.
+
+    Args:
+        shapes: Shape of every parameter by internal name.
     """
     ends = "vae2llm", "llm2vae"
     return [path for path in matrices(shapes) if path.startswith(f"{LAYERS}.") or path in ends]
 
 
 def unreached(config: NetworkConfig) -> list[str]:
-    """Returns name prefixes of parameters without gradients: unused heads, and the text half of the last layer."""
+    """Returns name prefixes of parameters that receive no gradients: unused heads, and the last layer's text half."""
     last = f"{LAYERS}.{config.num_hidden_layers - 1}"
     inside = ("self_attn.q_proj.", "self_attn.o_proj.", "self_attn.q_norm.", "mlp.", "post_attention_layernorm.")
     ends = ("language_model.model.norm.", "language_model.lm_head.", "action", "llm2action", "sound", "llm2sound")

@@ -22,13 +22,13 @@ from worldsmith.families.cosmos3.network.sequence import Geometry
 TextMemory = tuple[Tensor, Tensor]
 """Keys (rotated, as used by the generation tower) and values of a layer's text tokens, each [N_und, kv_heads, d]."""
 HALVES = ("read", "remember", "write")
-"""Methods of a layer that are recomputed separately."""
+"""Methods of a layer that activation checkpointing recomputes separately."""
 TOKENWISE = ("text_in", "text_out", "latent_in", "latent_out")
 """Methods of a layer that are compiled: all but attention, which uses its own kernel."""
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), the Qwen-style MLP."""
+    """Gated MLP of Qwen-style backbones: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class GatedMLP(nn.Module):
 
 
 class SquaredReluMLP(nn.Module):
-    """down(relu(up(x))²), the Edge-style MLP."""
+    """MLP of Edge-style backbones: down(relu(up(x))²)."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
@@ -53,7 +53,10 @@ class SquaredReluMLP(nn.Module):
 
 
 class MoTAttention(nn.Module):
-    """Grouped-query attention of both towers: text over text (causal), latents over their text and each other."""
+    """Projections and head norms of grouped-query attention, with separate weights for text and for latents.
+
+    Text attends to earlier text; latents attend to their text and to each other.
+    """
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -78,14 +81,18 @@ class MoTAttention(nn.Module):
         return apply_rotary(self.q_norm(self.heads(self.q_proj(und))), rotary)
 
     def text_keys(self, und: Tensor, rotary: Rotary) -> tuple[Tensor, ...]:
-        """Projects normed text to rotated keys and values, and the keys for latents if these differ."""
+        """Projects normed text [N_und, hidden] to rotated keys and values, each [N_und, kv_heads, d].
+
+        Returns:
+            (keys, values), or (keys, values, keys for latents) if latents attend to keys with another norm.
+        """
         k, v = self.k_norm(self.heads(self.k_proj(und))), self.heads(self.v_proj(und))
         if self.k_norm_und_for_gen is None:
             return apply_rotary(k, rotary), v
         return apply_rotary(k, rotary), v, apply_rotary(self.k_norm_und_for_gen(k), rotary)
 
     def latent_heads(self, gen: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Projects normed latents [N_gen, hidden] to rotated queries, rotated keys, and values."""
+        """Projects normed latents [N_gen, hidden] to rotated queries, rotated keys, and values: each [N_gen, …, d]."""
         q = apply_rotary(self.q_norm_moe_gen(self.heads(self.q_proj_moe_gen(gen))), rotary)
         k = apply_rotary(self.k_norm_moe_gen(self.heads(self.k_proj_moe_gen(gen))), rotary)
         return q, k, self.heads(self.v_proj_moe_gen(gen))
@@ -96,11 +103,11 @@ class MoTAttention(nn.Module):
 
 
 class MoTDecoderLayer(nn.Module):
-    """Pre-norm decoder layer with an understanding and a generation parameter set; one unit of sharding.
+    """Pre-norm decoder layer with an understanding and a generation parameter set; FSDP shards it as one module.
 
     Args:
         config: Config of the network.
-        pattern: Index of its attention pattern among those of the network.
+        pattern: Index of the layer's attention pattern among those of the network.
     """
 
     def __init__(self, config: NetworkConfig, pattern: int = 0) -> None:
@@ -124,14 +131,17 @@ class MoTDecoderLayer(nn.Module):
         *,
         last: bool = False,
     ) -> tuple[Tensor | None, Tensor]:
-        """Runs the layer and returns both streams.
+        """Runs the layer on both token streams.
 
         Args:
             und: Text stream [N_und, hidden]; None: `memory` is used.
             gen: Latent stream [N_gen, hidden].
             geometry: Positions and attention plans of the pack.
             memory: Text keys and values that were computed before, instead of `und`.
-            last: Whether it is the last layer, after which the text is not used: its stream is None.
+            last: Whether it is the last layer, whose text output is not used.
+
+        Returns:
+            The next text stream (None without `und`, and after the last layer), and the next latent stream.
 
         Raises:
             ValueError: If neither `und` nor `memory` is given.
@@ -142,35 +152,49 @@ class MoTDecoderLayer(nn.Module):
         elif und is not None:
             und, memory = self.read(und, geometry)
         if memory is None:
-            raise ValueError("a decoder layer needs either the text stream or the memory of an earlier text")
+            raise ValueError("a decoder layer requires either the text stream `und` or text keys and values `memory`")
         return und, self.write(gen, memory, geometry)
 
     def read(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
-        """Runs the understanding half: returns the next text stream, and the text keys and values for the latents."""
+        """Runs the text half of the layer on the text stream [N_und, hidden].
+
+        Args:
+            und: Text stream.
+            geometry: Positions and attention plans of the pack.
+
+        Returns:
+            The next text stream, and the (keys, values) of the text to which latents attend.
+        """
         q, k, v, *seen = geometry.und_share.to_heads(*self.text_in(und, geometry.und_rotary))
         out = geometry.und_share.to_tokens(text_attention(q, k, v, geometry.und_segments))
         return self.text_out(und, out), (seen[0] if seen else k, v)
 
     def read_text(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
-        """Calls `read` from outside of `forward`: FSDP all-gathers the layer's weights around this method too."""
+        """Runs `read`, for calls outside of `forward`: FSDP all-gathers the layer's weights around this method, too."""
         return self.read(und, geometry)
 
     def remember(self, und: Tensor, geometry: Geometry) -> TextMemory:
-        """Returns the text keys and values for the latents, without computing the next text hidden states."""
+        """Returns the (keys, values) of the text stream `und` for latents, without computing the next text stream."""
         keys = self.self_attn.text_keys(self.input_layernorm(und), geometry.und_rotary)
         k, v, *seen = geometry.und_share.to_heads(*keys)
         return seen[0] if seen else k, v
 
     def write(self, gen: Tensor, memory: TextMemory, geometry: Geometry) -> Tensor:
-        """Runs the generation half: returns the next latent stream."""
+        """Runs the latent half of the layer on the latent stream [N_gen, hidden], and returns the next latent stream.
+
+        Args:
+            gen: Latent stream.
+            memory: (keys, values) of the text in this layer, from `read` or `remember`.
+            geometry: Positions and attention plans of the pack.
+        """
         q, k, v = geometry.gen_share.to_heads(*self.latent_in(gen, geometry.gen_rotary))
         out = latent_attention(q, k, v, *memory, geometry.gen_plans[self.pattern])
         return self.latent_out(gen, geometry.gen_share.to_tokens(out))
 
-    # What a half does on each token alone, before and after attention: the parts that are compiled.
+    # Computation per token before and after attention: the compiled methods.
 
     def text_in(self, und: Tensor, rotary: Rotary) -> tuple[Tensor, ...]:
-        """Returns queries, keys and values of the text, and the keys for latents if these differ."""
+        """Projects the text stream to queries, keys and values, and to keys for latents if these differ."""
         normed = self.input_layernorm(und)
         return self.self_attn.text_queries(normed, rotary), *self.self_attn.text_keys(normed, rotary)
 
@@ -180,7 +204,7 @@ class MoTDecoderLayer(nn.Module):
         return und + self.mlp(self.post_attention_layernorm(und))
 
     def latent_in(self, gen: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns queries, keys and values of the latents."""
+        """Projects the latent stream [N_gen, hidden] to queries, keys and values."""
         return self.self_attn.latent_heads(self.input_layernorm_moe_gen(gen), rotary)
 
     def latent_out(self, gen: Tensor, attended: Tensor) -> Tensor:
@@ -190,19 +214,19 @@ class MoTDecoderLayer(nn.Module):
 
 
 def stream_norm(config: NetworkConfig) -> RMSNorm:
-    """Builds the RMSNorm over the hidden size, in the variant of the backbone."""
+    """Builds an RMSNorm over the hidden size; an Edge-style norm if the config has the activation relu2."""
     return RMSNorm(config.hidden_size, config.rms_norm_eps, scale_in_fp32=config.hidden_act == "relu2")
 
 
 def head_norm(config: NetworkConfig) -> RMSNorm:
-    """Builds the RMSNorm over a head's channels, in the variant of the backbone."""
+    """Builds an RMSNorm over the channels of a head; an Edge-style norm if the config has the activation relu2."""
     return RMSNorm(config.head_dim, config.rms_norm_eps, scale_in_fp32=config.hidden_act == "relu2")
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis, computed in float32.
+    """RMSNorm over the last axis, x / rms(x) * weight, computed in float32.
 
-    Qwen-style: cast back before the multiplication. With `scale_in_fp32` (Edge): cast back after it.
+    Qwen-style: the result is cast back before the multiplication by `weight`. With `scale_in_fp32` (Edge): after it.
     """
 
     def __init__(self, size: int, eps: float, *, scale_in_fp32: bool) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from worldsmith.families.cosmos3.attention.modes import AttentionModes, attention_modes, describe_modes
 from worldsmith.families.cosmos3.network.architecture import TIMESTEP_CHANNELS, NetworkConfig
 from worldsmith.families.cosmos3.network.layers import MoTDecoderLayer, TextMemory, stream_norm
-from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence, TokenShare, hold_all
+from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence, TokenShare, unsharded
 from worldsmith.models.fill import chosen, fill, seed_of
 from worldsmith.models.lora import draw_adapter, is_adapter
 from worldsmith.models.parameter_names import native_parameters
@@ -41,8 +41,8 @@ class Cosmos3Network(nn.Module):
         config.check()
         self.config = config
         self.attention = attention or attention_modes("two_way", config.num_hidden_layers)
-        self.share_tokens: Callable[[int], TokenShare] = hold_all
-        """Function from a number of tokens to this rank's shard of the stream; context parallelism replaces it."""
+        self.share_tokens: Callable[[int], TokenShare] = unsharded
+        """Function from a number of tokens to their distribution over ranks; context parallelism replaces it."""
         hidden, patch_dim = config.hidden_size, config.patch_dim
         self.language_model = LanguageModel(config, self.attention.layers)
         self.vae2llm = nn.Linear(patch_dim, hidden)
@@ -105,18 +105,28 @@ class Cosmos3Network(nn.Module):
             )
 
     def geometry(self, pack: PackedSequence) -> Geometry:
-        """Returns positions, attention plans and this rank's shard of both streams."""
+        """Returns the positions and attention plans of a pack, with rotary tables for this rank's tokens."""
         shares = (self.share_tokens(length) for length in (len(pack.text_ids), len(pack.timestep_rows)))
         return pack.geometry.to(self.stream_dtype).shared(*shares)
 
     def embed_text(self, pack: PackedSequence, share: TokenShare) -> Tensor:
-        """Embeds the text tokens: [N_und, hidden]."""
+        """Embeds this rank's shard of the text tokens of a pack; returns [text tokens of the rank, hidden]."""
         return self.language_model.model.embed_tokens(share.shard(pack.text_ids)).to(self.stream_dtype)
 
     def embed_latents(
         self, pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, share: TokenShare
     ) -> Tensor:
-        """Embeds the latent tokens, with the timestep embedding at noisy frames only: [N_gen, hidden]."""
+        """Embeds this rank's shard of the latent tokens; only noisy frames get a timestep embedding.
+
+        Args:
+            pack: Layout of the samples.
+            latents: Noisy latents [C, t, h, w] of each sample.
+            timesteps: 1000 * sigma of each sample, [n].
+            share: Distribution of the latent tokens over ranks.
+
+        Returns:
+            Embeddings [latent tokens of the rank, hidden].
+        """
         patches = share.shard(torch.cat([patchify(latent, self.config.latent_patch_size) for latent in latents]))
         tokens = self.vae2llm(patches.to(self.stream_dtype))
         embedded = self.time_embedder(timesteps.float() * self.config.timestep_scale)
@@ -127,7 +137,16 @@ class Cosmos3Network(nn.Module):
         return tokens + rows.to(tokens.dtype)
 
     def read_velocity(self, pack: PackedSequence, gen: Tensor, share: TokenShare) -> list[Tensor]:
-        """Projects final latent states [N_gen, hidden] to velocities, float32."""
+        """Projects the final latent stream to velocities, after gathering the shards of all ranks.
+
+        Args:
+            pack: Layout of the samples.
+            gen: This rank's shard of the final latent stream, [latent tokens of the rank, hidden].
+            share: Distribution of the latent tokens over ranks.
+
+        Returns:
+            Velocity [C, t, h, w] of each sample, float32.
+        """
         velocity = share.gather(self.llm2vae(gen).float()).masked_fill(pack.clean, 0.0)
         return [
             unpatchify(tokens, layout.latent_shape, self.config.latent_patch_size)
@@ -135,7 +154,7 @@ class Cosmos3Network(nn.Module):
         ]
 
     def read_text(self, pack: PackedSequence) -> list[TextMemory]:
-        """Returns the text keys and values of each layer for the latents.
+        """Returns for each layer the (keys, values) of the text to which latents attend.
 
         They depend only on the text: call it once per pack.
         """
@@ -147,7 +166,10 @@ class Cosmos3Network(nn.Module):
         return self.geometry(pack).und_share.gather(states)
 
     def read_layers(self, pack: PackedSequence) -> tuple[Tensor, list[TextMemory]]:
-        """Returns the final residual stream of the text, and the text keys and values of each layer."""
+        """Returns the final text stream, and for each layer the (keys, values) of the text for latents.
+
+        The text stream is this rank's shard, [text tokens of the rank, hidden].
+        """
         model, geometry = self.language_model.model, self.geometry(pack)
         und = self.embed_text(pack, geometry.und_share)
         memories = []
@@ -158,7 +180,7 @@ class Cosmos3Network(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The backbone with its language head, which is not used for generation but is part of checkpoints."""
+    """Language model of the backbone, with its language head, which checkpoints contain and generation does not use."""
 
     def __init__(self, config: NetworkConfig, patterns: Sequence[int]) -> None:
         super().__init__()
@@ -178,7 +200,14 @@ class DecoderStack(nn.Module):
 
 
 def check_inputs(pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, channels: int) -> None:
-    """Raises ValueError if latents or timesteps do not fit the pack."""
+    """Raises ValueError if latents or timesteps do not have the shapes that a pack requires.
+
+    Args:
+        pack: Layout of the samples.
+        latents: Latents of each sample.
+        timesteps: Timesteps of the samples.
+        channels: Required number of latent channels.
+    """
     count = len(pack.layouts)
     if len(latents) != count or tuple(timesteps.shape) != (count,):
         raise ValueError(
@@ -194,9 +223,10 @@ def check_inputs(pack: PackedSequence, latents: Sequence[Tensor], timesteps: Ten
 
 
 def patchify(latent: Tensor, patch: int) -> Tensor:
-    """Splits a latent [C, t, h, w] into tokens [t*ceil(h/p)*ceil(w/p), p*p*C]; token layout: row, column, channel.
+    """Splits a latent [C, t, h, w] into tokens [t*ceil(h/p)*ceil(w/p), p*p*C], where p is the patch size.
 
-    Sides that are not a multiple of the patch are zero-padded at the bottom and right.
+    The elements of a token are ordered by row, column and channel. Sides that are not a multiple of the patch size are
+    zero-padded at the bottom and right.
     """
     channels, _, height, width = latent.shape
     latent = F.pad(latent, (0, -width % patch, 0, -height % patch)) if width % patch or height % patch else latent
@@ -213,7 +243,10 @@ def unpatchify(tokens: Tensor, shape: tuple[int, int, int], patch: int) -> Tenso
 
 
 class TimestepEmbedder(nn.Module):
-    """Sinusoid (256 channels, cosines first) → linear → SiLU → linear, in float32 for any dtype of the weights."""
+    """Timestep embedding: sinusoid (256 channels, cosines first) → linear → SiLU → linear.
+
+    It is computed in float32 for any dtype of the weights.
+    """
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -235,7 +268,7 @@ def linear_fp32(x: Tensor, linear: nn.Linear) -> Tensor:
 
 
 def sinusoid(t: Tensor, channels: int) -> Tensor:
-    """Computes [cos(t f_k), sin(t f_k)] with f_k = 10000^(-k / (channels/2)); returns [n, channels]."""
+    """Computes the embedding [cos(t f_k), sin(t f_k)] of t [n], with f_k = 10000^(-k / (channels/2)): [n, channels]."""
     half = channels // 2
     frequencies = torch.exp(-math.log(10000.0) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
     angles = t[:, None] * frequencies
@@ -288,7 +321,14 @@ def init_weights(network: Cosmos3Network, seed: int, names: Collection[str] | No
 
 
 def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: int) -> Tensor:
-    """Returns the initial float32 value of a parameter that is not a copy of another one."""
+    """Returns the initial float32 value of a parameter that is not a copy of another one.
+
+    Args:
+        network: The network.
+        name: Internal parameter name.
+        shape: Shape of the parameter.
+        base: Seed of all parameters; the value depends on it and on `name`.
+    """
     owner, _, leaf = name.rpartition(".")
     value = torch.empty(shape, dtype=torch.float32)
     stream = torch.Generator().manual_seed(seed_of(base, name))
@@ -309,7 +349,7 @@ def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: i
 
 
 def truncated_normal(value: Tensor, *, fan_in: int, generator: torch.Generator) -> Tensor:
-    if in_simulation():  # it samples again until all numbers are within
+    if in_simulation():  # trunc_normal_ resamples until all values are in range; simulated tensors have no values
         return value
     std = fan_in**-0.5
     return nn.init.trunc_normal_(value, std=std, a=-3 * std, b=3 * std, generator=generator)

@@ -26,7 +26,7 @@ class Rotary(NamedTuple):
 
 
 def text_positions(lengths: Sequence[int]) -> Tensor:
-    """Returns the positions of the texts that start each sample, t = h = w = 0, 1, …, float32 [3, sum(lengths)]."""
+    """Returns the positions of text tokens, t = h = w = 0, 1, … for each text length, float32 [3, sum(lengths)]."""
     return count_within(lengths).float().expand(3, -1)
 
 
@@ -82,8 +82,14 @@ def count_within(lengths: Sequence[int] | Tensor) -> Tensor:
 def rotary_tables(positions: Tensor, head_dim: int, theta: float, mrope_section: Sequence[int]) -> Rotary:
     """Computes float32 cos/sin tables of positions [3, N].
 
-    Slot j has the frequency theta^(-2j/head_dim). Time uses all slots except 1, 4, … (height) and 2, 5, … (width);
-    `mrope_section` states how many. The two halves of head_dim share their angles.
+    Frequency j is theta^(-2j/head_dim). Time uses all frequencies except 1, 4, … (height) and 2, 5, … (width). The two
+    halves of head_dim share their angles.
+
+    Args:
+        positions: Positions along time, height and width, [3, N].
+        head_dim: Channels per attention head.
+        theta: Base of the frequencies.
+        mrope_section: Number of frequencies for time, height and width.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
     with torch.autocast(positions.device.type, enabled=False):
@@ -97,6 +103,6 @@ def rotary_tables(positions: Tensor, head_dim: int, theta: float, mrope_section:
 
 
 def apply_rotary(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotates x [N, heads, head_dim] by the angles of its token (rotate-half pairing)."""
+    """Rotates each token of x [N, heads, head_dim] by its angles (rotate-half pairing); returns the same shape."""
     first, second = x.chunk(2, dim=-1)
     return x * rotary.cos + torch.cat((-second, first), dim=-1) * rotary.sin

@@ -37,13 +37,20 @@ class TokenShare(Protocol):
     """
 
     def shard(self, tokens: Tensor, fill: float = 0) -> Tensor:
-        """Returns this rank's rows [n, …] of a tensor [N, …] that every rank has, padded with `fill` at the end."""
+        """Returns this rank's rows [n, …] of a tensor [N, …] that every rank has; `fill` pads the last shard."""
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Converts this rank's tokens with all heads [n, heads, d] to all tokens with its heads [N, share, d]."""
+        """Exchanges this rank's tokens with all heads, [n, heads, d], for all tokens with its heads.
+
+        Args:
+            tensors: Queries, keys or values of this rank's tokens, each [n, heads, d].
+
+        Returns:
+            For each tensor [N, heads / ranks, d].
+        """
 
     def to_tokens(self, attended: Tensor) -> Tensor:
-        """Inverts `to_heads`: [N, share, d] to [n, heads, d]."""
+        """Reverts `to_heads`: [N, heads / ranks, d] of all tokens → [n, heads, d] of this rank's tokens."""
 
     def gather(self, tokens: Tensor) -> Tensor:
         """Gathers all ranks' tokens [n, …] into one stream [N, …] on every rank."""
@@ -65,14 +72,14 @@ class AllTokens:
         return tokens
 
 
-def hold_all(length: int) -> TokenShare:
-    """Returns the distribution of a stream that one rank holds completely."""
+def unsharded(length: int) -> TokenShare:
+    """Returns the distribution of a token stream of this length that one rank has completely."""
     return AllTokens()
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Positions and attention plans of a pack, which a decoder layer needs in addition to the two streams."""
+    """Positions and attention plans of a pack: the inputs of a decoder layer in addition to the two token streams."""
 
     und_rotary: Rotary
     gen_rotary: Rotary
@@ -83,7 +90,7 @@ class Geometry:
     gen_share: TokenShare = field(default_factory=AllTokens)
 
     def to(self, dtype: torch.dtype) -> Geometry:
-        """Returns a copy with rotary tables and masks of another dtype."""
+        """Returns a copy whose rotary tables and attention masks have the given dtype."""
         return replace(
             self,
             und_rotary=self.und_rotary.to(dtype),
@@ -92,7 +99,14 @@ class Geometry:
         )
 
     def shared(self, und_share: TokenShare, gen_share: TokenShare) -> Geometry:
-        """Returns a copy for a rank with a shard of the tokens; attention plans still cover all tokens."""
+        """Returns a copy for one context-parallel rank, with the rotary tables of its tokens only.
+
+        Attention plans still cover all tokens.
+
+        Args:
+            und_share: Distribution of the text tokens over ranks.
+            gen_share: Distribution of the latent tokens over ranks.
+        """
         return replace(
             self,
             und_rotary=Rotary(*map(und_share.shard, self.und_rotary)),
@@ -207,7 +221,12 @@ def token_grid(latent_shape: tuple[int, int, int], config: NetworkConfig) -> tup
 
 
 def check_layout(index: int, layout: SampleLayout) -> None:
-    """Raises ValueError if no video has the sizes of this layout."""
+    """Raises ValueError if a layout has an invalid latent shape, frame rate or number of conditioning frames.
+
+    Args:
+        index: Index of the sample in the pack, for the error message.
+        layout: Layout of the sample.
+    """
     if len(layout.latent_shape) != 3 or min(layout.latent_shape) < 1:
         raise ValueError(
             f"sample {index}: latent_shape must be (t, h, w) of at least 1 each, found {layout.latent_shape}"
@@ -222,10 +241,10 @@ def check_layout(index: int, layout: SampleLayout) -> None:
 
 
 def check_ids(ids: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Raises ValueError if a token id is outside the embedding table."""
+    """Raises ValueError if a token id of a sample is outside an embedding table with `vocab_size` rows."""
     for index, sample in enumerate(ids):
         if min(sample) < 0 or max(sample) >= vocab_size:
             raise ValueError(
                 f"sample {index}: token ids range from {min(sample)} to {max(sample)}, but the network's vocab_size "
-                f"is {vocab_size}; the text tokenizer and the network do not belong together"
+                f"is {vocab_size}. Use the text tokenizer that belongs to the network"
             )

@@ -14,7 +14,7 @@ from worldsmith.files.json_file import section
 
 STACK = "language_model.model."
 
-# Module paths: native → diffusers.
+# Module paths: internal → diffusers.
 ROOT_MODULES = {
     "vae2llm": "proj_in",
     "llm2vae": "proj_out",
@@ -69,18 +69,30 @@ SAME_FIELDS = (
     "unified_3d_mrope_reset_spatial_ids", "unified_3d_mrope_temporal_modality_margin", "timestep_scale", "action_gen",
     "num_embodiment_domains", "sound_gen", "sound_latent_fps",
 )  # fmt: skip
-# Present in files, without a field here: bookkeeping, or fixed by the architecture.
+# Fields of files without a field in `NetworkConfig`: metadata, or fixed by the architecture.
 UNUSED_FIELDS = ("dtype", "torch_dtype", "backbone_type", "action_dim", "sound_dim", "rope_scaling", "rope_axes_dim",
                  "patch_latent_dim", "attention_dropout", "temporal_compression_factor")  # fmt: skip
 
 
 def native_to_diffusers(name: str) -> str:
-    """Converts `language_model.model.layers.0.self_attn.q_proj.weight` to `layers.0.self_attn.to_q.weight`."""
-    return renamed(name, f"{STACK}layers.", "layers.", ROOT_MODULES, LAYER_MODULES, PARAMETERS, "a native")
+    """Converts an internal parameter name to the name in diffusers.
+
+    Example: `language_model.model.layers.0.self_attn.q_proj.weight` becomes `layers.0.self_attn.to_q.weight`.
+
+    Raises:
+        ValueError: If the name is unknown.
+    """
+    return renamed(name, f"{STACK}layers.", "layers.", ROOT_MODULES, LAYER_MODULES, PARAMETERS, "an internal")
 
 
 def diffusers_to_native(name: str) -> str:
-    """Converts `layers.0.self_attn.to_q.weight` to `language_model.model.layers.0.self_attn.q_proj.weight`."""
+    """Converts a parameter name in diffusers to the internal name.
+
+    Example: `layers.0.self_attn.to_q.weight` becomes `language_model.model.layers.0.self_attn.q_proj.weight`.
+
+    Raises:
+        ValueError: If the name is unknown.
+    """
     tables = (inverse(ROOT_MODULES), inverse(LAYER_MODULES), inverse(PARAMETERS))
     return renamed(name, "layers.", f"{STACK}layers.", *tables, "a diffusers")
 
@@ -111,7 +123,10 @@ def inverse(table: Mapping[str, str]) -> dict[str, str]:
 
 
 def transformer_config(config: NetworkConfig) -> dict[str, Any]:
-    """Returns the content of `transformer/config.json`: constructor arguments of `Cosmos3OmniTransformer`."""
+    """Returns the content of `transformer/config.json` for a network, without the class name.
+
+    It has the constructor arguments of diffusers' `Cosmos3OmniTransformer`.
+    """
     section = list(config.mrope_section)
     return {
         **{name: getattr(config, name) for name in SAME_FIELDS},

@@ -39,7 +39,12 @@ from worldsmith.families.cosmos3.weights.diffusers_keys import (
     transformer_config,
 )
 from worldsmith.families.cosmos3.weights.model_card import adapter_card, native_card, pipeline_card
-from worldsmith.families.cosmos3.weights.network_settings import head_names, network_difference, network_of, stated
+from worldsmith.families.cosmos3.weights.network_settings import (
+    head_names,
+    network_difference,
+    network_of,
+    parse_settings,
+)
 from worldsmith.families.cosmos3.weights.tensor_names import (
     NATIVE_TYPE,
     TRANSFORMER_CLASS,
@@ -75,7 +80,10 @@ header of `adapter_model.safetensors`, where it looks for it under the prefix of
 
 
 class Cosmos3Formats(FamilyFormats):
-    """Weight formats of Cosmos3: diffusers, native exports, and reasoner folders as initial weights."""
+    """Reads Cosmos3 weights in diffusers, native and reasoner folders, and exports them to several formats.
+
+    The export formats are a diffusers pipeline, a native export, and LoRA adapters for PEFT.
+    """
 
     reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Edge reasoner folder (safetensors)"
     tower = "language_model.visual."
@@ -87,10 +95,14 @@ class Cosmos3Formats(FamilyFormats):
         return find_naming(keys, self)
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
-        return stated(section(model_config, "network"))
+        return parse_settings(section(model_config, "network"))
 
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
-        """Returns a model spec with the network of a run; imports no config class that the run's config names."""
+        """Returns a model spec with the network of a run; imports no config class that the run's config names.
+
+        Args:
+            model: Section `model` of the run's config, as plain data.
+        """
         network = NetworkConfig(**self.settings_of(section(model, "config")))
         return ModelSpec(name=self.family, config=Cosmos3Generator.Config(network=network))
 
@@ -160,7 +172,7 @@ class Cosmos3Formats(FamilyFormats):
         return lambda name: torch.float32 if name.startswith(KEPT_IN_FLOAT32) else target
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
-        """Returns the model config of an export.
+        """Returns the model config that an export stores, as plain data.
 
         The VAE is named by hub name or absolute path, the tokenizer is the copy in the export.
         """
@@ -207,7 +219,16 @@ def generator(config: Configurable.Config) -> Cosmos3Generator.Config:
 
 
 def export_stored_generator(model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """Exports a stored model; see `export_pipeline`."""
+    """Writes a stored model as a diffusers pipeline to the folder `out`, by `export_pipeline`.
+
+    Args:
+        model: The stored model.
+        out: Folder to create.
+        options: Dtype of the export, and whether an older export is replaced.
+
+    Returns:
+        False if `out` already contains the same export.
+    """
     check_stored(model)
     model.require_effect()
     origin = origin_of(model, merge=True)
@@ -218,12 +239,12 @@ def export_stored_generator(model: StoredModel, out: Path, options: ExportOption
 
 
 def check_stored(model: StoredModel) -> None:
-    """Checks that a stored model is exportable; see `require_exportable`."""
+    """Raises ValueError if no diffusers pipeline can represent the stored model."""
     require_exportable(model.config, model.defaults)
 
 
 def stored_weights(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """Returns the exported weights of a stored model; see `exported_weights`."""
+    """Returns the weights of a stored model by diffusers name, in the dtypes of an export with these options."""
     return exported_weights(model.load(full_precision=True), options.dtype)
 
 
@@ -249,15 +270,15 @@ def export_pipeline(
     force: bool = False,
     max_shard_size: str | int = "10GB",
 ) -> bool:
-    """Writes a diffusers pipeline folder; it appears when it is complete.
+    """Writes a diffusers pipeline folder; it is renamed to `out` when it is complete.
 
     The pipeline samples with the schedule of `generator.defaults.shift`.
 
     Args:
         generator: The model.
-        out: The new folder.
+        out: Folder to create.
         source: Origin of the weights, for worldsmith.json.
-        card: Facts for the model card.
+        card: Facts for the model card, such as the training data; None: none.
         dtype: Dtype of the weights.
         force: Whether an older export is replaced; other files never are.
         max_shard_size: Max size of a weight file, such as "10GB".
@@ -283,7 +304,12 @@ def export_pipeline(
 
 
 def require_exportable(config: Cosmos3Generator.Config, defaults: GenerationDefaults) -> None:
-    """Raises ValueError if no pipeline can represent the model; needs no weights."""
+    """Raises ValueError if no diffusers pipeline can represent a model with this config; needs no weights.
+
+    Args:
+        config: Config of the model.
+        defaults: Generation defaults; the pipeline needs their shift.
+    """
     attention = read_attention(config)
     if not attention.is_dense:
         raise ValueError(
@@ -309,9 +335,14 @@ def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Ten
 
 
 def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtype: DType) -> Any:
-    """Builds the pipeline object.
+    """Builds the diffusers pipeline object on the CPU.
 
     Its noise levels are those of `Cosmos3Sampler`; its prompts have no system prompt.
+
+    Args:
+        generator: The model, whose VAE, tokenizer and generation defaults are used.
+        weights: Weights of the network by diffusers name.
+        dtype: Dtype of the VAE.
     """
     import diffusers
 
@@ -333,7 +364,7 @@ def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtyp
 
 
 def make_transformer(config: Cosmos3Generator.Config) -> Any:
-    """Builds the diffusers network on the meta device."""
+    """Builds the diffusers network for a model config on the meta device, without weights."""
     import diffusers
     import torch
 
@@ -345,7 +376,14 @@ def make_transformer(config: Cosmos3Generator.Config) -> Any:
 def describe_export(
     generator: Cosmos3Generator, source: ExportSource, dtype: DType, weights: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """Returns the description for worldsmith.json, without the list of files."""
+    """Returns the content of worldsmith.json for an export, without the list of files.
+
+    Args:
+        generator: The exported model.
+        source: Origin of the weights.
+        dtype: Dtype of the export.
+        weights: Exported weights; only their digest is recorded.
+    """
     model = to_dict(ModelSpec(name=FAMILY, config=generator.config))
     model["config"]["tokenizer"]["vae_path"] = "vae"
     model["config"]["text_tokenizer"]["path"] = "text_tokenizer"

@@ -9,7 +9,12 @@ from worldsmith.checkpoint.formats.export_folder import origin, parameters
 
 
 def pipeline_card(name: str, about: Mapping[str, Any]) -> str:
-    """Returns the model card (Markdown): description, loading, and generation settings as in training."""
+    """Returns the model card (Markdown) of a pipeline: description, loading, and generation settings as in training.
+
+    Args:
+        name: Name of the exported folder.
+        about: Content of its worldsmith.json.
+    """
     generation, dtype = about["generation"], about["dtype"]
     size = {key: generation[key] for key in ("height", "width", "num_frames", "fps") if generation[key] is not None}
     arguments = {
@@ -42,12 +47,17 @@ frames = pipeline("a prompt"{call}).video
 ```
 
 {metadata_advice(generation)}
-The same from the command line: `worldsmith generate {name} --prompt "a prompt"`.
+On the command line: `worldsmith generate {name} --prompt "a prompt"`.
 """
 
 
 def adapter_card(name: str, about: Mapping[str, Any]) -> str:
-    """Returns the adapter card (Markdown): base weights, and how PEFT and diffusers load the adapter."""
+    """Returns the adapter card (Markdown): base weights, and how PEFT and diffusers load the adapter.
+
+    Args:
+        name: Name of the exported folder.
+        about: Content of its worldsmith.json.
+    """
     base = f"`{about['base_model']}`" if about["base_model"] else "the initial weights of the run"
     return f"""---
 library_name: peft
@@ -59,7 +69,7 @@ tags: [lora]
 
 Low-rank adapters (rank {about["rank"]}, alpha {about["alpha"]}, {about["layers"]} layers) of a Cosmos3-style
 video generator: {origin(about, "ones")}.
-They belong to {base}, and to no other weights: these are `BASE` below, as a diffusers pipeline.
+They apply only to {base}, called `BASE` below (a diffusers pipeline).
 
 {format_facts(about)}```python
 from diffusers import Cosmos3OmniTransformer
@@ -78,7 +88,12 @@ transformer.load_lora_adapter("{name}", prefix="base_model.model", weight_name="
 
 
 def native_card(name: str, about: Mapping[str, Any]) -> str:
-    """Returns the card (Markdown) of an export in the native format."""
+    """Returns the card (Markdown) of an export in the native format.
+
+    Args:
+        name: Name of the exported folder.
+        about: Content of its worldsmith.json.
+    """
     return f"""---
 library_name: worldsmith
 pipeline_tag: text-to-video
@@ -88,18 +103,22 @@ pipeline_tag: text-to-video
 
 The weights of a Cosmos3-style video generator{parameters(about)} under their internal parameter names
 (`model.net.…`), without the video VAE: {origin(about, "ones")}.
-`config.json` holds the whole config of the generator, `text_tokenizer/` its tokenizer.
+`config.json` contains the complete config of the generator, `text_tokenizer/` its tokenizer.
 
 {format_facts(about)}- To train from it: `checkpoint.load_path` = this folder.
-- To make videos: `worldsmith generate {name} --prompt "a prompt"`, on a machine where the VAE that `worldsmith.json`
-  names is found: `{about["model"]["config"]["tokenizer"]["vae_path"]}`.
+- To generate videos: `worldsmith generate {name} --prompt "a prompt"`, on a machine with the VAE that is named in
+  `worldsmith.json`: `{about["model"]["config"]["tokenizer"]["vae_path"]}`.
 - As a diffusers pipeline: `worldsmith export {name} -o DIR`.
 
 {metadata_advice(about["generation"])}"""
 
 
 def format_facts(about: Mapping[str, Any]) -> str:
-    """Returns paragraphs on the training data, evaluation results and sample frames, as far as they are known."""
+    """Returns paragraphs (Markdown) on training data, evaluation results and sample frames, as far as they are known.
+
+    Args:
+        about: Content of worldsmith.json.
+    """
     card, video = about.get("card", {}), about["generation"]
     paragraphs = []
     if card.get("data"):
@@ -117,7 +136,11 @@ def format_facts(about: Mapping[str, Any]) -> str:
 
 
 def metadata_advice(generation: Mapping[str, Any]) -> str:
-    """Returns advice on prompt suffixes, so that prompts end like the training captions."""
+    """Returns a paragraph on how prompts should end, so that they have the format of the training captions.
+
+    Args:
+        generation: Generation defaults, the section `generation` of worldsmith.json.
+    """
     advice = "Structured captions (JSON) are used unchanged. Plain captions end with one period."
     height, width, frames, fps = (generation[key] for key in ("height", "width", "num_frames", "fps"))
     sentences = []
@@ -129,7 +152,7 @@ def metadata_advice(generation: Mapping[str, Any]) -> str:
         sentences.append(f'"This video is of {size} resolution."')
     if sentences:
         advice += f"""
-In training they were followed by {" ".join(sentences)}
-with the clip's own numbers: end the prompt in the same way. The pipeline's own templates also do this, but they add
+In training, captions were followed by {" ".join(sentences)}
+with the values of the clip: end the prompt in the same way. The templates of the pipeline also do this, but they add
 negated sentences, which never occurred in training, to the negative prompt."""
     return f"{advice}\n"

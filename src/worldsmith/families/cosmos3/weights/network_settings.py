@@ -24,7 +24,7 @@ HEADS = {
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_action_dim",
          "num_embodiment_domains", "sound_dim")  # fmt: skip
-"""Settings that are checked here; others show in the tensors' shapes or names, which are compared one by one."""
+"""Settings that change tensor shapes. Other sizes are checked when names and shapes of tensors are compared."""
 MEANINGS = ("hidden_act", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "qk_norm_for_text",
             "use_und_k_norm_for_gen", "rope_theta", "mrope_section", "latent_channel", "latent_patch_size",
             "timestep_scale")  # fmt: skip
@@ -35,7 +35,7 @@ CHOICES = ("base_fps", "enable_fps_modulation", "unified_3d_mrope_reset_spatial_
 
 
 def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> NetworkDifference:
-    """Compares stored settings with those of a network, as text: `rope_theta is 5e+06 there and 1e+08 here`.
+    """Compares stored network settings with a network, as text: `head_dim is 64 in the weights and 128 in the config`.
 
     Args:
         stored: Settings that the weights state; missing or None: not compared.
@@ -52,8 +52,11 @@ def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> Net
     return NetworkDifference(among(MEANINGS), among(SIZES), among(CHOICES))
 
 
-def stated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the network fields that a file states, in their own types.
+def parse_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of `NetworkConfig` that a file states, converted to their types.
+
+    Args:
+        settings: Network settings from the file, by field name.
 
     Raises:
         ValueError: If a field is unknown or a value has the wrong type.
@@ -82,10 +85,10 @@ def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig
     tier = released_tier(source.shapes) if missing else None
     if tier is not None:
         settings = asdict(tier)
-        logger.info("%s: no settings next to the weights; its shapes match a released network", source.describe)
+        logger.info("%s has no config.json: using the released network with the same shapes", source.describe)
     elif missing:
         raise UserError(
-            f"{source.describe}: {' and '.join(missing)} of this network are unknown; put a config.json with its "
+            f"{source.describe}: {' and '.join(missing)} of this network are unknown. Put a config.json with its "
             "settings next to the weights"
         )
     for kind, names in HEADS.items():
@@ -99,7 +102,11 @@ def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig
 
 
 def released_tier(shapes: Mapping[str, list[int]]) -> NetworkConfig | None:
-    """Returns the released config (Edge, Nano, Super) whose towers have these shapes; heads are not compared."""
+    """Returns the released network config (Edge, Nano, Super) whose towers have these shapes; None if no one has.
+
+    Args:
+        shapes: Shape of every weight by internal name; action and sound heads are not compared.
+    """
     import torch
 
     from worldsmith.families.cosmos3.network.network import Cosmos3Network
@@ -114,7 +121,12 @@ def released_tier(shapes: Mapping[str, list[int]]) -> NetworkConfig | None:
 
 
 def head_names(source: WeightSource, heads: Sequence[str]) -> list[str]:
-    """Returns the name prefixes of those requested heads that the source lacks."""
+    """Returns the name prefixes of the weights of those requested heads that the source lacks.
+
+    Args:
+        source: The weights.
+        heads: Requested heads, "action" or "sound".
+    """
     return [
         name
         for kind in heads

@@ -19,7 +19,7 @@ from worldsmith.families.cosmos3.weights.diffusers_keys import (
     diffusers_to_native,
     network_config_from_diffusers,
 )
-from worldsmith.families.cosmos3.weights.network_settings import network_difference, network_of, stated
+from worldsmith.families.cosmos3.weights.network_settings import network_difference, network_of, parse_settings
 from worldsmith.files.json_file import section
 from worldsmith.models.lora import is_adapter
 
@@ -95,7 +95,7 @@ def language_weights(source: WeightSource, config: Mapping[str, Any]) -> dict[st
 def read_network_settings(
     read_config: Callable[[Mapping[str, Any]], dict[str, Any]], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    return stated(read_config(config))
+    return parse_settings(read_config(config))
 
 
 def naming_with_copies(
@@ -105,6 +105,12 @@ def naming_with_copies(
 
     The generation tower starts as a copy of the understanding tower, and a reasoner has neither heads nor norms that
     have no counterpart there.
+
+    Args:
+        family: Name of the model family.
+        describe: Name of such a folder in messages.
+        names: Internal parameter name → name in the file.
+        read_config: Reads the network settings from the content of config.json.
     """
     if not is_reasoner(names):
         return Naming(family, describe, names, read_config)
@@ -116,7 +122,7 @@ def naming_with_copies(
 
 
 def is_reasoner(names: Iterable[str]) -> bool:
-    """Returns whether the tensors have only the understanding tower."""
+    """Returns whether these internal parameter names include none of the generation tower, as those of a reasoner."""
     return not any(TOWER in name for name in names)
 
 
@@ -126,7 +132,11 @@ def is_generation(name: str) -> bool:
 
 
 def copies_of_understanding(names: Iterable[str]) -> dict[str, str]:
-    """Maps each weight of the generation tower to the understanding-tower weight that it is a copy of."""
+    """Maps weights of the generation tower to the weights of the understanding tower that they copy.
+
+    Args:
+        names: Internal names of the weights of the understanding tower.
+    """
     return {generation_name(name): name for name in names if name.startswith((f"{STACK}layers.", f"{STACK}norm."))}
 
 
@@ -146,7 +156,10 @@ def keys_by_native_name(keys: Iterable[str], rename: Callable[[str], str | None]
 
 
 def diffusers_name(key: str) -> str | None:
-    """Converts `[transformer.]layers.0.self_attn.to_q.weight` to the internal name; None for other components."""
+    """Converts a tensor name in diffusers to the internal name; None for other components than the transformer.
+
+    Example: `transformer.layers.0.self_attn.to_q.weight`, with or without the prefix `transformer.`.
+    """
     try:
         return diffusers_to_native(key.removeprefix("transformer."))
     except ValueError:
@@ -154,7 +167,7 @@ def diffusers_name(key: str) -> str | None:
 
 
 def reasoner_name(key: str) -> str | None:
-    """Converts a tensor name of a reasoner to the internal name; None for other towers.
+    """Converts a tensor name of a reasoner to the internal name; None for other tensors, such as the vision encoder's.
 
     Names start with `model.language_model.layers.0.…`, `model.layers.0.…` or `layers.0.…`.
     """
@@ -168,7 +181,10 @@ def reasoner_name(key: str) -> str | None:
 
 
 def nemotron_name(key: str) -> str | None:
-    """Converts a Nemotron name to the internal name; attention (even) and MLP (odd) blocks make one layer."""
+    """Converts a tensor name of a Nemotron reasoner to the internal name; None for other tensors.
+
+    Nemotron counts blocks: an attention block (even) and an MLP block (odd) are one layer here.
+    """
     if key.startswith("mtp."):  # heads that predict tokens further ahead count their own layers
         return None
     leaf = re.sub(r"^(?:.*\.)?(?=(?:layers|embeddings|norm_f|lm_head)\.)", "", key)
@@ -193,7 +209,7 @@ NEMOTRON_ENDS = {
 
 
 def diffusers_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns network settings from `transformer/config.json`, or from a reasoner's config at the repository root."""
+    """Returns network settings from the content of `transformer/config.json`, or of the config.json of a reasoner."""
     if config.get("_class_name") == TRANSFORMER_CLASS:
         network = network_config_from_diffusers({k: v for k, v in config.items() if not k.startswith("_")})
         fields = asdict(network)
@@ -203,9 +219,9 @@ def diffusers_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the network settings from a transformers config with a Qwen3-VL or Edge text model."""
+    """Returns the network settings in the content of a transformers config.json with a Qwen3-VL or Edge text model."""
     text = section(config, "text_config") or config
-    settings = same_fields(text)
+    settings = read_shared_fields(text)
     settings |= {name: text[name] for name in ("num_hidden_layers", "rms_norm_eps") if text.get(name) is not None}
     if not settings:
         return {}
@@ -223,8 +239,11 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def nemotron_settings(config: Mapping[str, Any], *, layers: int) -> dict[str, Any]:
     """Returns the network settings from a Nemotron-H config of transformers or of the Edge reasoner.
 
-    The Nemotron-H config counts blocks and has no rotary frequencies; those of the Edge network are used, with a log
-    message.
+    The Nemotron-H config has no rotary frequencies; those of the Edge network are used, with a log message.
+
+    Args:
+        config: Content of config.json.
+        layers: Number of layers in the tensors; the config counts two blocks per layer.
     """
     text = section(config, "text_config") or config
     if text.get("model_type", config.get("model_type")) != "nemotron_h":
@@ -232,8 +251,8 @@ def nemotron_settings(config: Mapping[str, Any], *, layers: int) -> dict[str, An
     refuse_biases(text)
     if text.get("mlp_hidden_act", "relu2") != "relu2":
         raise ValueError(f"mlp_hidden_act is '{text['mlp_hidden_act']}'; expected relu2")
-    require_turns(text, layers)
-    settings = {**same_fields(text), "num_hidden_layers": layers, **EDGE_STYLE}
+    require_alternating_blocks(text, layers)
+    settings = {**read_shared_fields(text), "num_hidden_layers": layers, **EDGE_STYLE}
     for name, words in {"rms_norm_eps": ("layer_norm_epsilon", "norm_eps", "rms_norm_eps"),
                         "head_dim": ("head_dim", "attention_head_dim")}.items():  # fmt: skip
         value = next((text[word] for word in words if text.get(word) is not None), None)
@@ -252,11 +271,11 @@ def nemotron_settings(config: Mapping[str, Any], *, layers: int) -> dict[str, An
 EDGE_STYLE = {"hidden_act": "relu2", "qk_norm_for_text": False, "use_und_k_norm_for_gen": True}
 QWEN_STYLE = {"hidden_act": "silu", "qk_norm_for_text": True, "use_und_k_norm_for_gen": False}
 BLOCKS = {"*": "attention", "-": "mlp", "full_attention": "attention", "M": "mamba", "E": "moe"}
-"""Nemotron's words and letters for blocks, in one word each."""
+"""Types of Nemotron blocks by the letters and words in its configs."""
 
 
-def same_fields(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that have the same name in `NetworkConfig`."""
+def read_shared_fields(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a transformers text config that have the same name in `NetworkConfig`."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
              "initializer_range")  # fmt: skip
     return {name: text[name] for name in names if text.get(name) is not None}
@@ -269,15 +288,20 @@ def refuse_biases(text: Mapping[str, Any]) -> None:
 
 
 def rope_settings(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of rotary position embeddings in a text config."""
+    """Returns the fields `rope_theta` and `mrope_section` of `NetworkConfig` that a transformers text config states."""
     rope = section(text, "rope_parameters") or section(text, "rope_scaling")
     theta, slots = text.get("rope_theta", rope.get("rope_theta")), rope.get("mrope_section")
     settings: dict[str, Any] = {} if theta is None else {"rope_theta": float(theta)}
     return settings if slots is None else {**settings, "mrope_section": list(slots)}
 
 
-def require_turns(text: Mapping[str, Any], layers: int) -> None:
-    """Raises ValueError unless attention and MLP blocks alternate, and their number is that of the tensors."""
+def require_alternating_blocks(text: Mapping[str, Any], layers: int) -> None:
+    """Raises ValueError unless the blocks of a Nemotron-H config alternate between attention and MLP.
+
+    Args:
+        text: The text config.
+        layers: Number of layers in the tensors: the required number of blocks of each type.
+    """
     name = "layers_block_type" if text.get("layers_block_type") else "hybrid_override_pattern"
     found = [BLOCKS.get(str(word), str(word)) for word in text.get(name) or ()]
     if found and found != ["attention", "mlp"] * layers:
@@ -291,5 +315,8 @@ def require_turns(text: Mapping[str, Any], layers: int) -> None:
 
 
 def qwen_name(name: str) -> str:
-    """Converts `language_model.model.layers.0.…` to `model.language_model.layers.0.…`, and the name of the head."""
+    """Converts an internal parameter name of the language model to the name in a Qwen3-VL folder.
+
+    Example: `language_model.model.layers.0.…` becomes `model.language_model.layers.0.…`.
+    """
     return QWEN_HEAD if name == HEAD else QWEN_STACK + name.removeprefix(STACK)
