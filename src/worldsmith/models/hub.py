@@ -14,7 +14,7 @@ SECONDS = 5.0
 """Timeout of each hub request, in seconds."""
 TOKEN = "HF_TOKEN"
 LOOKED = "looked for a local folder"
-"""Text in every message about files that are neither local nor on the hub."""
+"""Part of every error message about files that are neither local nor on the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Number and total size of the files that the hub would serve."""
+    """Number and total size of the files that the hub would serve for a request."""
 
     files: int
     bytes: int
@@ -39,13 +39,13 @@ class Offer:
 
 
 class MissingPartError(Exception):
-    """The repository exists but lacks a required file."""
+    """Raised if a hub repository exists but lacks a required file."""
 
 
 def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
-    """Checks that the hub would serve the files; requests the file list and the header of the largest matching file.
+    """Checks that the hub would serve files; requests the file list and the header of the largest matching file.
 
-    The file list of a gated repository is public, its files are not.
+    The header is requested because the file list of a gated repository is public, but its files are not.
 
     Args:
         hub: Repository, revision and folder.
@@ -72,7 +72,10 @@ def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
 
 
 def wanted(hub: HubName, file_patterns: Sequence[str]) -> list[str]:
-    """Returns the file patterns relative to the repository's root; `hub.inner` may itself be a file."""
+    """Returns file patterns relative to the repository's root, from patterns relative to the folder `hub.inner`.
+
+    `hub.inner` itself is included, because it may be a file.
+    """
     return [*(f"{hub.inner}/{pattern}" for pattern in file_patterns), hub.inner] if hub.inner else list(file_patterns)
 
 
@@ -81,7 +84,7 @@ def matches_pattern(file: str, file_patterns: Sequence[str]) -> bool:
 
 
 def has_token() -> bool:
-    """Returns whether requests send a token: from the environment, or stored by `hf auth login`."""
+    """Returns whether hub requests send a token: from the environment, or stored by `hf auth login`."""
     from huggingface_hub import constants, get_token
 
     return not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN and get_token() is not None
@@ -89,7 +92,12 @@ def has_token() -> bool:
 
 @contextmanager
 def explained(hub: HubName, field: str) -> Iterator[None]:
-    """Context manager: turns errors of the hub client into a FileNotFoundError that names the places searched."""
+    """Context manager: turns errors of the hub client into a FileNotFoundError that names the places searched.
+
+    Args:
+        hub: Repository that is requested.
+        field: Config field or argument that names the repository; begins the error message.
+    """
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError  # of the client library that the hub's own library uses
 
@@ -108,7 +116,7 @@ def explained(hub: HubName, field: str) -> Iterator[None]:
 
 
 def why_refused(hub: HubName, error: Exception) -> str:
-    """Explains a failed hub request as text; never contains the token."""
+    """Returns the reason of a failed hub request, with a fix, as text; never contains the token."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 

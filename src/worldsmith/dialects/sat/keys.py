@@ -27,7 +27,7 @@ SHIFTS = tuple(
     f"{place}discretization_config.params.shift_scale"
     for place in (f"{DENOISER}params.", f"{LOSS}params.sigma_sampler_config.params.", f"{SAMPLER}params.")
 )
-"""The three copies of the noise schedule's shift."""
+"""Keys of the three copies of the noise schedule's shift."""
 _KEYS_WITHOUT_EFFECT = [key for rule in read_key_rules("sat", "model", "training") for key in rule.keys]
 _ANY = (Any, None)
 Text = str | None
@@ -36,7 +36,7 @@ Names = list[str]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Type and default of one key of a SAT stack."""
+    """Type and default of one key of a SAT config."""
 
     hint: Any
     """The type with its limits."""
@@ -44,25 +44,34 @@ class Key:
 
     @property
     def plain(self) -> Any:
-        """The type without limits."""
+        """Type of the key, without the limits in its `Annotated` hint."""
         holder = type("Holder", (), {"__annotations__": {"value": self.hint}})
         return get_type_hints(holder)["value"]
 
 
 def _under(prefix: str, **keys: tuple[Any, Any]) -> dict[str, Key]:
-    """Returns the keys of a section: typed keys, then keys that only the rule file `key_rules.toml` lists."""
+    """Returns the keys of the section `prefix` by dotted name.
+
+    Typed keys (`keys`: name -> (type, default)) are followed by keys that only `key_rules.toml` lists.
+    """
     typed = {f"{prefix}{name}": Key(*key) for name, key in keys.items()}
     others = [key for key in _KEYS_WITHOUT_EFFECT if key.rpartition(".")[0] == prefix.rstrip(".")]
     return {**typed, **{key: Key(*_ANY) for key in others if key not in typed}}
 
 
 def _component(prefix: str, target: Any = REQUIRED, /, **params: tuple[Any, Any]) -> dict[str, Key]:
-    """Returns the keys of a component section: its target and its params."""
+    """Returns the keys of a component's section: `target` and the keys below `params`.
+
+    Args:
+        prefix: Dotted path of the section, ending in a dot.
+        target: Default of `target`, the name of the component's class.
+        params: Type and default of each key below `params`.
+    """
     return {f"{prefix}target": Key(str if target is REQUIRED else Text, target), **_under(f"{prefix}params.", **params)}
 
 
 def _table(prefix: str) -> dict[str, Key]:
-    """Returns the keys of the noise schedule in a section."""
+    """Returns the keys of the noise schedule in the section `prefix` (a dotted path that ends in a dot)."""
     return _component(
         f"{prefix}discretization_config.",
         shift_scale=(Annotated[float, Range(gt=0)], 1.0),
@@ -75,7 +84,7 @@ def _table(prefix: str) -> dict[str, Key]:
 
 
 def _codec(name: str) -> dict[str, Key]:
-    """Returns the keys of the VAE's encoder or decoder."""
+    """Returns the keys of a part of the VAE; `name`: "encoder_config" or "decoder_config"."""
     return _component(
         f"{VAE}params.{name}.",
         double_z=(bool, True),
@@ -260,7 +269,7 @@ TWINS = {
     "bf16": (bool, False, "bf16.enabled"),
     "gradient_accumulation_steps": (int, 1, "gradient_accumulation_steps"),
 }
-"""Keys of `args` → the key of `deepspeed` that replaces them."""
+"""Keys of `args` → (type, default, key of `deepspeed` that overrides them)."""
 _ARGS_KEYS = {
     **_under(
         ARGS,
@@ -346,4 +355,4 @@ _DS_KEYS = {
 }
 KEYS: dict[str, Key] = {**_MODEL_KEYS, **_DATA_KEYS, **_ARGS_KEYS, **_DS_KEYS}
 OPTIONAL = (LORA, f"{DENOISER}params.weighting_config.", f"{VAE}params.loss_config.")
-"""Components that a stack may omit."""
+"""Components that a SAT config may omit."""

@@ -13,10 +13,10 @@ from worldsmith.config.yaml.text import read_yaml
 
 
 def is_sat_stack(files: Sequence[str]) -> bool:
-    """Returns whether files are a SAT stack. Reads the files.
+    """Returns whether files are the merged YAML config ("stack") of a run of SAT; reads the files.
 
-    All of them must be YAML, and at least one must have a network config, or the sections args and deepspeed. A file
-    that cannot be parsed does not count.
+    All of them must be YAML, and at least one must have a network config, or the sections args and deepspeed. A
+    file that cannot be parsed does not count.
     """
     return all(file.lower().endswith((".yaml", ".yml")) for file in files) and any(map(_is_sat_file, files))
 
@@ -30,7 +30,7 @@ def _is_sat_file(file: str) -> bool:
 
 
 def has_sat_keys(data: Mapping[str, Any]) -> bool:
-    """Returns whether data has a network config, or the sections args and deepspeed."""
+    """Returns whether parsed config data has SAT's network config, or its sections args and deepspeed."""
     model = data.get("model")
     return (isinstance(model, dict) and "network_config" in model) or {"args", "deepspeed"} <= data.keys()
 
@@ -39,11 +39,11 @@ def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[s
     """Splits the arguments after ``--base`` into files, SAT overrides, and flags that are not SAT's.
 
     A flag without a dot is a SAT flag: ``--train-iters 500`` means args.train_iters=500. If the files are not a SAT
-    stack, the arguments and flags are returned unchanged, without overrides.
+    config, the arguments and flags are returned unchanged, without overrides.
 
     Args:
         words: Arguments after ``--base``.
-        flags: Typed flags of the command.
+        flags: Parsed flags of the command with their values.
 
     Returns:
         The files, the SAT overrides, and the remaining flags.
@@ -66,5 +66,5 @@ def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[s
 
 
 def is_change(word: str) -> bool:
-    """Returns whether a word is an override (`key=value` or `~key`) and not an existing file."""
+    """Returns whether a command-line argument is an override (`key=value` or `~key`) and not an existing file."""
     return (word.startswith("~") or "=" in word) and not os.path.exists(word)

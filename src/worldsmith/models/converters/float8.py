@@ -81,5 +81,5 @@ class Float8(Converter):
 
 
 def fits(layer: nn.Linear) -> bool:
-    """Returns whether the sizes of a layer allow float8 matmuls."""
+    """Returns whether the input and output sizes of a layer are multiples of 16, which float8 matmuls require."""
     return layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0

@@ -16,14 +16,14 @@ from worldsmith.models.real_values import in_simulation
 from worldsmith.models.weight_sum import WeightSum
 
 FORMS = {bits: QuantizationArgs(num_bits=bits, type="int", symmetric=False, strategy="channel") for bits in (4, 8)}
-"""Blocks map to what the library calls channels, so that any number of inputs is possible."""
+"""Quantization settings by bits. A block is a "channel" of the library, so that any number of inputs is possible."""
 
 
 class QuantizedLinear(nn.Linear, HoldsWeight):
     """Linear layer whose weight is quantized to 16 or 256 levels between the min and max of each block of weights."""
 
     def __init__(self, linear: nn.Linear, *, bits: int, block: int, held_bytes: int) -> None:
-        """Replaces `linear` and takes over its parameters, which become frozen.
+        """Builds the layer from a linear layer, whose parameters it reuses and freezes.
 
         Args:
             linear: The layer to replace.

@@ -27,16 +27,17 @@ TRAIN = "train"
 
 
 def spec_files(forms: Mapping[str, Callable[[], SpecForm]], style: str) -> dict[str, str | None]:
-    """Returns the files of a schema folder: relative path -> text, with the manifest last.
+    """Returns the files of a schema folder: a schema and a template for each action, and a manifest.
 
-    The texts depend only on the formats and the style.
+    The contents depend only on the formats and the style.
 
     Args:
         forms: Functions that build the spec formats, by action.
         style: "json-schema" or "tao".
 
     Returns:
-        The texts. None stands for a file that could not be built; the manifest has the reason.
+        Text of each file by relative path, with the manifest last. None stands for a file that could not be built;
+        the manifest has the reason.
     """
     files: dict[str, str | None] = {}
     actions: dict[str, Any] = {}
@@ -74,7 +75,7 @@ def spec_files(forms: Mapping[str, Callable[[], SpecForm]], style: str) -> dict[
 
 
 def as_text(schema: Any) -> str:
-    """Returns a schema as indented JSON. Raises ValueError for infinity or NaN."""
+    """Returns a schema as indented JSON text. Raises ValueError for infinity or NaN."""
     return json.dumps(schema, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -105,7 +106,7 @@ def tao_schema(form: SpecForm) -> Schema:
 
 
 def popular(schema: Schema) -> dict[str, Any]:
-    """Returns the keys that are marked as popular, nested, with their defaults."""
+    """Returns the keys that a schema marks as popular (`x-popular`), as nested tables with their defaults."""
     found: dict[str, Any] = {}
     for key, field in _live(schema):
         if "properties" in field:
@@ -117,7 +118,7 @@ def popular(schema: Schema) -> dict[str, Any]:
 
 
 def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
-    """Returns the dotted keys that are searched by default, and all others, including sections."""
+    """Returns two lists of dotted keys: those that are searched by default, and all others, including sections."""
     keys: tuple[list[str], list[str]] = ([], [])
     for key, field in _fields(schema):
         keys[not field.get("x-automl", {}).get("enabled")].append(key)
@@ -125,7 +126,7 @@ def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
 
 
 def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yields the keys of a section that are not deprecated, without null as an alternative."""
+    """Yields (key, schema) for each key of a section that is not deprecated; `null` alternatives are removed."""
     for key, field in schema["properties"].items():
         if not field.get("deprecated"):
             options = [option for option in field.get("anyOf", []) if option != {"type": "null"}]
@@ -134,7 +135,10 @@ def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Yields the dotted keys below a section that are not deprecated, with their schemas."""
+    """Yields (dotted key, schema) for each key of a section and its subsections that is not deprecated.
+
+    `path`: prefix of the dotted keys, empty or ending in a dot.
+    """
     for key, field in _live(schema):
         yield f"{path}{key}", field
         if "properties" in field:
@@ -142,7 +146,7 @@ def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 def _property(key: str, field: Schema) -> Schema:
-    """Returns the description of one key in TAO's style."""
+    """Converts the JSON Schema `field` of one key to TAO's format."""
     automl, copied = field.get("x-automl", {}), {name: field[name] for name in COPIED if name in field}
     if ranges := _ranges(automl.get("cases", [])):
         copied["description"] = f"{copied['description']} {ranges}"
@@ -169,7 +173,10 @@ def _property(key: str, field: Schema) -> Schema:
 
 
 def _ranges(cases: list[Schema]) -> str:
-    """Returns the conditional search ranges as text, because the format stores only one range."""
+    """Describes the conditional search ranges of a key in a sentence, because TAO's format stores only one range.
+
+    `cases`: search ranges of the JSON Schema (`x-automl`), each with an optional condition.
+    """
     texts = []
     for case in cases:
         ends = "one of {choices}" if "choices" in case else "{minimum} to {maximum}"
