@@ -127,7 +127,7 @@ class ForeignSpec(ABC):
     def place(self, key: str) -> Place:
         """Returns the file and line that set the key; for an omitted key, a `Place` with its name and no line."""
 
-    def is_word(self, key: str) -> bool:
+    def is_override(self, key: str) -> bool:
         """Returns whether an override on the command line sets the key, or a key below it."""
         return self.is_stated(key) and self.place(key).file == "override"
 
@@ -259,22 +259,22 @@ class SpecTranslation(Translation):
         lines = [line for line in self.lines if line.warn or (line.stated and line.outcome in changed)]
         return [f"{_where(self.spec.place(line.key))}{line.key} is {line.outcome}: {line.text}" for line in lines]
 
-    def apply_to(self, below: Tree, places: dict[Path, Place]) -> Tree:
+    def apply_to(self, base: Tree, places: dict[Path, Place]) -> Tree:
         """Sets the translated settings (`data`) in the config of a run or of an action.
 
         Args:
-            below: Config that has the values of all other settings.
+            base: Config that has the values of all other settings.
             places: Receives the source position of each value that is set, by config path.
 
         Returns:
             The changed config. Values that do not fit it are added to `problems`.
         """
         found: list[Problem] = []
-        name_classes(self.data, below)
+        name_classes(self.data, base)
         reader = Reader(found, merge=True, spans=self.spans, places=places)
-        tree = reader.section([type(below)], below, self.data)
+        tree = reader.section([type(base)], base, self.data)
         self.problems += locate(found, places)
-        return tree if isinstance(tree, type(below)) else below
+        return tree if isinstance(tree, type(base)) else base
 
 
 def translate(spec: ForeignSpec) -> SpecTranslation:
@@ -412,38 +412,38 @@ def is_one_of(value: Any, others: Sequence[Any]) -> bool:
     return any(value == other and type(value) is type(other) for other in others)
 
 
-def name_classes(data: dict[str, Any], below: Any) -> None:
+def name_classes(data: dict[str, Any], base: Any) -> None:
     """Replaces short class names in settings by full names, according to the config that the settings belong to.
 
     Args:
         data: Settings as nested tables; modified in place.
-        below: A config, or its class.
+        base: A config, or its class.
     """
-    hints = field_hints(below if isinstance(below, type) else type(below))
+    hints = field_hints(base if isinstance(base, type) else type(base))
     for name, section in data.items():
         if name in hints and isinstance(section, dict):
             items = item_hint(hints[name], dict)
             tables = section.values() if nested_config_classes(items) else [section]
             for table in tables:
-                name_class(table, hints[name] if table is section else items, getattr(below, name, None))
+                name_class(table, hints[name] if table is section else items, getattr(base, name, None))
 
 
-def name_class(table: Any, hint: Any, below: Any) -> None:
+def name_class(table: Any, hint: Any, base: Any) -> None:
     """Replaces the short class name of one table (key `type`), and those of the tables in it, by full names.
 
     Args:
         table: Table of settings, modified in place; values of another type are ignored.
         hint: Type of the config field that the table sets, which determines the possible classes.
-        below: Config or class for a table without `type`; None: unknown.
+        base: Config or class for a table without `type`; None: unknown.
     """
     if not isinstance(table, dict):
         return
     if isinstance(name := table.get("type"), str):
         if "." not in name:
             table["type"] = name = class_choices(hint)[name][0]
-        below = class_of(name)
-    if below is not None and is_config_class(below if isinstance(below, type) else type(below)):
-        name_classes(table, below)
+        base = class_of(name)
+    if base is not None and is_config_class(base if isinstance(base, type) else type(base)):
+        name_classes(table, base)
 
 
 def format_value(value: Any) -> str:

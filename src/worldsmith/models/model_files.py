@@ -17,7 +17,15 @@ from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import json_type, read_json_object
 from worldsmith.files.model_folder import listed_files
 from worldsmith.models.families import find_released
-from worldsmith.models.hub import SECONDS, HubName, MissingPartError, ask_hub, explained, matches_pattern, wanted
+from worldsmith.models.hub import (
+    SECONDS,
+    HubName,
+    MissingPartError,
+    ask_hub,
+    explain_errors,
+    matches_pattern,
+    patterns_from_root,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +73,7 @@ def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "
     found = find_local(name, file_patterns=file_patterns, field=field)
     if isinstance(found, Path):
         return found
-    with explained(found, field):
+    with explain_errors(found, field):
         ask_hub(found, file_patterns)
     return None
 
@@ -180,7 +188,10 @@ def cached(hub: HubName, file_patterns: Sequence[str]) -> Path | None:
 
     try:
         snapshot = snapshot_download(
-            hub.repo, revision=hub.revision, allow_patterns=wanted(hub, file_patterns), local_files_only=True
+            hub.repo,
+            revision=hub.revision,
+            allow_patterns=patterns_from_root(hub, file_patterns),
+            local_files_only=True,
         )
     except LocalEntryNotFoundError:
         return None
@@ -215,8 +226,8 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    patterns = wanted(hub, file_patterns)
-    with explained(hub, field):
+    patterns = patterns_from_root(hub, file_patterns)
+    with explain_errors(hub, field):
         ask_hub(hub, file_patterns)
         snapshot = snapshot_download(
             hub.repo, revision=hub.revision, allow_patterns=[*patterns, hub.inner], etag_timeout=SECONDS

@@ -101,30 +101,30 @@ class GenerationDefaults:
         """Returns the defaults for generating a single image."""
         return self
 
-    def sampling(self, **said: Any) -> Sampling:
+    def sampling(self, **settings: Any) -> Sampling:
         """Returns sampling settings, with the model's defaults for those that are missing or None.
 
         Args:
-            said: Fields of `Sampling` that the user sets.
+            settings: Fields of `Sampling` that the user sets.
 
         Raises:
             ValueError: If the model family does not support a setting.
         """
-        self.refuse(said)
-        given = {name: value for name, value in said.items() if value is not None}
+        self.refuse(settings)
+        given = {name: value for name, value in settings.items() if value is not None}
         own = {field.name: getattr(self, field.name, None) for field in fields(Sampling)}
         return Sampling(**{**own, **given})
 
-    def refuse(self, said: Mapping[str, Any]) -> None:
+    def refuse(self, settings: Mapping[str, Any]) -> None:
         """Raises ValueError if the model family does not support one of the settings, or the scheduler.
 
         Args:
-            said: Sampling settings by name; a setting of None is ignored.
+            settings: Sampling settings by name; a setting of None is ignored.
         """
-        for name, value in said.items():
+        for name, value in settings.items():
             if value is not None and name in self.refused:
                 raise ValueError(f"{name}: {self.refused[name]}; omit it")
-        scheduler = said.get("scheduler")
+        scheduler = settings.get("scheduler")
         if scheduler is not None and scheduler not in self.schedulers:
             raise ValueError(f"scheduler: expected {' or '.join(self.schedulers)}, found {scheduler}")
 

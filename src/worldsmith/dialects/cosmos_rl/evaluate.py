@@ -14,9 +14,9 @@ from worldsmith.dialects.cosmos_rl.rules import (
     BOUNDS,
     PIXELS,
     RESIZED,
-    drop_overruled,
+    drop_overridden,
     model_rule,
-    move_if_any,
+    move_unless_empty,
     number_format,
     put_frames,
     put_total_pixels,
@@ -276,7 +276,7 @@ def task(t: SpecTranslation) -> None:
 
 
 @computed("model.tp_size", "num_gpus", "evaluation.shard_id")
-def gpus(t: SpecTranslation) -> None:
+def processes(t: SpecTranslation) -> None:
     """Sets `processes` and `shard` in `t` from the spec's tensor parallelism degree, number of GPUs and shard index."""
     size, number, shard = t.get("model.tp_size"), t.get("num_gpus"), t.get("evaluation.shard_id")
     if size > 1:
@@ -311,7 +311,7 @@ def gpus(t: SpecTranslation) -> None:
 
 
 @computed("evaluation.soft_accuracy.enabled", "evaluation.soft_accuracy.f1_threshold")
-def soft(t: SpecTranslation) -> None:
+def soft_matches(t: SpecTranslation) -> None:
     """Sets the token-F1 threshold of soft matches in `t`; reports that soft matches are always counted."""
     t.move("evaluation.soft_accuracy.f1_threshold", "soft_threshold", "renamed")
     on = t.get("evaluation.soft_accuracy.enabled")
@@ -329,9 +329,9 @@ def limit(t: SpecTranslation) -> None:
 
 
 @computed("model.export_dir")
-def merged(t: SpecTranslation) -> None:
+def merged_folder(t: SpecTranslation) -> None:
     """Sets the folder of merged models in `t` from the spec's `model.export_dir`, if it is not empty."""
-    move_if_any(t, "model.export_dir", "merged", "merged models are stored next to the results")
+    move_unless_empty(t, "model.export_dir", "merged", "merged models are stored next to the results")
 
 
 @computed(*(f"vision.{name}" for name in ("fps", "nframes", *LIMITS)))
@@ -340,7 +340,7 @@ def evaluation_frames(t: SpecTranslation) -> None:
     given = {name: t.get(f"vision.{name}") for name in LIMITS if t.get(f"vision.{name}") is not None}
     is_sized = set(RESIZED) <= given.keys()
     by_fps = t.get("vision.fps") is not None and t.get("vision.nframes") is None
-    drop_overruled(t, "vision.", given, by_fps=by_fps)
+    drop_overridden(t, "vision.", given, by_fps=by_fps)
     put_frames(t, "vision.", count="nframes", default=8)
     if not is_sized:
         put_total_pixels(t, "vision.")
@@ -366,8 +366,17 @@ FORM = SpecForm(
     "evaluate",
     EvaluateSpec,
     (
-        *(questions, model_rule("model.model_name"), evaluation_folder, task, gpus, soft, limit, evaluation_frames),
-        *(metrics, merged),
+        *(
+            questions,
+            model_rule("model.model_name"),
+            evaluation_folder,
+            task,
+            processes,
+            soft_matches,
+            limit,
+            evaluation_frames,
+        ),
+        *(metrics, merged_folder),
         renamed("model.dtype", "dtype", number_format),
         *read_key_rules("cosmos_rl", "evaluate", "any_result"),
     ),

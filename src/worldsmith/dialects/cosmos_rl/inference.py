@@ -75,7 +75,7 @@ def device(t: SpecTranslation) -> None:
 
 
 @computed("media")
-def asked_media(t: SpecTranslation) -> None:
+def media_files(t: SpecTranslation) -> None:
     """Sets the path of the media files in `t` from the spec's `media`; refuses a path on an object store or the hub."""
     if not refuse_remote(t, "media"):
         t.move("media", "media", "renamed")
@@ -94,7 +94,7 @@ FORM = SpecForm(
     "inference",
     InferenceSpec,
     (
-        *(model_rule("model_path"), inference_frames, device, asked_media, answers_file),
+        *(model_rule("model_path"), inference_frames, device, media_files, answers_file),
         renamed("torch_dtype", "dtype", number_format),
         *read_key_rules("cosmos_rl", "inference", "any_result"),
     ),

@@ -111,19 +111,19 @@ def route(
         return Route(False, f"{action} cannot be tuned", kept)
     if policy == "off":
         return Route(False, f"{KEY} is off for this run", kept)
-    if not enabled or (folder and not _enabled(folder)):
+    if not enabled or (folder and not _is_enabled(folder)):
         return Route(False, "AutoML is not enabled for this model", kept)
-    reason = _obstacle(folder, action) if folder else ""
+    reason = _find_obstacle(folder, action) if folder else ""
     return Route(False, f"{NOT_RUNNABLE}: {reason}", kept) if reason else Route(True, f"{KEY} is auto", kept)
 
 
-def _enabled(folder: Path) -> bool:
+def _is_enabled(folder: Path) -> bool:
     """Returns whether the manifest in a schema folder enables the search; True if the manifest cannot be read."""
     data, _ = _read(folder / MANIFEST)
     return data.get("automl_enabled") is not False
 
 
-def _obstacle(folder: Path, action: str) -> str:
+def _find_obstacle(folder: Path, action: str) -> str:
     """Returns why the schema or the template of an action in a schema folder cannot be used; "" if both can."""
     schema, reason = _read(folder / SCHEMA.format(action))
     if not reason and not isinstance(schema.get("properties"), dict):

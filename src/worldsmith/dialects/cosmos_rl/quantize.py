@@ -76,7 +76,7 @@ class QuantizeSpec(Config):
     """Folder of the quantized model."""
 
 
-def is_measured(t: SpecTranslation) -> bool:
+def uses_calibration(t: SpecTranslation) -> bool:
     """Returns whether the quantization in `t` uses calibration data: the spec names some, or its scheme needs it."""
     return bool(t.get(f"{CALIBRATION}annotation_path")) or t.get("quantization_method.scheme") in STATIC
 
@@ -87,7 +87,7 @@ def samples(t: SpecTranslation) -> None:
     scheme, number = t.get("quantization_method.scheme"), t.get(f"{CALIBRATION}num_calibration_samples")
     length = t.get(f"{CALIBRATION}{LENGTH}")
     t.move("quantization_method.scheme", "scheme", "renamed")
-    if not is_measured(t):
+    if not uses_calibration(t):
         for name in ("num_calibration_samples", LENGTH):
             t.report(
                 f"{CALIBRATION}{name}",
@@ -109,16 +109,16 @@ def calibration(t: SpecTranslation) -> None:
 
     Unless `skip_test_generation` is true, the same records are the questions on which both models are compared.
     """
-    file, judge = f"{CALIBRATION}annotation_path", not t.get("quantization_method.skip_test_generation")
+    file, compared = f"{CALIBRATION}annotation_path", not t.get("quantization_method.skip_test_generation")
     folder = t.get(f"{CALIBRATION}media_dir")
-    uses = ["dataset", *(["questions"] if judge else [])]
-    t.put("judge", judge, source="quantization_method.skip_test_generation")
+    uses = ["dataset", *(["questions"] if compared else [])]
+    t.put("judge", compared, source="quantization_method.skip_test_generation")
     text = (
         "the original and the quantized model answer questions and are compared; no test sentence is generated"
-        if judge
+        if compared
         else "no questions are answered"
     )
-    t.report("quantization_method.skip_test_generation", "approximated" if judge else "renamed", text)
+    t.report("quantization_method.skip_test_generation", "approximated" if compared else "renamed", text)
     if not t.get(file):
         scheme, text = (
             t.get("quantization_method.scheme"),
@@ -150,7 +150,7 @@ def calibration(t: SpecTranslation) -> None:
 
 
 @computed(f"{CALIBRATION}dataset_id", f"{CALIBRATION}split")
-def hub(t: SpecTranslation) -> None:
+def hub_dataset(t: SpecTranslation) -> None:
     """Refuses a hub dataset as the only calibration data; otherwise reports in `t` that its name is ignored."""
     name, records = t.get(f"{CALIBRATION}dataset_id"), t.get(f"{CALIBRATION}annotation_path")
     if name and not records:
@@ -181,7 +181,7 @@ FORM = SpecForm(
     "quantize",
     QuantizeSpec,
     (
-        *(model_rule("model.model_path"), samples, calibration, smoothing, hub, quantized_folder),
+        *(model_rule("model.model_path"), samples, calibration, smoothing, hub_dataset, quantized_folder),
         *read_key_rules("cosmos_rl", "quantize", "any_result"),
     ),
     left_open=dict.fromkeys(("model.model_path", "results_dir"), ""),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from worldsmith.dialects.cosmos_rl.rules import LLAVA, move_if_any, refuse_remote
+from worldsmith.dialects.cosmos_rl.rules import LLAVA, move_unless_empty, refuse_remote
 from worldsmith.dialects.translation import SpecTranslation, computed, format_value
 
 RatePolicy = Literal["optional", "require", "probe"]
@@ -28,7 +28,7 @@ def questions(t: SpecTranslation) -> None:
     if t.is_stated(FOLDER) and not isinstance(t.get(SEVERAL), list):
         t.report(FOLDER, "unneeded", f"it is only used if {SEVERAL} is a list of benchmark names")
     if t.get(SEVERAL):
-        put_several(t)
+        put_datasets(t)
         if t.is_stated(f"{ONE}.{RATES}"):
             t.report(f"{ONE}.{RATES}", "kept", f"for each of {SEVERAL} without its own {RATES}")
         return
@@ -36,7 +36,7 @@ def questions(t: SpecTranslation) -> None:
         return
     t.put("dataset.type", LLAVA, source="dataset.annotation_path")
     t.move("dataset.annotation_path", "dataset.path", "renamed")
-    move_if_any(t, "dataset.media_dir", "dataset.media_root", "media paths are relative to the annotations")
+    move_unless_empty(t, "dataset.media_dir", "dataset.media_root", "media paths are relative to the annotations")
     t.move("dataset.system_prompt", "dataset.system_prompt", "kept")
     if t.is_stated(f"{ONE}.{RATES}"):
         t.move(f"{ONE}.{RATES}", f"dataset.{RATES}", "kept")
@@ -44,7 +44,7 @@ def questions(t: SpecTranslation) -> None:
         t.report(SEVERAL, "unneeded", "it is empty")
 
 
-def put_several(t: SpecTranslation) -> None:
+def put_datasets(t: SpecTranslation) -> None:
     """Sets the dataset in `t` from `datasets`: one LLaVA dataset, or a mixed dataset with record ids NAME/ID."""
     tables: Any = t.get(SEVERAL)
     if t.get(f"{ONE}.annotation_path"):
@@ -53,7 +53,7 @@ def put_several(t: SpecTranslation) -> None:
     if isinstance(tables, list):
         put_benchmarks(t, tables)
         return
-    read = {name: read_table(t, name, table) for name, table in tables.items()}
+    read = {name: read_dataset_table(t, name, table) for name, table in tables.items()}
     found = {name: table for name, table in read.items() if table is not None}
     if len(found) < len(read):
         return
@@ -91,7 +91,12 @@ def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
     if refuse_remote(t, FOLDER):
         return
     found = {
-        name: {"type": QA_PAIRS, "path": f"{root}/benchmark/{name}", "system_prompt": BENCHMARK_PROMPT, **rates(t, {})}
+        name: {
+            "type": QA_PAIRS,
+            "path": f"{root}/benchmark/{name}",
+            "system_prompt": BENCHMARK_PROMPT,
+            **frame_rate_setting(t, {}),
+        }
         for name in names
     }
     t.put("dataset.type", "MixedDataset", source=SEVERAL)
@@ -101,7 +106,7 @@ def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
     t.report(FOLDER, "renamed", f"dataset.datasets.NAME.path = {root}/benchmark/NAME")
 
 
-def read_table(t: SpecTranslation, name: str, table: Any) -> dict[str, Any] | None:
+def read_dataset_table(t: SpecTranslation, name: str, table: Any) -> dict[str, Any] | None:
     """Returns the settings of one LLaVA dataset from its table in `datasets`.
 
     Args:
@@ -133,10 +138,15 @@ def read_table(t: SpecTranslation, name: str, table: Any) -> dict[str, Any] | No
     if len(t.problems) > before or refuse_remote(t, f"{where}.annotation_path", f"{where}.media_dir"):
         return None
     given = {ours: table.get(key) or "" for key, ours in FIELDS.items() if key != "system_prompt"}
-    return {"type": LLAVA, **given, "system_prompt": table.get("system_prompt", PROMPT) or "", **rates(t, table)}
+    return {
+        "type": LLAVA,
+        **given,
+        "system_prompt": table.get("system_prompt", PROMPT) or "",
+        **frame_rate_setting(t, table),
+    }
 
 
-def rates(t: SpecTranslation, table: dict[str, Any]) -> dict[str, Any]:
+def frame_rate_setting(t: SpecTranslation, table: dict[str, Any]) -> dict[str, Any]:
     """Returns {"video_fps": value} from a dataset's table, else from the spec's `dataset`; {} if neither sets it."""
     value = table.get(RATES) or (t.get(f"{ONE}.{RATES}") if t.is_stated(f"{ONE}.{RATES}") else None)
     return {RATES: value} if value else {}

@@ -24,7 +24,7 @@ LLAVA = "LlavaDataset"
 """Short name of the dataset class for LLaVA annotations."""
 
 
-def model_place(text: str) -> str:
+def normalize_model_name(text: str) -> str:
     """Returns a model's path or hub name without the prefix ``hf_model://``.
 
     Args:
@@ -87,7 +87,7 @@ def refuse_remote_output(t: SpecTranslation, *keys: str) -> bool:
     return bool(found)
 
 
-def move_if_any(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
+def move_unless_empty(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
     """Sets a setting from a spec key; if the key's value is empty, the key is only reported.
 
     Args:
@@ -129,7 +129,7 @@ def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
         if is_adapter_folder(name):
             t.refuse(model, f"{name} is an adapter, and {lora} is false", f"set {lora} = true")
             return
-        t.move(model, "model", "renamed", convert=model_place)
+        t.move(model, "model", "renamed", convert=normalize_model_name)
         t.report(lora, "kept", "no adapter")
         t.report(base, "unneeded", "only an adapter has a base" if named else "no adapter")
         return
@@ -139,10 +139,10 @@ def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
         why = f"no base: {config} states none" if config.is_file() else f"no base: the file {config} does not exist"
         t.refuse(base, why, f"set {base} to the model that was fine-tuned")
         return
-    t.move(model, "adapter", "renamed", convert=model_place)
+    t.move(model, "adapter", "renamed", convert=normalize_model_name)
     t.report(lora, "kept", "the adapter is merged with its base")
     try:
-        t.put("model", model_place(found), source=base)
+        t.put("model", normalize_model_name(found), source=base)
     except ValueError as error:
         t.refuse(base, str(error))
         return
@@ -192,7 +192,7 @@ def put_total_pixels(t: SpecTranslation, section: str) -> None:
     t.assign(key, "processor.media.total_pixels", 2 * pixels, note)
 
 
-def drop_overruled(t: SpecTranslation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:
+def drop_overridden(t: SpecTranslation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:
     """Removes limits of frames and pixels that other settings override, and refuses a height without a width.
 
     Args:

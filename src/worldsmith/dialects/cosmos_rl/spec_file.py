@@ -335,9 +335,9 @@ def _unknown(spec: Spec, path: Path, siblings: list[Path], span: Span | None) ->
         siblings: Key paths of the known keys of the same section.
         span: Source position of the key; None: not known.
     """
-    form, is_word = spec.form, span is not None and span.key.file == "override"
+    form, is_override = spec.form, span is not None and span.key.file == "override"
     others = [key for rule in form.rules if rule.outside and rule.outcome != "dead" for key in rule.keys]
-    names = [*leaf_keys(form.spec), *form.aliases, *others, *([POLICY] if is_word else [])]
+    names = [*leaf_keys(form.spec), *form.aliases, *others, *([POLICY] if is_override else [])]
     near = did_you_mean_path(path, [*siblings, *map(parse_path, names)])
     if siblings and siblings[0][:-1] != path[:-1]:
         siblings = [known for name in form.aliases if (known := parse_path(name))[:-1] == path[:-1]]

@@ -144,8 +144,8 @@ def valid_data(t: SpecTranslation) -> None:
         t.report(f"{ARGS}split", "unneeded", "valid_data sets the held-out data")
     else:
         t.report(key, "unneeded", "the run does not validate")
-        held = [part.strip() for part in re.split("[,/]", t.get(f"{ARGS}split"))][1:]
-        if t.is_stated(f"{ARGS}split") and any(part not in ("0", "0.0") for part in held):
+        held_out = [part.strip() for part in re.split("[,/]", t.get(f"{ARGS}split"))][1:]
+        if t.is_stated(f"{ARGS}split") and any(part not in ("0", "0.0") for part in held_out):
             t.refuse(f"{ARGS}split", "no training data is held out", f"{ARGS}split=1,0,0, and {key}=[PATH]")
         else:
             t.report(
@@ -181,9 +181,9 @@ def move_path(t: SpecTranslation, key: str, to: str, expected: str = "PATH") -> 
         t.move(key, to, "renamed")
 
 
-def is_missing(place: str) -> bool:
-    """Returns whether `place` is neither an existing path nor formed like the name of a hub repository."""
-    return not os.path.exists(place) and not (HUB.fullmatch(place) and not place.startswith("."))
+def is_missing(path: str) -> bool:
+    """Returns whether `path` is neither an existing path nor formed like the name of a hub repository."""
+    return not os.path.exists(path) and not (HUB.fullmatch(path) and not path.startswith("."))
 
 
 def count_clips(path: str) -> int:

@@ -118,7 +118,7 @@ def positions(t: SpecTranslation) -> None:
 
 
 @computed(*SHIFTS)
-def noise_table(t: SpecTranslation) -> None:
+def noise_schedule(t: SpecTranslation) -> None:
     """Sets the shift of the noise schedule in `t`; refuses a SAT config whose three copies differ."""
     found = [t.get(key) for key in SHIFTS]
     if len(set(found)) > 1:
@@ -152,7 +152,7 @@ def text_length(t: SpecTranslation) -> None:
 
 
 @computed(LORA_TRAIN, FROZEN, *(f"{LORA}{name}" for name in ("target", "params.r", "params.lora_alpha")))
-def trained(t: SpecTranslation) -> None:
+def trained_parameters(t: SpecTranslation) -> None:
     """Sets whether adapters or all weights of the transformer are trained in `t`."""
     adapted, frozen = t.get(LORA.rstrip(".")), t.get(FROZEN)
     if adapted:
@@ -209,7 +209,7 @@ def dropped_captions(t: SpecTranslation) -> None:
 
 
 @computed(f"{MODEL}noised_image_input", f"{MODEL}noised_image_dropout", f"{MODEL}noised_image_all_concat")
-def images(t: SpecTranslation) -> None:
+def image_conditioning(t: SpecTranslation) -> None:
     """Sets the conditioning on an image in `t` from the three `noised_image_…` keys."""
     key, dropout, repeat = (f"{MODEL}noised_image_{name}" for name in ("input", "dropout", "all_concat"))
     if not t.get(key):
@@ -230,7 +230,7 @@ def images(t: SpecTranslation) -> None:
 
 
 @computed(f"{LOSS}params.type")
-def loss_kind(t: SpecTranslation) -> None:
+def loss_type(t: SpecTranslation) -> None:
     """Sets the loss type in `t`; refuses "lpips"."""
     if t.get(f"{LOSS}params.type") == "lpips":
         t.refuse(f"{LOSS}params.type", "frames are not decoded for comparison", "write l2 or l1")
@@ -254,7 +254,7 @@ def latent_input(t: SpecTranslation) -> None:
 @computed(
     f"{LOSS}params.sigma_sampler_config.params.uniform_sampling", f"{LOSS}params.sigma_sampler_config.params.group_num"
 )
-def strata(t: SpecTranslation) -> None:
+def timestep_strata(t: SpecTranslation) -> None:
     """Sets the stratified sampling of timesteps over groups of processes in `t`."""
     base = f"{LOSS}params.sigma_sampler_config.params."
     if t.get(f"{base}uniform_sampling"):
@@ -308,8 +308,19 @@ def sampling(t: SpecTranslation) -> None:
 
 
 RULES: tuple[KeyRule, ...] = (
-    *(components, heads, channels, patches, positions, noise_table, text_length, trained, dropped_captions, images),
-    *(latent_input, strata, sampling, loss_kind),
+    *(
+        components,
+        heads,
+        channels,
+        patches,
+        positions,
+        noise_schedule,
+        text_length,
+        trained_parameters,
+        dropped_captions,
+        image_conditioning,
+    ),
+    *(latent_input, timestep_strata, sampling, loss_type),
     *read_key_rules("sat", "model"),
 )
 """Rules of the section `model`."""

@@ -51,18 +51,18 @@ def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[s
     files = [word for word in words if not is_change(word)]
     if not is_sat_stack(files):
         return list(words), [], list(flags)
-    said = [word for word in words if is_change(word)]
+    overrides = [word for word in words if is_change(word)]
     rest = []
     for flag in flags:
         changes = [word for word in flag.values if is_change(word)]
         values = tuple(word for word in flag.values if not is_change(word))
-        said += changes
+        overrides += changes
         if "." in flag.name:
             rest.append(TypedFlag(flag.name, values))
             continue
         value = values[0] if len(values) == 1 else f"[{','.join(values)}]" if values else "true"
-        said.append(f"args.{flag.name.replace('-', '_')}={value}")
-    return files, said, rest
+        overrides.append(f"args.{flag.name.replace('-', '_')}={value}")
+    return files, overrides, rest
 
 
 def is_change(word: str) -> bool:

@@ -19,7 +19,7 @@ from worldsmith.dialects.sat.data import (
     train_data,
     valid_data,
 )
-from worldsmith.dialects.sat.keys import ARGS, DS, LORA, LOSS_SCALE, NETWORK, OPTIMIZER, TWINS
+from worldsmith.dialects.sat.keys import ARGS, DS, LORA, LOSS_SCALE, NETWORK, OPTIMIZER, OVERRIDDEN_ARGS
 from worldsmith.dialects.sat.model import CHECKPOINTED
 from worldsmith.dialects.sat.stack import SatStack, read_stack
 from worldsmith.dialects.translation import (
@@ -34,7 +34,7 @@ from worldsmith.dialects.translation import (
 )
 
 STEPS, EPOCHS = f"{ARGS}train_iters", f"{ARGS}epochs"
-MICRO, ACCUMULATED, WHOLE = (
+MICRO, ACCUMULATED, GLOBAL_BATCH = (
     f"{DS}{name}" for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 )
 ZERO = f"{DS}zero_optimization."
@@ -65,14 +65,14 @@ def steps_of_epochs(t: SpecTranslation) -> int:
     The number is epochs x clips // clips per step. It is 0, after a problem is added, if it is less than 1 or the
     clips cannot be counted.
     """
-    micro, accumulated, whole = batch_of(t)
-    clips, size = sum(count_clips(path) for path in t.get(f"{ARGS}train_data")), whole or micro * accumulated
+    micro, accumulated, global_batch = batch_sizes(t)
+    clips, size = sum(count_clips(path) for path in t.get(f"{ARGS}train_data")), global_batch or micro * accumulated
     total: int = t.get(EPOCHS) * clips // size
     if not total:
         why = f"the datasets in {ARGS}train_data have {clips} clips, too few for steps of {size} clips"
         t.refuse(EPOCHS, why, f"~{EPOCHS} {STEPS}=EPOCHS x CLIPS / (BATCH x PROCESSES)")
         return 0
-    more = "" if whole else f", on one process; for more processes write {WHOLE}"
+    more = "" if global_batch else f", on one process; for more processes write {GLOBAL_BATCH}"
     text = f"trainer.max_iter = {total}: {clips} clips, {size} per step{more}"
     t.report(EPOCHS, "approximated", text, warn=True)
     return total
@@ -138,28 +138,30 @@ def start(t: SpecTranslation) -> None:
     t.report(f"{ARGS}no_load_rng", "unneeded", "fine-tuning starts with new random states")
 
 
-@computed(MICRO, ACCUMULATED, WHOLE)
+@computed(MICRO, ACCUMULATED, GLOBAL_BATCH)
 def batch(t: SpecTranslation) -> None:
     """Sets the micro-batch size, gradient accumulation and, for a global batch size, the number of processes in `t`."""
-    micro, accumulated, whole = batch_of(t)
+    micro, accumulated, global_batch = batch_sizes(t)
     t.assign(MICRO, "dataloader_train.max_samples_per_batch", micro, ", on each process")
     t.assign(ACCUMULATED, "trainer.grad_accum_iter", accumulated)
-    if whole is None:
-        t.report(WHOLE, "unneeded", "micro-batch x accumulation x processes")
+    if global_batch is None:
+        t.report(GLOBAL_BATCH, "unneeded", "micro-batch x accumulation x processes")
         return
-    if whole % (micro * accumulated):
-        why = f"{whole} is not a multiple of {micro} samples x {accumulated} accumulation steps"
-        t.refuse(WHOLE, why, f"{WHOLE}={micro * accumulated}, or a multiple for more processes")
+    if global_batch % (micro * accumulated):
+        why = f"{global_batch} is not a multiple of {micro} samples x {accumulated} accumulation steps"
+        t.refuse(GLOBAL_BATCH, why, f"{GLOBAL_BATCH}={micro * accumulated}, or a multiple for more processes")
         return
-    world = whole // (micro * accumulated)
-    note = f": {whole} / {micro} / {accumulated}"
-    t.assign(WHOLE, "model.config.parallelism.data_parallel_shard_degree", world, note)
+    world = global_batch // (micro * accumulated)
+    note = f": {global_batch} / {micro} / {accumulated}"
+    t.assign(GLOBAL_BATCH, "model.config.parallelism.data_parallel_shard_degree", world, note)
 
 
-def batch_of(t: SpecTranslation) -> tuple[int, int, int | None]:
+def batch_sizes(t: SpecTranslation) -> tuple[int, int, int | None]:
     """Returns (samples per micro-batch, micro-batches per step, global batch size or None if it is not stated)."""
-    micro, accumulated, whole = (None if t.get(key) == "auto" else t.get(key) for key in (MICRO, ACCUMULATED, WHOLE))
-    return micro or t.get(f"{ARGS}batch_size"), accumulated or 1, whole
+    micro, accumulated, global_batch = (
+        None if t.get(key) == "auto" else t.get(key) for key in (MICRO, ACCUMULATED, GLOBAL_BATCH)
+    )
+    return micro or t.get(f"{ARGS}batch_size"), accumulated or 1, global_batch
 
 
 @computed(f"{ZERO}stage", f"{ZERO}cpu_offload", f"{ZERO}offload_optimizer.device", f"{ZERO}offload_param.device")
@@ -198,10 +200,10 @@ def recomputation(t: SpecTranslation) -> None:
     t.report(f"{ARGS}checkpoint_activations", "kept" if inner == outer else "approximated", text, warn=inner != outer)
 
 
-@computed(*(f"{ARGS}{name}" for name in TWINS))
-def twins(t: SpecTranslation) -> None:
+@computed(*(f"{ARGS}{name}" for name in OVERRIDDEN_ARGS))
+def overridden_args(t: SpecTranslation) -> None:
     """Reports in `t` the keys of `args` that a key of `deepspeed` overrides."""
-    for name, (_, _, other) in TWINS.items():
+    for name, (_, _, other) in OVERRIDDEN_ARGS.items():
         key = f"{ARGS}{name}"
         differs = t.is_stated(key) and t.get(key) != t.get(f"{DS}{other}")
         if t.is_stated(key) and (t.is_stated(f"{DS}{other}") or name != "batch_size"):
@@ -229,18 +231,18 @@ def precision(t: SpecTranslation) -> None:
     ours = "float32" if not t.get(key) else "float16" if key == fp16 else "bfloat16"
     t.put("model.config.precision", ours, source=key)
     model, usual = ("2B", "float16") if t.get(f"{NETWORK}num_layers") == 30 else ("5B", "bfloat16")
-    odd = ours not in (usual, "float32")
-    note = f"; CogVideoX-{model} was trained in {usual}" if odd else ""
-    t.report(key, "renamed", f"model.config.precision = {ours}{note}", warn=odd)
+    is_unusual = ours not in (usual, "float32")
+    note = f"; CogVideoX-{model} was trained in {usual}" if is_unusual else ""
+    t.report(key, "renamed", f"model.config.precision = {ours}{note}", warn=is_unusual)
     t.report(other, "kept", "off")
 
 
 @computed(*(f"{DS}fp16.{name}" for name in LOSS_SCALE))
 def loss_scale(t: SpecTranslation) -> None:
     """Sets the loss scale for float16 in `t` from DeepSpeed's settings, including their defaults."""
-    power, static, window, hysteresis, least = (f"{DS}fp16.{name}" for name in LOSS_SCALE)
+    power, static, window, hysteresis, min_scale = (f"{DS}fp16.{name}" for name in LOSS_SCALE)
     if not t.get(f"{DS}fp16.enabled"):
-        for key in (power, static, window, hysteresis, least):
+        for key in (power, static, window, hysteresis, min_scale):
             t.report(key, "unneeded", "only float16 uses a loss scale")
         return
     fixed = t.get(static)
@@ -251,7 +253,7 @@ def loss_scale(t: SpecTranslation) -> None:
     t.report(static, "renamed", text if fixed else "0: the scale adapts to overflows")
     t.report(power, "unneeded" if fixed else "renamed", "loss_scale sets it" if fixed else text)
     t.report(window, "unneeded" if fixed else "renamed", "the scale is constant" if fixed else text)
-    for key, why in ((hysteresis, "every overflow halves the scale"), (least, "the scale has no lower limit")):
+    for key, why in ((hysteresis, "every overflow halves the scale"), (min_scale, "the scale has no lower limit")):
         t.report(key, "unneeded" if fixed else "approximated", "the scale is constant" if fixed else why)
 
 
@@ -273,11 +275,11 @@ def optimizer(t: SpecTranslation) -> None:
     else:
         t.report(f"{OPTIMIZER}ema_decay", "unneeded", "there are no EMA weights")
     adapted, rate = bool(t.get(LORA.rstrip("."))), t.get(f"{OPTIMIZER}lr")
-    least, most = RATES[adapted]
-    odd = not least <= rate <= most
+    low, high = RATES[adapted]
+    is_unusual = not low <= rate <= high
     t.put("optimizer.lr", rate, source=f"{OPTIMIZER}lr")
-    note = f"; usual values are {least:g} to {most:g} {'with' if adapted else 'without'} adapters" if odd else ""
-    t.report(f"{OPTIMIZER}lr", "renamed", f"optimizer.lr = {rate:g}{note}", warn=odd)
+    note = f"; usual values are {low:g} to {high:g} {'with' if adapted else 'without'} adapters" if is_unusual else ""
+    t.report(f"{OPTIMIZER}lr", "renamed", f"optimizer.lr = {rate:g}{note}", warn=is_unusual)
     t.move(f"{OPTIMIZER}betas", "optimizer.betas", "renamed")
     decay = t.get(f"{OPTIMIZER}weight_decay")
     t.put("optimizer.weight_decay", decay, source=f"{OPTIMIZER}weight_decay")
@@ -290,17 +292,19 @@ def optimizer(t: SpecTranslation) -> None:
 def clipping(t: SpecTranslation) -> None:
     """Sets the max gradient norm in `t`; 0 in the SAT config disables clipping."""
     key, norm = f"{DS}gradient_clipping", t.get(f"{DS}gradient_clipping")
-    most = norm if isinstance(norm, float | int) and norm > 0 else 1e30
-    t.put("trainer.callbacks.grad_clip.clip_norm", most, source=key)
+    max_norm = norm if isinstance(norm, float | int) and norm > 0 else 1e30
+    t.put("trainer.callbacks.grad_clip.clip_norm", max_norm, source=key)
     t.report(
-        key, "renamed", f"trainer.callbacks.grad_clip.clip_norm = {most:g}{'' if most < 1e30 else ': never reached'}"
+        key,
+        "renamed",
+        f"trainer.callbacks.grad_clip.clip_norm = {max_norm:g}{'' if max_norm < 1e30 else ': never reached'}",
     )
 
 
 RULES: tuple[KeyRule, ...] = (
     *model.RULES,
     *(model_frames, clips, train_data, valid_data, steps, start, encoders, batch, zero_sharding, precision, loss_scale),
-    *(optimizer, recomputation, twins, tracker, clipping),
+    *(optimizer, recomputation, overridden_args, tracker, clipping),
     renamed(
         f"{ARGS}eval_iters", "trainer.max_val_iter", lambda count: count or None, why="no videos are generated with it"
     ),
@@ -331,8 +335,8 @@ def read_sat_draft(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
     draft.problems = translation.problems
     if not draft.problems:
         draft.tree, draft.task = tree, recipe_task(tree)
-    overruled = _list_overruled(spec) if isinstance(spec, SatStack) else []
-    draft.warnings = [*overruled, *translation.get_warnings(), _describe_memory(tree)]
+    overridden = _list_overridden(spec) if isinstance(spec, SatStack) else []
+    draft.warnings = [*overridden, *translation.get_warnings(), _describe_memory(tree)]
     return draft
 
 
@@ -386,10 +390,10 @@ def _describe_memory(tree: Any) -> str:
     )
 
 
-def _list_overruled(spec: SatStack) -> list[str]:
+def _list_overridden(spec: SatStack) -> list[str]:
     """Returns warnings for values of files that the command line overrides; in SAT, files have priority."""
-    told = "the command line has precedence here; SAT would have used the file's value"
+    note = "the command line has precedence here; SAT would have used the file's value"
     return [
-        f"{key} = {format_value(spec.values.get(key))}, not {format_value(old)}: {told}"
-        for key, old in spec.won.items()
+        f"{key} = {format_value(spec.values.get(key))}, not {format_value(old)}: {note}"
+        for key, old in spec.overridden.items()
     ]

@@ -40,7 +40,7 @@ class SatStack(ForeignSpec):
     """Stated keys. Null sections are omitted."""
     places: dict[str, Place] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
-    won: dict[str, Any] = field(default_factory=dict)
+    overridden: dict[str, Any] = field(default_factory=dict)
     """Values of files that overrides on the command line replaced, by key."""
 
     @property
@@ -101,7 +101,7 @@ def read_stack(
         if not isinstance(document.data, dict):
             raise ConfigError([mismatch((), "sections with their keys", document.data).at(Place(file))])
     stack = read_sat(", ".join(files), merge_documents(documents), words, rules, sections)
-    stack.problems += same_kind(documents)
+    stack.problems += find_type_conflicts(documents)
     return stack
 
 
@@ -134,7 +134,7 @@ def read_sat(
             _collect(stack, document, (name,), document.data[name])
         elif name in sections:
             stack.mistake(name, "the files have no such section", f"add the file that has {name}, with --base A B")
-    _require(stack, sections)
+    _require_values(stack, sections)
     _check_targets(stack)
     _find_placeholders(stack)
     never_read = {key for rule in rules if rule.outside for key in rule.keys}
@@ -142,7 +142,7 @@ def read_sat(
     return stack
 
 
-def same_kind(documents: Sequence[Document]) -> list[Problem]:
+def find_type_conflicts(documents: Sequence[Document]) -> list[Problem]:
     """Returns a problem for each table that a later file replaces by a list, or vice versa.
 
     OmegaConf refuses such files as well.
@@ -193,7 +193,7 @@ def _apply(document: Document, override: Override, stack: SatStack) -> None:
     hint = KEYS[shown].plain if shown in KEYS else Any
     is_set = set_override(document, parent, path, override, hint, stack.problems)
     if is_set and before not in (ABSENT, parent[path[-1]]) and not isinstance(before, (dict, list)):
-        stack.won[shown] = before
+        stack.overridden[shown] = before
 
 
 def _walk(data: Any, path: Path, *, create: bool) -> tuple[Any, Path]:
@@ -290,7 +290,7 @@ def _unknown(stack: SatStack, document: Document, path: Path, hint: str | None =
     stack.mistake(name, "SAT has no such key, and would ignore it without a message", advice)
 
 
-def _require(stack: SatStack, sections: Sequence[str]) -> None:
+def _require_values(stack: SatStack, sections: Sequence[str]) -> None:
     """Adds a problem for each missing required value in `sections`; sampling needs no training data.
 
     Sampling is recognized by `sections`, which are then not all sections.

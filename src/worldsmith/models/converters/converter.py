@@ -133,8 +133,8 @@ def convert_network(
                 f"{where} changes name or shape of {len(names)} parameters, such as {names[0]}, but checkpoints "
                 "contain plain weights; keep a wrapped layer as `base_layer`, and add no parameters"
             )
-        taken = [layer for name, layer in held_weights(network).items() if name not in held]
-        numbers, size = sum(layer.weight.numel() for layer in taken), sum(layer.held_bytes for layer in taken)
+        quantized = [layer for name, layer in held_weights(network).items() if name not in held]
+        numbers, size = sum(layer.weight.numel() for layer in quantized), sum(layer.held_bytes for layer in quantized)
         done.append(Conversion(type(converter).__name__, paths, numbers, size))
     return done
 

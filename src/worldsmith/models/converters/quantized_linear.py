@@ -45,13 +45,13 @@ class QuantizedLinear(nn.Linear, HoldsWeight):
         ends, form = (blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)), FORMS[self.bits]
         scale, self.zero = calculate_qparams(*ends, form)
         self.scale = scale.bfloat16()
-        whole = quantize(blocks, self.scale.float(), self.zero, form, dtype=torch.int8)
+        levels = quantize(blocks, self.scale.float(), self.zero, form, dtype=torch.int8)
         if self.bits == 8:
-            self.packed = whole
+            self.packed = levels
         elif in_simulation():  # the library chooses by values; packing needs less than rounding
-            self.packed = whole[:, : self.block * self.bits // 32].int()
+            self.packed = levels[:, : self.block * self.bits // 32].int()
         else:
-            self.packed = pack_to_int32(whole, self.bits)
+            self.packed = pack_to_int32(levels, self.bits)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Returns the dequantized weight [out, in] in `dtype`.
@@ -59,8 +59,8 @@ class QuantizedLinear(nn.Linear, HoldsWeight):
         Same values as `dequantize` of compressed-tensors, which torch.compile does not support.
         """
         shape = torch.Size((len(self.packed), self.block))
-        whole = self.packed if self.bits == 8 else unpack_from_int32(self.packed, self.bits, shape)
-        blocks = (whole.float() - self.zero.float()) * self.scale.float()
+        levels = self.packed if self.bits == 8 else unpack_from_int32(self.packed, self.bits, shape)
+        blocks = (levels.float() - self.zero.float()) * self.scale.float()
         weight: Tensor = blocks.flatten()[: self.weight.numel()].view(self.weight.shape).to(dtype)
         return weight
 

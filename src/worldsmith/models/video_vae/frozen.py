@@ -86,12 +86,12 @@ class FrozenVAE(Configurable):
         return vars(self).pop("model", None) is not None
 
 
-def weights_digest(model: Any, *, about: tuple[str, ...] = (), ignored: tuple[str, ...] = ()) -> str:
+def weights_digest(model: Any, *, extra: tuple[str, ...] = (), ignored: tuple[str, ...] = ()) -> str:
     """Computes the sha256 hash of a diffusers model's config and tensors.
 
     Args:
         model: The diffusers model.
-        about: Further strings to include in the hash, such as the precision.
+        extra: Further strings to include in the hash, such as the precision.
         ignored: Config fields to exclude from the hash.
 
     Returns:
@@ -102,7 +102,7 @@ def weights_digest(model: Any, *, about: tuple[str, ...] = (), ignored: tuple[st
     settings = {
         name: value for name, value in dict(model.config).items() if not name.startswith("_") and name not in ignored
     }
-    header = [*about, settings] if about else settings
+    header = [*extra, settings] if extra else settings
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {list(tensor.shape)}\n".encode())

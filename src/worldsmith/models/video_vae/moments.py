@@ -140,8 +140,8 @@ class MomentsVAE(FrozenVAE):
         """
         mean, log_variance = moments.chunk(2)
         # The bounds are those of diffusers' DiagonalGaussianDistribution.
-        drawn = mean + (0.5 * log_variance.clamp(-30.0, 20.0)).exp() * noise
-        return self.normalize(drawn)
+        sampled = mean + (0.5 * log_variance.clamp(-30.0, 20.0)).exp() * noise
+        return self.normalize(sampled)
 
     def normalize(self, raw: Tensor) -> Tensor:
         """Converts raw latents [C, t, h, w] of the VAE to normalized latents, the network's input."""
@@ -162,7 +162,7 @@ class MomentsVAE(FrozenVAE):
     @cached_property
     def fingerprint(self) -> str:
         """Sha256 hash of what determines the result of `encode`: config without scale, weights, and precision."""
-        return weights_digest(self.model, about=(self.recipe, self.config.precision), ignored=("scaling_factor",))
+        return weights_digest(self.model, extra=(self.recipe, self.config.precision), ignored=("scaling_factor",))
 
 
 class ImageVAE(MomentsVAE):

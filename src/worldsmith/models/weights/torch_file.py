@@ -34,7 +34,7 @@ def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]
     if not path.is_file():
         raise FileNotFoundError(f"{field}: the file '{path}' does not exist")
     try:
-        with torch.serialization.safe_globals(harmless()):
+        with torch.serialization.safe_globals(safe_numpy_types()):
             content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
@@ -53,7 +53,7 @@ def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]
     return dict(content)
 
 
-def harmless() -> list[Any]:
+def safe_numpy_types() -> list[Any]:
     """Returns the NumPy types in random states of checkpoint files, which are safe to unpickle."""
     import numpy as np
     from numpy._core import multiarray

@@ -75,7 +75,7 @@ def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple
     if named and parent not in (None, named):
         raise UserError(f"{file}: {PARENT_KEY} is {named}, but --parent is {parent}; omit one of them")
     parent = parent or named
-    if parent is not None and spec.is_word(SPEC_MODEL):
+    if parent is not None and spec.is_override(SPEC_MODEL):
         raise UserError(f"{SPEC_MODEL} and --parent {parent} both name the model; omit one of them")
     rest = [word for word in words if word.partition("=")[0].lstrip("+~") != PARENT_KEY]
     in_file = parent is not None and PARENT_KEY in read_spec(FORM, file, rest).outside

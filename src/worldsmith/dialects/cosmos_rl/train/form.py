@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
-from worldsmith.dialects.cosmos_rl.rules import BOUNDS, PIXELS, RESIZED, drop_overruled, refuse_remote_output
+from worldsmith.dialects.cosmos_rl.rules import BOUNDS, PIXELS, RESIZED, drop_overridden, refuse_remote_output
 from worldsmith.dialects.cosmos_rl.train.model import adapters, learning_rates, trained_model, trained_weights
-from worldsmith.dialects.cosmos_rl.train.sources import TRAIN, data_sets, put_caps
+from worldsmith.dialects.cosmos_rl.train.sources import TRAIN, data_sets, put_token_limits
 from worldsmith.dialects.cosmos_rl.train.spec import TrainSpec
 from worldsmith.dialects.cosmos_rl.train.steps import steps_of_the_run
 from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed, format_value, read_key_rules, renamed
@@ -25,7 +25,7 @@ FRAMES = ("fps", "nframes", *BOUNDS, *PIXELS, *RESIZED)
 
 
 @computed("train.train_policy.type")
-def kind(t: SpecTranslation) -> None:
+def training_type(t: SpecTranslation) -> None:
     """Reports the training type in `t`: supervised fine-tuning, also if the spec omits the type."""
     key = "train.train_policy.type"
     if t.get(key) == "sft":
@@ -75,9 +75,9 @@ def offload(t: SpecTranslation) -> None:
 def training_clipping(t: SpecTranslation) -> None:
     """Sets the max gradient norm in `t`; 0 or less in the spec disables clipping."""
     key, norm = "train.optm_grad_norm_clip", t.get("train.optm_grad_norm_clip")
-    most = norm if norm > 0 else 1e30
+    max_norm = norm if norm > 0 else 1e30
     never = "" if norm > 0 else ": it is measured, but has no limit"
-    t.assign(key, "trainer.callbacks.grad_clip.clip_norm", most, never)
+    t.assign(key, "trainer.callbacks.grad_clip.clip_norm", max_norm, never)
 
 
 @computed("train.seed", "train.deterministic")
@@ -172,7 +172,7 @@ def longest(t: SpecTranslation) -> None:
     """Sets the max tokens of a sample in `t`, and those of a pack, which holds all samples of a mini-batch."""
     source, mini = "policy.model_max_length", t.get("train.train_policy.mini_batch")
     longest = t.get(source)
-    put_caps(t, "dataloader_train", mini, source)
+    put_token_limits(t, "dataloader_train", mini, source)
     text = f"dataloader_train.max_sample_tokens = {longest}; longer samples are skipped, never truncated"
     if mini > 1:
         text += f"; a pack of {mini} samples may have {mini * longest} tokens, as in Cosmos-RL"
@@ -180,14 +180,14 @@ def longest(t: SpecTranslation) -> None:
 
 
 @computed(VISION)
-def training_frames(t: SpecTranslation) -> None:
+def video_settings(t: SpecTranslation) -> None:
     """Sets the frame sampling and pixel limits of videos in `t`, with the defaults of Cosmos-RL's data script."""
     given = {name: t.get(f"{VISION}.{name}") for name in FRAMES if t.get(f"{VISION}.{name}") is not None}
     for name in ("video_start", "video_end"):
         if t.get(f"{VISION}.{name}") is not None:
             why = "every video is used from its first frame to its last"
             t.refuse(f"{VISION}.{name}", why, "cut the clips beforehand")
-    drop_overruled(t, f"{VISION}.", given, by_fps="nframes" not in given)
+    drop_overridden(t, f"{VISION}.", given, by_fps="nframes" not in given)
     if "fps" in given and "nframes" in given:
         why = "fps and nframes both set the number of frames"
         t.refuse(f"{VISION}.nframes", why, f"~{VISION}.nframes or ~{VISION}.fps")
@@ -249,7 +249,7 @@ def put_frames(t: SpecTranslation, values: dict[str, Any]) -> None:
     *(f"train.train_policy.dataloader_{name}" for name in ("num_workers", "prefetch_factor")),
     *(f"validation.dataloader_{name}" for name in ("num_workers", "prefetch_factor")),
 )
-def readers(t: SpecTranslation) -> None:
+def loader_workers(t: SpecTranslation) -> None:
     """Sets the number of data loader workers and their prefetch factor in `t`, for training and validation."""
     for loader, above in zip(LOADERS, ("train.train_policy.", "validation.")):
         workers, ready = f"{above}dataloader_num_workers", f"{above}dataloader_prefetch_factor"
@@ -260,10 +260,10 @@ def readers(t: SpecTranslation) -> None:
             t.report_stated("dead", f"{workers} is 0: there are no loader workers", ready)
 
 
-def one_of(**names: str) -> Any:
-    """Returns a function that maps a spec's name of a number format to ours, according to the keyword arguments.
+def choice_converter(**names: str) -> Any:
+    """Returns a function that maps a value of the spec to ours, according to the keyword arguments.
 
-    The function raises ValueError for a name that is not among them.
+    The function raises ValueError for a value that is not among them.
     """
 
     def read(value: str) -> str:
@@ -274,7 +274,7 @@ def one_of(**names: str) -> Any:
     return read
 
 
-TWO = one_of(float32="float32", bfloat16="bfloat16")
+to_dtype = choice_converter(float32="float32", bfloat16="bfloat16")
 ALIASES = {
     "dp_shard_size": "policy.parallelism.dp_shard_size",
     "dp_replicate_size": "policy.parallelism.dp_replicate_size",
@@ -291,12 +291,12 @@ FORM = SpecForm(
     "train",
     TrainSpec,
     (
-        *(kind, trained_model, data_sets, training_frames, longest, steps_of_the_run),
+        *(training_type, trained_model, data_sets, video_settings, longest, steps_of_the_run),
         *(adapters, trained_weights, run_folder, names, resume, seeds, learning_rates, training_clipping),
-        *(offload, readers, tensor_parallelism, trackers),
+        *(offload, loader_workers, tensor_parallelism, trackers),
         renamed("train.optm_impl", "optimizer.fused", lambda name: "fused" in name),
-        renamed("train.param_dtype", "model.config.precision", TWO),
-        renamed("train.master_dtype", "model.config.parallelism.fsdp_master_dtype", TWO),
+        renamed("train.param_dtype", "model.config.precision", to_dtype),
+        renamed("train.master_dtype", "model.config.parallelism.fsdp_master_dtype", to_dtype),
         renamed(
             "policy.model_gradient_checkpointing",
             "model.config.activation_checkpointing.mode",
@@ -305,7 +305,7 @@ FORM = SpecForm(
         renamed(
             "train.fa_version",
             "model.config.policy.attn_implementation",
-            lambda version: one_of(**{"2": "flash_attention_2"})(str(version)),
+            lambda version: choice_converter(**{"2": "flash_attention_2"})(str(version)),
         ),
         renamed("train.ckpt.save_mode", "checkpoint.async_save", lambda mode: mode == "async"),
         renamed("train.ckpt.max_keep", "checkpoint.keep_latest_k", lambda count: None if count == -1 else count),

@@ -42,11 +42,11 @@ def data_sets(t: SpecTranslation) -> None:
     key = TRAIN if t.get(TRAIN) is not None or t.get(OLD) is None else OLD
     if t.get(TRAIN) is not None and t.get(OLD) is not None:
         t.refuse(OLD, f"{TRAIN} is also given", f"~{OLD}")
-    if is_named(t, key):
+    if names_files(t, key):
         put_files(t, key, "dataloader_train")
         report_unused_names(t, NAMES, f"the data comes from {key}")
     elif t.get(f"{NAMES}.name") or t.get(f"{NAMES}.local_dir"):
-        put_named(t, NAMES, "dataloader_train")
+        put_named_dataset(t, NAMES, "dataloader_train")
     else:
         t.refuse(f"{TRAIN}.annotation_path", "no data is set", ADVICE)
     put_validation(t)
@@ -55,7 +55,7 @@ def data_sets(t: SpecTranslation) -> None:
 ADVICE = f"{TRAIN}.annotation_path=FILE {TRAIN}.media_path=FOLDER"
 
 
-def is_named(t: SpecTranslation, key: str) -> bool:
+def names_files(t: SpecTranslation, key: str) -> bool:
     """Returns whether the table at the spec key `key` names data files."""
     return any(t.get(f"{key}.{form}") for form in FORMS)
 
@@ -87,7 +87,7 @@ def put_files(t: SpecTranslation, key: str, loader: str) -> None:
     if forms[0] == "annotation_path":
         put_annotations(t, key, to, given)
     elif forms[0] == "path":
-        put_saved(t, source, to, given, "; media paths are relative to the current working directory")
+        put_saved_dataset(t, source, to, given, "; media paths are relative to the current working directory")
         if not t.get(f"{key}.media_path") and not t.get(f"{key}.media_root"):
             t.put(f"{to}.media_root", ".", source=source)
     else:
@@ -135,13 +135,13 @@ def put_media(t: SpecTranslation, key: str, to: str) -> bool:
         False, after adding a problem, if both keys are set and differ; else True.
     """
     files = {name: t.get(f"{key}.{name}") for name in MEDIA}
-    words = [name for name in MEDIA if t.spec.is_word(f"{key}.{name}")]
+    words = [name for name in MEDIA if t.spec.is_override(f"{key}.{name}")]
     if words:
         for name in [name for name in files if name not in words]:
             if t.is_stated(f"{key}.{name}") and files[name]:
                 t.report(f"{key}.{name}", "unneeded", f"{key}.{words[0]} of the command line replaces it")
             del files[name]
-    elif t.spec.is_word(f"{key}.annotation_path") and holds_media(root := t.get(f"{key}.annotation_path")):
+    elif t.spec.is_override(f"{key}.annotation_path") and holds_media(root := t.get(f"{key}.annotation_path")):
         others = [name for name, value in files.items() if value and not is_same_folder(value, root)]
         for name in others:
             text = f"{format_value(root)} of the command line contains annotations.json and the media"
@@ -175,7 +175,7 @@ def is_same_folder(one: str, other: str) -> bool:
     return os.path.realpath(one.removeprefix("file://")) == os.path.realpath(other.removeprefix("file://"))
 
 
-def put_saved(t: SpecTranslation, source: str, to: str, folder: str, note: str = "") -> None:
+def put_saved_dataset(t: SpecTranslation, source: str, to: str, folder: str, note: str = "") -> None:
     """Sets a dataset that was saved with `save_to_disk` of the datasets library.
 
     Args:
@@ -205,7 +205,7 @@ def put_column(t: SpecTranslation, form: str) -> None:
         )
 
 
-def put_named(t: SpecTranslation, key: str, loader: str) -> None:
+def put_named_dataset(t: SpecTranslation, key: str, loader: str) -> None:
     """Sets a dataset from a table of the spec that names it; the name must be a local folder.
 
     Args:
@@ -224,7 +224,7 @@ def put_named(t: SpecTranslation, key: str, loader: str) -> None:
             fix = f"{download}, then {key}.name=FOLDER; or {ADVICE}"
         t.refuse(f"{TRAIN}.annotation_path" if key == NAMES else source, f"no data: {why}", fix)
         return
-    put_saved(t, source, to, folder)
+    put_saved_dataset(t, source, to, folder)
     split = t.get(f"{key}.split")
     for name, value in (("split", "+".join(split) if isinstance(split, list) else split), ("subset", None)):
         value = t.get(f"{key}.{name}") if value is None else value
@@ -273,26 +273,26 @@ def put_validation(t: SpecTranslation) -> None:
         unused = (VAL, VAL_NAMES, "validation.val_before_train", "validation.batch_size", TEST_SIZE)
         t.report_stated("unneeded", "validation.enable is false: no validation", *unused)
         return
-    if is_named(t, VAL):
+    if names_files(t, VAL):
         put_files(t, VAL, "dataloader_val")
         report_unused_names(t, VAL_NAMES, f"the data comes from {VAL}")
     elif t.get(named):
-        put_named(t, VAL_NAMES, "dataloader_val")
+        put_named_dataset(t, VAL_NAMES, "dataloader_val")
     else:
         hold_out(t)
         report_unused_names(t, VAL_NAMES, "no dataset is named")
-    if is_named(t, VAL) or t.get(named):
+    if names_files(t, VAL) or t.get(named):
         t.report_stated("unneeded", "there is validation data, so no records are held out", TEST_SIZE)
     t.move("validation.val_before_train", "trainer.run_validation_on_start", "renamed")
     size, source = t.get("validation.batch_size"), "validation.batch_size"
     if size is None:
         size, source = t.get("train.train_policy.mini_batch"), "train.train_policy.mini_batch"
     t.put("dataloader_val.max_samples_per_batch", size, source=source)
-    put_caps(t, "dataloader_val", size, source)
+    put_token_limits(t, "dataloader_val", size, source)
     t.report("validation.batch_size", "renamed", f"dataloader_val.max_samples_per_batch = {size}")
 
 
-def put_caps(t: SpecTranslation, loader: str, samples: int, source: str) -> None:
+def put_token_limits(t: SpecTranslation, loader: str, samples: int, source: str) -> None:
     """Sets the max tokens of a sample and of a pack of samples in a data loader.
 
     Args:
@@ -321,8 +321,8 @@ def hold_out(t: SpecTranslation) -> None:
     except (ValueError, OSError) as error:
         t.refuse("validation.enable", f"the records cannot be counted, so none can be held out: {error}", ways)
         return
-    asked = HELD_OUT if size is None else size
-    count = max(min(int(records * asked) if isinstance(asked, float) else asked, records - 1), 1)
+    requested = HELD_OUT if size is None else size
+    count = max(min(int(records * requested) if isinstance(requested, float) else requested, records - 1), 1)
     if records < 2:
         t.refuse("validation.enable", "a single record cannot be held out for validation", ways)
         return

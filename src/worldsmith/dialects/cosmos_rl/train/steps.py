@@ -202,14 +202,16 @@ def warm_up_steps(t: SpecTranslation, total: int) -> int:
 
     Warm-up epochs have total // epochs steps each, as in TAO's fork. A float up to 1.0 is a fraction of the run.
     """
-    key, asked = (WARM_UP, t.get(WARM_UP)) if t.get(WARM_UP_EPOCHS) is None else (WARM_UP_EPOCHS, t.get(WARM_UP_EPOCHS))
+    key, requested = (
+        (WARM_UP, t.get(WARM_UP)) if t.get(WARM_UP_EPOCHS) is None else (WARM_UP_EPOCHS, t.get(WARM_UP_EPOCHS))
+    )
     each, whole = 1, total
     if key == WARM_UP_EPOCHS:
         each = total // t.get("train.epoch")
         whole = each * t.get("train.epoch")
         t.report_stated("dead", f"{WARM_UP_EPOCHS} replaces it", WARM_UP)
-    is_fraction = isinstance(asked, float) and asked <= 1
-    found = int(asked * (whole if is_fraction else each))
+    is_fraction = isinstance(requested, float) and requested <= 1
+    found = int(requested * (whole if is_fraction else each))
     t.report(
         key, "renamed", f"a warm-up of {min(found, total)} steps{f'; {found} would exceed the run' * (found > total)}"
     )

@@ -88,7 +88,7 @@ def tao_schema(form: SpecForm) -> Schema:
         "type": "object",
         "description": schema.get("description", ""),
         "default": schema["default"],
-        "properties": {key: _property(key, field) for key, field in _live(schema)},
+        "properties": {key: _property(key, field) for key, field in _active_keys(schema)},
         "popular": popular(schema),
         "required": schema.get("required", []),
         "automl_default_parameters": searched,
@@ -108,7 +108,7 @@ def tao_schema(form: SpecForm) -> Schema:
 def popular(schema: Schema) -> dict[str, Any]:
     """Returns the keys that a schema marks as popular (`x-popular`), as nested tables with their defaults."""
     found: dict[str, Any] = {}
-    for key, field in _live(schema):
+    for key, field in _active_keys(schema):
         if "properties" in field:
             if inner := popular(field):
                 found[key] = inner
@@ -120,12 +120,12 @@ def popular(schema: Schema) -> dict[str, Any]:
 def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
     """Returns two lists of dotted keys: those that are searched by default, and all others, including sections."""
     keys: tuple[list[str], list[str]] = ([], [])
-    for key, field in _fields(schema):
+    for key, field in _all_active_keys(schema):
         keys[not field.get("x-automl", {}).get("enabled")].append(key)
     return keys
 
 
-def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
+def _active_keys(schema: Schema) -> Iterator[tuple[str, Schema]]:
     """Yields (key, schema) for each key of a section that is not deprecated; `null` alternatives are removed."""
     for key, field in schema["properties"].items():
         if not field.get("deprecated"):
@@ -134,15 +134,15 @@ def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
             yield key, {**{name: value for name, value in field.items() if name != "anyOf"}, **several}
 
 
-def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+def _all_active_keys(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
     """Yields (dotted key, schema) for each key of a section and its subsections that is not deprecated.
 
     `path`: prefix of the dotted keys, empty or ending in a dot.
     """
-    for key, field in _live(schema):
+    for key, field in _active_keys(schema):
         yield f"{path}{key}", field
         if "properties" in field:
-            yield from _fields(field, f"{path}{key}.")
+            yield from _all_active_keys(field, f"{path}{key}.")
 
 
 def _property(key: str, field: Schema) -> Schema:
@@ -151,18 +151,18 @@ def _property(key: str, field: Schema) -> Schema:
     if ranges := _ranges(automl.get("cases", [])):
         copied["description"] = f"{copied['description']} {ranges}"
     if "properties" in field:
-        inner = {name: _property(name, below) for name, below in _live(field)}
+        inner = {name: _property(name, below) for name, below in _active_keys(field)}
         return {"title": key, "type": "collection", **copied, "properties": inner, "automl_enabled": "FALSE"}
-    drawn = {} if TIMES in automl.get("cond", "") else automl  # the sampled number is a factor there, not the value
-    choices = drawn.get("choices", field.get("enum", [field["const"]] if "const" in field else None))
-    kind = "ordered_int" if drawn.get("choices") and field.get("type") == "integer" else _kind(field)
-    limits = {name: drawn.get(name, field.get(name, field.get(f"exclusive{name.title()}"))) for name in ENDS}
-    condition = CONDITIONS.get(drawn.get("scale", "")) or (f"> {limits['minimum']}" if _is_above(field) else None)
+    search = {} if TIMES in automl.get("cond", "") else automl  # the sampled number is a factor there, not the value
+    choices = search.get("choices", field.get("enum", [field["const"]] if "const" in field else None))
+    kind = "ordered_int" if search.get("choices") and field.get("type") == "integer" else _kind(field)
+    limits = {name: search.get(name, field.get(name, field.get(f"exclusive{name.title()}"))) for name in ENDS}
+    condition = CONDITIONS.get(search.get("scale", "")) or (f"> {limits['minimum']}" if _is_above(field) else None)
     own = {
         **{name: limit for name, limit in limits.items() if limit != sys.float_info.max},
         "enum": choices,
-        "option_weights": drawn.get("weights"),
-        "math_cond": condition if drawn is automl else "> depends_on",
+        "option_weights": search.get("weights"),
+        "math_cond": condition if search is automl else "> depends_on",
         "parent_param": "TRUE" if field.get("x-parent") else None,
         "depends_on": ", ".join(field.get("x-depends-on", [])) or None,
         "automl_enabled": "TRUE" if automl.get("enabled") else "FALSE",
