@@ -25,33 +25,36 @@ from worldsmith.config.write.values import SHOWN, write
 
 Tree = TypeVar("Tree", bound=Config)
 PARENT_KEY = "parent_job_id"
-"""Spec key that names a run or a result, whose model replaces that of the spec."""
+"""Spec key that names an earlier run or result, whose model replaces the model of the spec."""
 RULE_FILE = "key_rules.toml"
-"""File in the folder of a dialect: its keys that need no code, with their outcomes."""
+"""File in the folder of each foreign config format; it has the rules of the keys that need no code."""
 Outcome = Literal["kept", "renamed", "approximated", "unneeded", "refused", "dead"]
 """`kept`: the same meaning here. `renamed`: the same meaning under another name. `approximated`: nearly the same.
 `unneeded`: requests something that every run here does. `refused`: not supported. `dead`: ignored by the system that
 the spec is for."""
 NoEffect = Literal["approximated", "unneeded", "refused", "dead"]
-"""Outcomes of keys that set no value here."""
+"""Outcomes of keys that set no setting of Worldsmith."""
 
 
 class UnusableError(Exception):
-    """Raised if a rule needs a value that is known to be invalid; the problem has been reported already."""
+    """Raised by `SpecTranslation.get` for a value that is known to be invalid and was reported already."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """Rule that translates one or more keys. The key of a section stands for all keys below it."""
+    """Rule that translates one or more keys of another system's config to settings of Worldsmith.
+
+    The key of a section stands for all keys below it.
+    """
 
     keys: tuple[str, ...]
     outcome: Outcome | Literal["computed"]
-    """computed: the outcome depends on the values."""
+    """Outcome of the keys; computed: it depends on the values."""
     apply: Callable[[SpecTranslation], None]
-    """Sets our values and reports the outcome of each key."""
+    """Sets settings in a translation and reports the outcome of each key."""
     note: str = ""
     outside: bool = False
-    """The keys are not fields of the spec classes: they are known, and taken out before the others are read.
+    """Whether the keys are known but not fields of the spec classes; they are removed before the others are read.
 
     Such a rule has one key, and is applied only if the spec has that key.
     """
@@ -59,14 +62,17 @@ class KeyRule:
 
 @dataclass(frozen=True, slots=True)
 class SpecForm:
-    """Format of an action's specs: their class and the rules that translate them. Every key of `spec` has a rule."""
+    """Spec format of one action: the config class of its spec files, and the rules that translate their keys.
+
+    Every key of `spec` has a rule.
+    """
 
     name: str
     spec: type[Config]
-    """The class of the whole spec."""
+    """Config class of the complete spec."""
     rules: tuple[KeyRule, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names of keys, in a file and on the command line; both dotted, an own one of at most two parts."""
+    """Aliases in files and on the command line: alias -> key. Both are dotted; an alias has at most two parts."""
     wrapper: str = ""
     """A key that may enclose the complete spec."""
     instead: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -74,7 +80,7 @@ class SpecForm:
     left_open: Mapping[str, Any] = field(default_factory=dict)
     """Keys with their placeholder value in templates: a key with this value counts as omitted."""
     free: tuple[str, ...] = ()
-    """Sections that accept more keys, unless one looks like a typo of a known key."""
+    """Sections that accept unknown keys, unless the key looks like a typo of a known one."""
 
     def rule_of(self, key: str) -> KeyRule | None:
         """Returns the rule of a dotted key: its own, else that of the nearest section above it."""
@@ -86,24 +92,24 @@ class SpecForm:
 
 @dataclass(slots=True)
 class ForeignSpec(ABC):
-    """Base class of a config that was read from files of another system. Keys are dotted."""
+    """Base class of a config that was read from files of another system. Keys are dotted, such as `train.epoch`."""
 
     source: str
     rules: tuple[KeyRule, ...]
     outside: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    """Keys in the file that have no field in the format's schema but are translated, with their values."""
+    """Values of the keys that have a rule but no field in the spec classes."""
     open: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    """Keys that still have the placeholder value of a template, with that value."""
+    """Placeholder values of the keys that still have the placeholder of a template."""
     problems: list[Problem] = field(default_factory=list, kw_only=True)
 
     @property
     @abstractmethod
     def keys(self) -> tuple[str, ...]:
-        """All keys of values, in the order of the report."""
+        """Dotted keys of all values (not of sections), in the order of the report."""
 
     @abstractmethod
     def get(self, key: str) -> Any:
-        """Returns the value of a key; its default if the key is omitted."""
+        """Returns the value of a dotted key; the other system's default if the files omit the key."""
 
     @abstractmethod
     def default(self, key: str) -> Any:
@@ -111,7 +117,7 @@ class ForeignSpec(ABC):
 
     @abstractmethod
     def is_stated(self, key: str) -> bool:
-        """Returns whether the files or the command line state the key, or one below it."""
+        """Returns whether the files or the command line set the key, or a key below it."""
 
     @abstractmethod
     def is_broken(self, key: str) -> bool:
@@ -119,10 +125,10 @@ class ForeignSpec(ABC):
 
     @abstractmethod
     def place(self, key: str) -> Place:
-        """Returns the source position of a key; for an omitted key, its name instead of a line."""
+        """Returns the file and line that set the key; for an omitted key, a `Place` with its name and no line."""
 
-    def is_word(self, key: str) -> bool:
-        """Returns whether the command line states the key, or one below it."""
+    def is_override(self, key: str) -> bool:
+        """Returns whether an override on the command line sets the key, or a key below it."""
         return self.is_stated(key) and self.place(key).file == "override"
 
 
@@ -134,24 +140,27 @@ class ReportLine:
     outcome: Outcome
     text: str
     stated: bool
-    """The spec states the key; otherwise its value is the old system's default."""
+    """Whether the spec sets the key; otherwise its value is the other system's default."""
     warn: bool = False
-    """The line is a warning too, whatever its outcome is."""
+    """Whether the line is also a warning, whatever its outcome is."""
 
 
 @dataclass
 class SpecTranslation(Translation):
-    """Translation of a spec: our settings (`data`), its report (`lines`) and mistakes (`problems`). Keys are dotted."""
+    """Translation of another system's config (`spec`) to settings of Worldsmith (`data`), filled by rules step by step.
+
+    `lines` are its report and `problems` the mistakes. Keys and setting paths are dotted.
+    """
 
     spec: ForeignSpec
     sources: dict[Path, str] = field(default_factory=dict)
-    """The key that each of our settings comes from."""
+    """Spec key that each setting comes from, by config path."""
     lines: list[ReportLine] = field(default_factory=list)
 
     def get(self, key: str) -> Any:
-        """Returns the value of a key; the other system's default if the spec omits it.
+        """Returns the value of a spec key; the other system's default if the spec omits it.
 
-        Raises UnusableError for a value that is known to be invalid, which ends the rule.
+        Raises UnusableError for a value that is known to be invalid, which ends the rule that requests it.
         """
         if self.spec.is_broken(key):
             raise UnusableError(key)
@@ -161,7 +170,13 @@ class SpecTranslation(Translation):
         return self.spec.is_stated(key)
 
     def put(self, to: str, value: Any, *, source: str) -> None:
-        """Sets our setting `to`; mistakes in it are reported at the key `source`."""
+        """Sets a setting in `data` without a report line.
+
+        Args:
+            to: Dotted path of the setting.
+            value: Value of the setting, as plain data.
+            source: Spec key to which mistakes in the value are attributed.
+        """
         target = parse_path(to)
         self.set_value(target, value)
         self.sources[target] = source
@@ -171,7 +186,15 @@ class SpecTranslation(Translation):
     def move(
         self, key: str, to: str, outcome: Outcome, *, convert: Callable[[Any], Any] | None = None, why: str = ""
     ) -> None:
-        """Sets our setting `to` from a key and reports it; skips None. A ValueError of `convert` becomes a problem."""
+        """Sets a setting to the value of a spec key and reports it; does nothing if the value is None.
+
+        Args:
+            key: Key of the spec.
+            to: Dotted path of the setting.
+            outcome: Outcome of the key in the report.
+            convert: Converts the value; its ValueError becomes a problem of the key. None: unchanged.
+            why: Reason, appended to the report line.
+        """
         value = self.get(key)
         if value is None:
             return
@@ -185,18 +208,34 @@ class SpecTranslation(Translation):
     def assign(
         self, key: str, to: str, value: Any, note: str = "", *, outcome: Outcome = "renamed", warn: bool = False
     ) -> None:
-        """Sets our setting `to`, which is derived from a key, and reports it; `note` is appended to the text."""
+        """Sets a setting to a value that is derived from a spec key, and reports it.
+
+        Args:
+            key: Key of the spec.
+            to: Dotted path of the setting.
+            value: Value of the setting.
+            note: Text appended to the report line ``<to> = <value>``.
+            outcome: Outcome of the key in the report.
+            warn: Whether the report line is also a warning.
+        """
         self.put(to, value, source=key)
         self.report(key, outcome, f"{to} = {format_value(value)}{note}", warn=warn)
 
     def report_stated(self, outcome: Outcome, text: str, *keys: str) -> None:
-        """Adds a report line for each of the keys that the spec states."""
+        """Adds a report line with `outcome` and `text` for each of the keys that the spec sets."""
         for key in keys:
             if self.is_stated(key):
                 self.report(key, outcome, text)
 
     def report(self, key: str, outcome: Outcome, text: str, *, warn: bool = False) -> None:
-        """Adds a line to the report; for a section, one for each of its keys that is stated."""
+        """Adds a line to the report; for the key of a section, one line for each key below it that the spec sets.
+
+        Args:
+            key: Key of the spec.
+            outcome: Outcome of the key.
+            text: Explanation.
+            warn: Whether the line is also a warning.
+        """
         if key in self.spec.open:
             text = f"{format_value(self.spec.open[key])} is a placeholder: {text}"
             warn = outcome in ("renamed", "approximated")
@@ -206,36 +245,40 @@ class SpecTranslation(Translation):
         self.lines += [ReportLine(leaf, outcome, text, self.is_stated(leaf), warn) for leaf in below or [key]]
 
     def refuse(self, key: str, message: str, fix: str | None = None) -> None:
-        """Adds a problem and a report line "refused" for a key; `fix` is the suggestion."""
+        """Adds a problem, with the suggestion `fix`, and a report line with the outcome "refused" for a spec key."""
         self.lines.append(ReportLine(key, "refused", message, self.is_stated(key)))
         self.problems.append(Problem(key, message, hint=fix, place=self.spec.place(key)))
 
     def get_warnings(self) -> list[str]:
-        """Returns the report lines of keys that do not have the effect that the spec requests."""
+        """Returns the report lines of keys that do not have the effect that the spec requests, for messages.
+
+        These are lines marked as warnings, and keys that the spec sets and whose outcome is "approximated" or
+        "dead".
+        """
         changed = ("approximated", "dead")
         lines = [line for line in self.lines if line.warn or (line.stated and line.outcome in changed)]
         return [f"{_where(self.spec.place(line.key))}{line.key} is {line.outcome}: {line.text}" for line in lines]
 
-    def apply_to(self, below: Tree, places: dict[Path, Place]) -> Tree:
-        """Sets our settings in the config of a run or of an action.
+    def apply_to(self, base: Tree, places: dict[Path, Place]) -> Tree:
+        """Sets the translated settings (`data`) in the config of a run or of an action.
 
         Args:
-            below: The config that has the other values.
-            places: Receives the source position of each value that is set.
+            base: Config that has the values of all other settings.
+            places: Receives the source position of each value that is set, by config path.
 
         Returns:
-            The changed config; values that do not fit are added to `problems`.
+            The changed config. Values that do not fit it are added to `problems`.
         """
         found: list[Problem] = []
-        name_classes(self.data, below)
+        name_classes(self.data, base)
         reader = Reader(found, merge=True, spans=self.spans, places=places)
-        tree = reader.section([type(below)], below, self.data)
+        tree = reader.section([type(base)], base, self.data)
         self.problems += locate(found, places)
-        return tree if isinstance(tree, type(below)) else below
+        return tree if isinstance(tree, type(base)) else base
 
 
 def translate(spec: ForeignSpec) -> SpecTranslation:
-    """Applies all rules to a spec; returns the translation. Rules that need an invalid value are skipped."""
+    """Translates a spec by applying all of its rules; rules that need an invalid value are skipped."""
     translation = SpecTranslation(spec, problems=list(spec.problems))
     for rule in spec.rules:
         if not rule.outside or rule.keys[0] in spec.outside:
@@ -251,7 +294,7 @@ def translate(spec: ForeignSpec) -> SpecTranslation:
 
 
 def require_translated(spec: ForeignSpec) -> SpecTranslation:
-    """Translates a spec. Raises ConfigError with all mistakes."""
+    """Translates a spec and returns the translation. Raises ConfigError with all mistakes if there are any."""
     translation = translate(spec)
     if translation.problems:
         raise ConfigError(translation.problems, where="the spec")
@@ -259,7 +302,12 @@ def require_translated(spec: ForeignSpec) -> SpecTranslation:
 
 
 def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str:
-    """Returns the report as text: stated keys and, with `defaults`, omitted keys whose default has an effect."""
+    """Returns the translation report as text, one line per key.
+
+    Args:
+        translation: The translation.
+        defaults: Whether the report also lists omitted keys whose default in the other system has an effect.
+    """
     stated = [line for line in translation.lines if line.stated]
     counts = Counter(line.outcome for line in stated)
     summary = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
@@ -271,10 +319,10 @@ def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str
 
 
 def read_key_rules(dialect: str, *sections: str) -> tuple[KeyRule, ...]:
-    """Returns the rules in the rule file of a dialect, in the order of the file.
+    """Returns the rules in the file `key_rules.toml` of another system's config format, in the order of the file.
 
     Args:
-        dialect: Folder of the dialect, which has a `key_rules.toml`.
+        dialect: Name of the format and of its folder, such as "sat".
         sections: Sections of the file, such as the names of actions.
     """
     table = _read_rule_file(dialect)
@@ -291,7 +339,10 @@ def _read_rule_file(dialect: str) -> dict[str, Any]:
 
 
 def _rules_of_group(*, keys: Sequence[str], under: Sequence[str] = (), **columns: Any) -> Iterator[KeyRule]:
-    """Yields a rule for each key; with `under`, for each key in each of these sections."""
+    """Yields a `without_effect` rule for each key, with `columns` as its arguments.
+
+    With `under`, each of these sections has all of the keys.
+    """
     for section in under or [""]:
         for name in keys:
             yield without_effect(f"{section}.{name}" if section else name, **columns)
@@ -307,16 +358,16 @@ def without_effect(
     accepts_default: bool = True,
     outside: bool = False,
 ) -> KeyRule:
-    """Returns the rule of a key without effect: its values are approximated, refused, or irrelevant (unneeded, dead).
+    """Returns the rule of a key that sets nothing: it is approximated, refused, or irrelevant (unneeded, dead).
 
     Args:
         key: The dotted key.
         outcome: The outcome of values that are not accepted.
-        reason: Text of the report, of the warning or of the mistake; ``{value}`` stands for a refused value.
+        reason: Text of the report line, warning or problem; ``{value}`` stands for a refused value.
         fix: Suggestion for a refused value; ``{key}`` stands for the key.
         accepted: Values, in addition to the default, that request what a run does anyway.
         accepts_default: Whether the other system's default requests what a run does anyway.
-        outside: The key is not a field of the spec classes.
+        outside: Whether the key is not a field of the spec classes.
     """
     if outcome not in get_args(NoEffect):
         raise ValueError(f"{key}: expected one of {', '.join(get_args(NoEffect))}, found '{outcome}'")
@@ -336,54 +387,67 @@ def without_effect(
 
 
 def renamed(key: str, to: str, convert: Callable[[Any], Any] | None = None, *, why: str = "") -> KeyRule:
-    """Returns the rule of a key whose value sets `to`; skips None. A ValueError of `convert` becomes a problem.
+    """Returns the rule of a key whose value is assigned to a setting; a value of None is skipped.
 
-    `why`: the reason why the value is only approximated; empty: it means the same.
+    Args:
+        key: The dotted key.
+        to: Dotted path of the setting.
+        convert: Converts the value; its ValueError becomes a problem of the key. None: unchanged.
+        why: Reason why the setting only approximates the key; "": both mean the same.
     """
     outcome: Outcome = "approximated" if why else "kept" if key == to else "renamed"
     return KeyRule((key,), outcome, lambda t: t.move(key, to, outcome, convert=convert, why=why), why or to)
 
 
 def computed(*keys: str) -> Callable[[Callable[[SpecTranslation], None]], KeyRule]:
-    """Decorator: makes the rule of these keys from a function that translates them and reports the outcome of each."""
+    """Decorator: turns a function into the rule of the given keys.
+
+    The function translates the keys in the `SpecTranslation` that it receives, and reports the outcome of each key.
+    """
     return lambda apply: KeyRule(keys, "computed", apply)
 
 
 def is_one_of(value: Any, others: Sequence[Any]) -> bool:
-    """Returns whether a value equals one of `others` and has its type (``True == 1``)."""
+    """Returns whether a value equals one of `others` and has the same type (`True` does not equal 1)."""
     return any(value == other and type(value) is type(other) for other in others)
 
 
-def name_classes(data: dict[str, Any], below: Any) -> None:
+def name_classes(data: dict[str, Any], base: Any) -> None:
     """Replaces short class names in settings by full names, according to the config that the settings belong to.
 
     Args:
         data: Settings as nested tables; modified in place.
-        below: A config, or its class.
+        base: A config, or its class.
     """
-    hints = field_hints(below if isinstance(below, type) else type(below))
+    hints = field_hints(base if isinstance(base, type) else type(base))
     for name, section in data.items():
         if name in hints and isinstance(section, dict):
             items = item_hint(hints[name], dict)
             tables = section.values() if nested_config_classes(items) else [section]
             for table in tables:
-                name_class(table, hints[name] if table is section else items, getattr(below, name, None))
+                name_class(table, hints[name] if table is section else items, getattr(base, name, None))
 
 
-def name_class(table: Any, hint: Any, below: Any) -> None:
-    """Replaces the short class name of one table, and those of the tables in it."""
+def name_class(table: Any, hint: Any, base: Any) -> None:
+    """Replaces the short class name of one table (key `type`), and those of the tables in it, by full names.
+
+    Args:
+        table: Table of settings, modified in place; values of another type are ignored.
+        hint: Type of the config field that the table sets, which determines the possible classes.
+        base: Config or class for a table without `type`; None: unknown.
+    """
     if not isinstance(table, dict):
         return
     if isinstance(name := table.get("type"), str):
         if "." not in name:
             table["type"] = name = class_choices(hint)[name][0]
-        below = class_of(name)
-    if below is not None and is_config_class(below if isinstance(below, type) else type(below)):
-        name_classes(table, below)
+        base = class_of(name)
+    if base is not None and is_config_class(base if isinstance(base, type) else type(base)):
+        name_classes(table, base)
 
 
 def format_value(value: Any) -> str:
-    """Returns a value as text for a line of the report."""
+    """Returns a value as JSON text for messages and report lines."""
     return write(value, SHOWN)
 
 

@@ -21,7 +21,7 @@ class Decoding:
     """Seed of sampling, combined with the key of the conversation."""
 
     def seed_of(self, key: str) -> int:
-        """Returns the sampling seed of the conversation `key`: its answer depends on neither batch nor process."""
+        """Returns the sampling seed of one conversation: a hash of `seed` and the conversation's key."""
         return int.from_bytes(hashlib.sha256(f"{self.seed}/{key}".encode()).digest()[:8], "big") >> 1
 
 

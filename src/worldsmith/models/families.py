@@ -78,7 +78,7 @@ class FamilyRegistry(Generic[T]):
     """Registry of one part of each model family, such as its task class; parts are imported on first use.
 
     Args:
-        load: Imports the part of a family; returns None for a family without that part.
+        load: Imports and returns the part of a family; returns None for a family without that part.
     """
 
     def __init__(self, load: Callable[[Family], T | None]) -> None:

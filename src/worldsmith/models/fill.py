@@ -15,7 +15,7 @@ Parameter = TypeVar("Parameter")
 
 
 def chosen(parameters: Mapping[str, Parameter], names: Collection[str] | None) -> dict[str, Parameter]:
-    """Returns those parameters whose names are in `names`, in the order of the network.
+    """Selects parameters by name; the result has the order of `parameters`.
 
     Args:
         parameters: Parameters by internal parameter name.
@@ -31,23 +31,23 @@ def chosen(parameters: Mapping[str, Parameter], names: Collection[str] | None) -
 
 
 def seed_of(seed: int, name: str) -> int:
-    """Returns the seed for the values of the parameter `name`: a hash of the run's `seed` and the name."""
+    """Returns a parameter's own seed for its initial values: a hash of the run's `seed` and the parameter's name."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little") >> 1
 
 
 def fill(parameter: Tensor, value: Any) -> None:
-    """Copies a complete value into a parameter, or this rank's part into its shard; without communication.
+    """Copies values into a parameter; if it is sharded, only this rank's shard is copied, without communication.
 
     Args:
         parameter: Parameter to overwrite, possibly a DTensor.
-        value: Complete tensor, or a slice of a safetensors file. Only this rank's part of it is copied to the device.
+        value: Complete tensor, or a slice of a safetensors file.
     """
     if not hasattr(parameter, "__create_chunk_list__"):
         parameter.copy_(value[...])
         return
     local = parameter.to_local()  # type: ignore[attr-defined]
     if local.numel():
-        with real_values():  # places of shards are read from tensors
+        with real_values():  # the offsets of shards are read from tensors
             chunk = parameter.__create_chunk_list__()[0]
         part = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes))
         local.copy_(value[part])

@@ -14,7 +14,7 @@ SECONDS = 5.0
 """Timeout of each hub request, in seconds."""
 TOKEN = "HF_TOKEN"
 LOOKED = "looked for a local folder"
-"""Text in every message about files that are neither local nor on the hub."""
+"""Part of every error message about files that are neither local nor on the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Number and total size of the files that the hub would serve."""
+    """Number and total size of the files that the hub would serve for a request."""
 
     files: int
     bytes: int
@@ -39,13 +39,13 @@ class Offer:
 
 
 class MissingPartError(Exception):
-    """The repository exists but lacks a required file."""
+    """Raised if a hub repository exists but lacks a required file."""
 
 
 def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
-    """Checks that the hub would serve the files; requests the file list and the header of the largest matching file.
+    """Checks that the hub would serve files; requests the file list and the header of the largest matching file.
 
-    The file list of a gated repository is public, its files are not.
+    The header is requested because the file list of a gated repository is public, but its files are not.
 
     Args:
         hub: Repository, revision and folder.
@@ -62,7 +62,7 @@ def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
 
     info = HfApi().model_info(hub.repo, revision=hub.revision, timeout=SECONDS, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    first, *_ = patterns = wanted(hub, file_patterns)
+    first, *_ = patterns = patterns_from_root(hub, file_patterns)
     found = [file for file in sizes if matches_pattern(file, patterns)]
     if not any(matches_pattern(file, (first, hub.inner)) for file in found):
         raise MissingPartError(f"the repository lacks '{first}'")
@@ -71,8 +71,11 @@ def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
     return Offer(len(found), sum(sizes[file] for file in found))
 
 
-def wanted(hub: HubName, file_patterns: Sequence[str]) -> list[str]:
-    """Returns the file patterns relative to the repository's root; `hub.inner` may itself be a file."""
+def patterns_from_root(hub: HubName, file_patterns: Sequence[str]) -> list[str]:
+    """Returns file patterns relative to the repository's root, from patterns relative to the folder `hub.inner`.
+
+    `hub.inner` itself is included, because it may be a file.
+    """
     return [*(f"{hub.inner}/{pattern}" for pattern in file_patterns), hub.inner] if hub.inner else list(file_patterns)
 
 
@@ -81,15 +84,20 @@ def matches_pattern(file: str, file_patterns: Sequence[str]) -> bool:
 
 
 def has_token() -> bool:
-    """Returns whether requests send a token: from the environment, or stored by `hf auth login`."""
+    """Returns whether hub requests send a token: from the environment, or stored by `hf auth login`."""
     from huggingface_hub import constants, get_token
 
     return not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN and get_token() is not None
 
 
 @contextmanager
-def explained(hub: HubName, field: str) -> Iterator[None]:
-    """Context manager: turns errors of the hub client into a FileNotFoundError that names the places searched."""
+def explain_errors(hub: HubName, field: str) -> Iterator[None]:
+    """Context manager: turns errors of the hub client into a FileNotFoundError that names the places searched.
+
+    Args:
+        hub: Repository that is requested.
+        field: Config field or argument that names the repository; begins the error message.
+    """
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError  # of the client library that the hub's own library uses
 
@@ -99,16 +107,16 @@ def explained(hub: HubName, field: str) -> Iterator[None]:
     except MissingPartError as error:
         reason, cause = str(error), None  # no cause: the repository was reached
     except (HTTPError, OSError) as error:
-        reason, cause = why_refused(hub, error), error
-    none = f"none in {os.getcwd()}{did_you_mean_folder(hub.repo)}"
+        reason, cause = describe_failure(hub, error), error
+    not_found = f"none in {os.getcwd()}{did_you_mean_folder(hub.repo)}"
     raise FileNotFoundError(
-        f"{field} {hub}: {LOOKED} '{hub.repo}' ({none}), for the Hugging Face cache "
+        f"{field} {hub}: {LOOKED} '{hub.repo}' ({not_found}), for the Hugging Face cache "
         f"(not in {constants.HF_HUB_CACHE}), and for the hub: {reason}"
     ) from cause
 
 
-def why_refused(hub: HubName, error: Exception) -> str:
-    """Explains a failed hub request as text; never contains the token."""
+def describe_failure(hub: HubName, error: Exception) -> str:
+    """Returns the reason of a failed hub request, with a fix, as text; never contains the token."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -126,8 +134,8 @@ def why_refused(hub: HubName, error: Exception) -> str:
         hidden = "the token has no access to" if given else f"needs a token ({TOKEN}), which is not set"
         return f"no such repository, or a private one that {hidden}; check the name"
     if status == 401:
-        what = "rejects the token: it is wrong or has expired" if given else "requires a token, and none is set"
-        return f"{constants.ENDPOINT} {what}; set {TOKEN}"
+        problem = "rejects the token: it is wrong or has expired" if given else "requires a token, and none is set"
+        return f"{constants.ENDPOINT} {problem}; set {TOKEN}"
     if status == 403:
         return (
             f"{constants.ENDPOINT} rejects the request (403): the token lacks permission; use one that may read {page}"

@@ -23,11 +23,11 @@ MATRICES = (".lora_A.weight", ".lora_B.weight")
 
 
 def match_targets(target_modules: str, layers: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the matching layers of each LoRA target.
+    """Returns the paths of the matching layers by LoRA target.
 
     Args:
-        target_modules: Comma-separated names: the last components of layer paths, or `all-linear` for all linear layers
-            except the language model head.
+        target_modules: Comma-separated names: the last components of layer paths, or `all-linear` for all linear
+            layers except the language model head.
         layers: Paths of the linear layers.
 
     Raises:
@@ -62,11 +62,11 @@ def read_targets(target_modules: str) -> list[str]:
 
 
 def unknown_target(target_modules: str, target: str, layers: list[str]) -> WrongValueError:
-    """Returns the error for a name in `lora_target_modules` that matches no layer.
+    """Returns the error for a LoRA target that matches no layer.
 
     Args:
-        target_modules: The complete setting, comma-separated.
-        target: The name of it that matches no layer.
+        target_modules: The complete setting `lora_target_modules`, comma-separated.
+        target: The name in it that matches no layer.
         layers: Names of all linear layers, of which the most similar ones are shown.
     """
     leaves = list(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
@@ -144,6 +144,9 @@ def draw_adapter(value: Tensor, name: str, generator: torch.Generator | None = N
         value: Tensor to overwrite.
         name: Internal parameter name, which distinguishes A from B.
         generator: Random generator; None: the global one.
+
+    Returns:
+        `value`.
     """
     from torch import nn
 
@@ -198,7 +201,7 @@ def merge_adapters(network: nn.Module) -> int:
 
 
 def merged_weight(weight: Tensor, low: Tensor, high: Tensor, scale: float) -> Tensor:
-    """Computes W + scale · B A in float32.
+    """Computes and returns W + scale · B A in float32.
 
     Args:
         weight: W [out, in].

@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 
 
 class Model(Configurable, ABC):
-    """Base class of models, which builds a network from its config, with converters and LoRA adapters.
+    """Base class of models. A model builds a network from its config, with converters and LoRA adapters.
 
     The network is built in float32 on the meta device, then allocated on `device`.
 
     Args:
         config: Config of the model family.
         device: Device of the network, such as "cuda:0".
-        seed: Seed of the initial weights. None: the weights stay uninitialized, for a caller that loads weights next.
+        seed: Seed of the initial weights. None: the weights stay uninitialized, for a caller that loads weights
+            next.
 
     Raises:
         ValueError: If the config is invalid, or a converter or LoRA target does not fit the network.
@@ -50,7 +51,7 @@ class Model(Configurable, ABC):
         makes: ClassVar[str] = ""
         """Output type of the model, such as "videos"; commands select their implementation by it."""
         usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {}
-        """Usual min and max learning rates for fine-tuning released weights: with adapters, without."""
+        """Usual (min, max) learning rate for fine-tuning released weights; True: of adapters, False: of all weights."""
         layer_lists: ClassVar[Sequence[str]] = ()
         """Paths of the lists of the network's repeated layers, as in `parts`."""
         full_precision: ClassVar[Sequence[str]] = ()
@@ -158,11 +159,19 @@ class Model(Configurable, ABC):
             return None
 
         def linear_layers(self, shapes: Shapes) -> Sequence[str]:
-            """Returns the paths of the linear layers of a network whose parameters are `shapes`."""
+            """Returns the paths of the network's linear layers.
+
+            Args:
+                shapes: Shapes of the network's parameters by name, from `shapes()`.
+            """
             return matrices(shapes)
 
         def frozen(self, names: Sequence[str]) -> Collection[str]:
-            """Returns those of the parameter names `names` that `choose_trained` freezes."""
+            """Returns the names of the parameters that the config freezes (`choose_trained`).
+
+            Args:
+                names: Names of all parameters of the network.
+            """
             return ()
 
         def unreached(self) -> Sequence[str]:
@@ -186,7 +195,7 @@ class Model(Configurable, ABC):
             return None
 
         def named_folders(self) -> Iterable[tuple[str, str, Sequence[str]]]:
-            """Returns (config field, name, file patterns) of further components that can be hub repositories."""
+            """Returns (config field, path or hub name, file patterns) of pretrained models that the config names."""
             return ()
 
         def match_adapters(self) -> Mapping[str, Sequence[str]] | None:
@@ -211,7 +220,7 @@ class Model(Configurable, ABC):
             return replace(self.as_used(), **changed_lora_settings(self))
 
         def as_used(self) -> Self:
-            """Returns the model config without training-only converters."""
+            """Returns the model config for inference, without training-only converters."""
             return replace(self, converters=[found for found in self.converters if not found.training_only])
 
     config: Config
@@ -246,7 +255,7 @@ class Model(Configurable, ABC):
         """Builds the network without adapters; called with the meta device as default device."""
 
     def choose_trained(self) -> None:
-        """Freezes the parameters that the config excludes from training, on the meta device; never unfreezes any."""
+        """Freezes the parameters that the config excludes from training; never unfreezes any."""
 
     @abstractmethod
     def parts(self) -> NetworkParts:
@@ -291,9 +300,13 @@ class Model(Configurable, ABC):
         return held_weights(self.network) if self.conversions else {}
 
     def draw_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        """Initializes the parameters `names` (None: all) with `init_weights`, and quantizes the weights in `held`.
+        """Initializes parameters with `init_weights`, and quantizes the weights of layers in `held`.
 
         A weight to be quantized is allocated in full precision only until it is quantized.
+
+        Args:
+            seed: Seed of all values.
+            names: Internal parameter names; None: all parameters.
         """
         held = self.held
         if not held:
@@ -312,14 +325,14 @@ class Model(Configurable, ABC):
         """Converts the network to `dtype` in place; `full_precision` modules and adapters stay float32."""
         from torch import nn
 
-        nn.Module.to(self.network, dtype)  # diffusers' own warns of what follows here
+        nn.Module.to(self.network, dtype)  # diffusers' own `to` warns about the float32 modules below
         adapters = [m for name, m in self.network.named_modules() if name.endswith((".lora_A", ".lora_B"))]
         for module in (*self.parts().full_precision, *adapters):
             module.float()
 
 
 def changed_lora_settings(config: Model.Config) -> dict[str, Any]:
-    """Returns the default values of the LoRA settings that differ from their defaults; references are skipped."""
+    """Returns {name: default} of the LoRA settings whose value is not the default; references are skipped."""
     defaults = {field.name: field.default for field in fields(config) if field.name.startswith("lora_")}
     changed = {name: getattr(config, name) for name, default in defaults.items() if getattr(config, name) != default}
     return {name: defaults[name] for name, value in changed.items() if not is_reference(value)}

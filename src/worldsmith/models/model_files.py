@@ -17,7 +17,15 @@ from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import json_type, read_json_object
 from worldsmith.files.model_folder import listed_files
 from worldsmith.models.families import find_released
-from worldsmith.models.hub import SECONDS, HubName, MissingPartError, ask_hub, explained, matches_pattern, wanted
+from worldsmith.models.hub import (
+    SECONDS,
+    HubName,
+    MissingPartError,
+    ask_hub,
+    explain_errors,
+    matches_pattern,
+    patterns_from_root,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,24 +44,28 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
     Args:
         name: A path, `org/name`, `org/name@revision`, the short name of a released model, or
             `hf://org/name[@revision][/folder or file]`, which is never treated as a local path.
-        file_patterns: Required files of the repository, as shell patterns relative to the named folder. The cache is
-            used if it has a file of the first pattern, and every matching file that a weight index there lists.
-        field: Config field or argument that `name` comes from, such as "checkpoint.load_path"; begins error messages.
+        file_patterns: Required files of the repository, as shell patterns relative to the named folder. The cache
+            is used if it has a file of the first pattern, and every matching file that a weight index there lists.
+        field: Config field or argument that `name` comes from, such as "checkpoint.load_path"; begins error
+            messages.
 
     Returns:
         The folder, or the file if `name` is that of a file.
 
     Raises:
-        FileNotFoundError: If the files are in none of the three places.
+        FileNotFoundError: If the files are neither local, nor in the cache, nor on the hub.
     """
     found = find_local(name, file_patterns=file_patterns, field=field)
     return found if isinstance(found, Path) else download(found, file_patterns, field)
 
 
 def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path | None:
-    """Returns the local path as `local_folder`, but downloads no files: None if they are only on the hub.
+    """Returns the local path of a model if its files are on this machine; None if they can be downloaded from the hub.
 
-    Arguments as in `local_folder`.
+    Args:
+        name: As in `local_folder`.
+        file_patterns: As in `local_folder`.
+        field: As in `local_folder`.
 
     Raises:
         FileNotFoundError: If the files are neither on this machine nor available on the hub.
@@ -61,13 +73,13 @@ def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "
     found = find_local(name, file_patterns=file_patterns, field=field)
     if isinstance(found, Path):
         return found
-    with explained(found, field):
+    with explain_errors(found, field):
         ask_hub(found, file_patterns)
     return None
 
 
 def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path:
-    """Returns the local path of a model, as `local_folder`, from a repository that may have one of several layouts.
+    """Returns the local path of a model whose repository may have one of several layouts; downloads it if needed.
 
     Args:
         name: As in `local_folder`.
@@ -93,9 +105,12 @@ def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> P
 
 
 def look_for_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path | None:
-    """Returns the local path as `find_layout`, but downloads no files: None if they are only on the hub.
+    """Returns the local path of a model that may have one of several layouts; None if it is only on the hub.
 
-    Arguments as in `find_layout`.
+    Args:
+        name: As in `local_folder`.
+        layouts: As in `find_layout`.
+        field: As in `local_folder`.
 
     Raises:
         FileNotFoundError: If no layout is found.
@@ -107,9 +122,12 @@ def look_for_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) 
 
 
 def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path | HubName:
-    """Returns the local or cached path of `name`, else its parsed hub name; no network access.
+    """Returns the local or cached path of a model, else its parsed hub name; no network access.
 
-    Arguments as in `local_folder`.
+    Args:
+        name: As in `local_folder`.
+        file_patterns: As in `local_folder`.
+        field: As in `local_folder`.
 
     Raises:
         FileNotFoundError: If `name` can only be a path, and the path does not exist.
@@ -132,17 +150,17 @@ def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path |
 
 
 def lasting_name(name: str) -> str:
-    """Returns a name that is valid in every working directory: local paths become absolute, hub names stay."""
+    """Returns a model's name in a form that is valid in every working directory: local paths become absolute."""
     return os.path.abspath(local_path(name)) if is_local(name) else name
 
 
 def is_local(name: str) -> bool:
-    """Returns whether `name` is an existing file or folder, which takes precedence over a hub repository."""
+    """Returns whether a model's name is an existing file or folder, which has priority over a hub repository."""
     return not name.startswith(SCHEME) and local_path(name).exists()
 
 
 def local_path(name: str) -> Path:
-    """Expands `~` and removes `file://`; the `~` of an unknown user is kept."""
+    """Returns a name as a path: expands `~` and removes `file://`; the `~` of an unknown user is kept."""
     return Path(os.path.expanduser(name.removeprefix("file://")))
 
 
@@ -156,18 +174,24 @@ def hub_name(name: str) -> HubName | None:
 
 
 def cached(hub: HubName, file_patterns: Sequence[str]) -> Path | None:
-    """Returns the path in the Hugging Face cache if all required files are there, else None; no network access.
+    """Returns the path of a repository's folder or file in the Hugging Face cache; no network access.
 
     Args:
-        hub: Repository, revision and folder.
+        hub: Repository, revision, and folder or file.
         file_patterns: Required files, as in `local_folder`.
+
+    Returns:
+        None if a required file is not in the cache.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         snapshot = snapshot_download(
-            hub.repo, revision=hub.revision, allow_patterns=wanted(hub, file_patterns), local_files_only=True
+            hub.repo,
+            revision=hub.revision,
+            allow_patterns=patterns_from_root(hub, file_patterns),
+            local_files_only=True,
         )
     except LocalEntryNotFoundError:
         return None
@@ -190,15 +214,20 @@ def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
 
 
 def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
-    """Downloads the files into the Hugging Face cache and returns their local path.
+    """Downloads files of a repository into the Hugging Face cache and returns the path of the folder or file.
+
+    Args:
+        hub: Repository, revision, and folder or file.
+        file_patterns: Required files, as in `local_folder`.
+        field: As in `local_folder`.
 
     Raises:
         FileNotFoundError: If the files cannot be downloaded; the message names the places that were searched.
     """
     from huggingface_hub import snapshot_download
 
-    patterns = wanted(hub, file_patterns)
-    with explained(hub, field):
+    patterns = patterns_from_root(hub, file_patterns)
+    with explain_errors(hub, field):
         ask_hub(hub, file_patterns)
         snapshot = snapshot_download(
             hub.repo, revision=hub.revision, allow_patterns=[*patterns, hub.inner], etag_timeout=SECONDS
@@ -229,6 +258,9 @@ MAX_SIZE = 2**31 - 1
 def read_settings(folder: Path) -> dict[str, Any]:
     """Reads config.json of a model folder and checks its sizes, before a network is built from them.
 
+    Returns:
+        The content of config.json.
+
     Raises:
         UserError: If a section has a wrong type, or a size is not an integer in a plausible range.
     """
@@ -236,7 +268,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     settings = read_json_object(file)
     model_type = settings.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
-        raise UserError(f"{file}: model_type: expected a text, found {json_type(model_type)}")
+        raise UserError(f"{file}: model_type: expected a string, found {json_type(model_type)}")
     for name in ("", "text_config", "vision_config"):
         part = settings.get(name) if name else settings
         if part is not None and not isinstance(part, dict):
@@ -257,7 +289,10 @@ Contents = Mapping[str, Mapping[str, Any] | Path | None]
 
 @dataclass(frozen=True, slots=True)
 class PublishedPart:
-    """A pretrained component that a config section names, such as a VAE; plans substitute it if it is missing."""
+    """Pretrained component that a config section names, such as a VAE.
+
+    If its files are missing, a simulation of the run uses substitute files.
+    """
 
     field: str
     """Config field of the section."""
@@ -266,22 +301,23 @@ class PublishedPart:
     places: Sequence[Sequence[str]]
     """File patterns of a hub repository, one list per possible layout."""
     contents: Contents
-    """Files by name: content of a JSON file, a built-in file or folder to use, or None for an empty file."""
+    """Substitutes by file name: content of a JSON file, path of a built-in file or folder, or None: an empty file."""
 
     @property
     def reads_texts(self) -> bool:
-        """Whether the component has a tokenizer; the substitute would give other token counts than those of a run."""
+        """Whether the component has a tokenizer, whose substitute gives other token counts than the real one."""
         return any(name.endswith("tokenizer.json") for name in self.contents)
 
 
 def tokenizer_files(asset: str, folder: str = "") -> Contents:
-    """Returns a tokenizer of the package as substitute contents for a `PublishedPart`.
-
-    Its token ids are those of a small vocabulary; a plan does not depend on them.
+    """Returns the files of a small built-in tokenizer, which substitute a missing one in simulations.
 
     Args:
-        asset: Name of the asset folder.
+        asset: Name of the tokenizer's asset folder in this package.
         folder: Folder of the files within the component; "": its root.
+
+    Returns:
+        Path of each file by its name in the component, for `PublishedPart.contents`.
     """
     home = asset_path(asset)
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

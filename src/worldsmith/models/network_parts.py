@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NetworkParts:
-    """Module structure of a network for sharding, compilation and gradient checkpointing."""
+    """Module structure of a network: what FSDP shards, torch.compile compiles and checkpointing recomputes."""
 
     layers: Sequence[nn.Module]
     """Repeated layers; FSDP all-gathers each one separately."""
@@ -29,6 +29,6 @@ class NetworkParts:
     unused: Sequence[nn.Module] = ()
     """Modules that training does not use."""
     entries: Mapping[nn.Module, Sequence[str]] = field(default_factory=dict)
-    """Methods in addition to `forward` around which a module's weights are all-gathered."""
+    """Methods other than `forward` for which FSDP all-gathers the weights of a module, by module."""
     share_tokens: Callable[[Callable[[int], Any]], None] | None = None
-    """Setter of the function that shards a stream of tokens; None: context parallelism is not supported."""
+    """Function that installs a token sharding function for context parallelism; None: it is not supported."""

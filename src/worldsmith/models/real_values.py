@@ -17,9 +17,10 @@ R = TypeVar("R")
 
 @contextlib.contextmanager
 def real_values() -> Iterator[None]:
-    """Context manager: disables all dispatch modes (fake mode, counters, …), so that new tensors have real values.
+    """Context manager: disables all dispatch modes (such as fake mode), so that new tensors have real values.
 
-    For small tensors that determine sizes: sample offsets in a pack, position tables, masks. No effect without a mode.
+    For small tensors that determine sizes: sample offsets in a pack, position tables, masks. No effect without a
+    mode.
     """
     modes = sys.modules.get("torch.utils._python_dispatch")
     if modes is None or not modes._get_current_dispatch_mode_stack():
@@ -41,7 +42,7 @@ def in_simulation() -> bool:
 
 
 def without_values(make: Callable[[], R], dtype: torch.dtype, device: str | torch.device) -> R:
-    """Builds a module whose weights have their final dtype and device from the start.
+    """Builds and returns a module whose weights have their final dtype and device from the start.
 
     For simulations: moving or converting a module would replace the tensors that the memory tracker follows.
 

@@ -22,7 +22,7 @@ Predict = Callable[["list[Tensor]", int], "list[Tensor]"]
 
 @dataclass(frozen=True, slots=True)
 class SampleLayout:
-    """Layout of one sample that the network needs before its latents: caption ids, latent size, conditioning frames."""
+    """Caption ids, latent size, frame rate and number of conditioning frames of one sample to generate."""
 
     text_ids: Sequence[int]
     """Ids of the caption, from the family's `text_ids`, without tokens that a network appends."""
@@ -49,7 +49,7 @@ class Sampling:
     dynamic_guidance: str | None = None
     """Schedule of the guidance scale over the solver steps; None: constant."""
     strength: float | None = None
-    """Fraction of the steps that a given video is regenerated through, from noise; None: no complete video is given."""
+    """Fraction of the steps that are run on a noised input video (video-to-video); None: no complete input video."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class GenerationDefaults:
     append_resolution: bool = False
     """Whether plain captions were followed by the sentence on height and width."""
     caption_suffix: str = ""
-    """Text between a plain caption and those sentences."""
+    """Text between a plain caption and the sentences on duration, frame rate and size."""
     unconditional_keeps_metadata: bool = False
-    """Whether captions dropped in training kept those sentences."""
+    """Whether captions that training dropped kept the sentences on duration, frame rate and size."""
     max_caption_tokens: int | None = None
     """Max caption ids; longer captions were truncated."""
     structured_metadata: bool = False
@@ -101,35 +101,44 @@ class GenerationDefaults:
         """Returns the defaults for generating a single image."""
         return self
 
-    def sampling(self, **said: Any) -> Sampling:
-        """Returns the sampling settings: those in `said`, and the model's defaults for those that are None or missing.
+    def sampling(self, **settings: Any) -> Sampling:
+        """Returns sampling settings, with the model's defaults for those that are missing or None.
 
         Args:
-            said: Fields of `Sampling`.
+            settings: Fields of `Sampling` that the user sets.
 
         Raises:
             ValueError: If the model family does not support a setting.
         """
-        self.refuse(said)
-        given = {name: value for name, value in said.items() if value is not None}
+        self.refuse(settings)
+        given = {name: value for name, value in settings.items() if value is not None}
         own = {field.name: getattr(self, field.name, None) for field in fields(Sampling)}
         return Sampling(**{**own, **given})
 
-    def refuse(self, said: Mapping[str, Any]) -> None:
-        """Raises ValueError if the model family does not support a setting or scheduler in `said`; None is ignored."""
-        for name, value in said.items():
+    def refuse(self, settings: Mapping[str, Any]) -> None:
+        """Raises ValueError if the model family does not support one of the settings, or the scheduler.
+
+        Args:
+            settings: Sampling settings by name; a setting of None is ignored.
+        """
+        for name, value in settings.items():
             if value is not None and name in self.refused:
                 raise ValueError(f"{name}: {self.refused[name]}; omit it")
-        scheduler = said.get("scheduler")
+        scheduler = settings.get("scheduler")
         if scheduler is not None and scheduler not in self.schedulers:
             raise ValueError(f"scheduler: expected {' or '.join(self.schedulers)}, found {scheduler}")
 
 
 class Solver(Protocol):
-    """Solver of the sampling of one sample: computes its state at the next noise level."""
+    """Solver for one generated sample: computes the sample's state at the next noise level."""
 
     def step(self, answer: Tensor, state: Tensor) -> Tensor:
-        """Returns the next state, from the network output (after guidance) for the current `state`."""
+        """Returns the next state of the sample.
+
+        Args:
+            answer: Network output (after guidance) for the current state.
+            state: Current state.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +155,7 @@ class Beginning:
 
 
 class VideoSampler(ABC):
-    """Samples from a model with fixed sampling settings; each model family has its own subclass.
+    """Base class of samplers: generates samples with a model, with fixed sampling settings.
 
     Raises:
         ValueError: If the model does not support the settings.
@@ -162,20 +171,23 @@ class VideoSampler(ABC):
 
     @abstractmethod
     def text_ids(self, text: str, *, dropped: bool) -> Sequence[int]:
-        """Tokenizes a caption.
+        """Tokenizes a caption and returns its token ids.
 
         Args:
             text: The caption.
-            dropped: Whether it is the text that training used for dropped captions.
+            dropped: Whether `text` is the text that training used for dropped captions.
         """
 
     def load_texts(self, texts: Sequence[Sequence[int]]) -> None:
-        """Encodes tokenized texts into the model's cache, if it has one, before sampling. By default it has none."""
+        """Encodes texts, given as token ids, before sampling, and stores the results in the model's cache.
+
+        The base class has no cache and does nothing.
+        """
         return
 
     @abstractmethod
     def num_tokens(self, layout: SampleLayout) -> int:
-        """Returns the number of tokens of one guidance branch of a sample, counted against the model's `max_tokens`."""
+        """Returns the number of tokens of one guidance branch of a sample, which the model's `max_tokens` limits."""
 
     @abstractmethod
     def begin(

@@ -33,7 +33,7 @@ def bit_sum(tensor: Tensor) -> int:
     Each element's bit pattern is multiplied by a number computed from its bits; products are added modulo 2^64.
 
     Returns:
-        The same value on all ranks, for any sharding.
+        The same number on all ranks, for any sharding.
     """
     import torch
     from torch.distributed.tensor import DTensor, Partial, Replicate

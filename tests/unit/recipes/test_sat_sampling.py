@@ -144,7 +144,7 @@ def test_a_stack_without_its_data_is_no_crash(capsys: pytest.CaptureFixture[str]
     Path("run.yaml").write_text("args: {mode: finetune}\ndeepspeed: {}\n")
     assert main(["config", "check", "--base", model, "run.yaml"]) == 2
     said = capsys.readouterr().err
-    assert "data: the stack has no such section" in said
+    assert "data: the files have no such section" in said
     assert "args.train_data: the value is missing" in said
 
 

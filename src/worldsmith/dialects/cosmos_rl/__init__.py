@@ -5,7 +5,7 @@ from __future__ import annotations
 from worldsmith.config.dialects import RunDialect
 
 RECIPE = "cosmos_rl"
-"""Recipe with the settings that a spec has no key for."""
+"""Recipe that provides the settings for which a spec has no key."""
 SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 DIALECT = RunDialect(
     name="cosmos_rl",

@@ -14,9 +14,9 @@ from worldsmith.dialects.cosmos_rl.rules import (
     BOUNDS,
     PIXELS,
     RESIZED,
-    drop_overruled,
+    drop_overridden,
     model_rule,
-    move_if_any,
+    move_unless_empty,
     number_format,
     put_frames,
     put_total_pixels,
@@ -38,13 +38,13 @@ TASKS = {
 }
 LIMITS = (*BOUNDS, *PIXELS, *RESIZED)
 LETTER_TOKENS = 10
-"""Max tokens of an answer in Cosmos-RL's evaluator if letters are requested."""
+"""Max tokens of an answer in Cosmos-RL's evaluator if `answer_type` is letter."""
 TOP_P = 0.95
 """`top_p` of Cosmos-RL's evaluator if it samples."""
 
 
 class DatasetTable(Config):
-    """Table of the evaluation config that sets the questions to answer and their media."""
+    """Table `dataset` of an evaluation spec: the records with questions, and their media files."""
 
     annotation_path: Annotated[str, Example("data/val/annotations.json"), Popular()]
     """LLaVA annotations: a JSON list of records with conversations."""
@@ -57,10 +57,10 @@ class DatasetTable(Config):
 
 
 class ModelTable(Config):
-    """Model to evaluate."""
+    """Table `model` of an evaluation spec: the model to evaluate and how it is loaded."""
 
     model_name: Annotated[str, Example("results/train/safetensors/final"), Popular()]
-    """Folder of a model, an export or an adapter, or a hub name, also as hf_model://ORG/NAME."""
+    """Folder of a model, an export or an adapter, or a hub repository (ORG/NAME or hf_model://ORG/NAME)."""
     save_folder: str = "cr1_1_zero_shot"
     """Folder of the results below results_dir."""
     tokenizer_model_name: str = ""
@@ -78,23 +78,23 @@ class ModelTable(Config):
     config_file: str = ""
     """Path of another config.json for the model."""
     export_dir: str = ""
-    """Folder of merged models; "" = next to the results."""
+    """Folder for the model that an adapter is merged into; "" = next to the results."""
     vit_checkpoint_path: str = ""
     """Path of other vision tower weights."""
 
 
 class TaskTable(Config):
-    """Table of the evaluation config that sets the format of the answers."""
+    """Table `task` of an evaluation spec: the format of the answers."""
 
     type_: Annotated[
         Literal["", "binary", "bcq", "mcq", "letter", "text", "freeform", "its_directionality", "metropolis_sgd"],
         Popular(),
     ] = ""
-    """"" = as in the ground truth: yes or no, letters, or text. its_directionality: left, right or straight."""
+    """"" = detected from the ground truth: yes or no, letters, or text. its_directionality: left, right or straight."""
 
 
 class SoftAccuracyTable(Config):
-    """When a text is near enough."""
+    """Table `evaluation.soft_accuracy` of an evaluation spec: when a text answer counts as a soft match."""
 
     enabled: bool = True
     """Count soft matches."""
@@ -103,20 +103,20 @@ class SoftAccuracyTable(Config):
 
 
 class EvaluationTable(Config):
-    """Settings of inference on the questions."""
+    """Table `evaluation` of an evaluation spec: settings of inference on the questions."""
 
     answer_type: Literal["freeform", "letter", "reasoning"] = "freeform"
     """letter: short answers, compared as letters."""
     num_processes: Annotated[int, Range(ge=1, le=128)] = 40
     """Number of processes that prepare prompts."""
     skip_saved: bool = False
-    """Skip records that an earlier evaluation has answered."""
+    """Skip records that already have an answer from an earlier evaluation."""
     seed: NotNegative = 1
     """Seed of sampled answers."""
     limit: Annotated[int, Range(ge=1, also=-1)] = -1
-    """Use only the first N records; -1 = all."""
+    """Number of records to evaluate, from the first; -1 = all."""
     shard_id: Annotated[int, Range(ge=0, le=63)] = 0
-    """Index of the shard of the records, of num_gpus / tp_size."""
+    """0-based index of the shard of records to evaluate; there are num_gpus / tp_size shards."""
     batch_size: Annotated[int, Range(ge=1, le=500), Popular()] = 50
     """Number of records per batch."""
     soft_accuracy: SoftAccuracyTable = field(default_factory=SoftAccuracyTable)
@@ -128,7 +128,10 @@ class EvaluationTable(Config):
 
 
 class VisionTable(Config):
-    """Video preprocessing. Set fps or nframes, not both; neither: 8 frames."""
+    """Table `vision` of an evaluation spec: video preprocessing.
+
+    Set fps or nframes, not both; if both are omitted, 8 frames are sampled.
+    """
 
     fps: (
         Annotated[float, Range(gt=0, le=60), Search(choices=(1.0, 2.0, 3.0), when="nframes=null", on=True), Popular()]
@@ -146,7 +149,7 @@ class VisionTable(Config):
     video_end: Annotated[float, Range(gt=0)] | None = None
     """End time of a clip, in seconds."""
     video_override_map: str | None = None
-    """File that names other media files, decoded instead of the videos of some records."""
+    """File that maps videos of records to other files, which are decoded instead."""
     total_pixels: Count | None = None
     """Max pixels of a video; two frames count once."""
     min_pixels: Count | None = None
@@ -160,7 +163,7 @@ class VisionTable(Config):
 
 
 class GenerationTable(Config):
-    """Sampling of answers."""
+    """Table `generation` of an evaluation spec: how answers are generated."""
 
     max_retries: Annotated[int, Range(ge=0, le=50)] = 10
     """Max number of retries of a failed request."""
@@ -169,7 +172,7 @@ class GenerationTable(Config):
     temperature: Annotated[float, Range(ge=0, le=2), Search(low=0.0, high=1.0)] = 0.0
     """0 = greedy decoding."""
     repetition_penalty: Annotated[float, Range(ge=0.1, le=2), Search(low=1.0, high=1.2)] = 1.0
-    """Above 1: tokens that already occurred are less likely."""
+    """Values above 1 make tokens less likely that already occurred."""
     presence_penalty: Ratio = 0.0
     """Penalty of tokens that occurred before."""
     frequency_penalty: Ratio = 0.0
@@ -177,12 +180,12 @@ class GenerationTable(Config):
 
 
 class MetricsTable(Config):
-    """Text metrics."""
+    """Table `metrics` of an evaluation spec: text metrics in addition to accuracy."""
 
     names: list[Literal["bleu", "rouge", "bertscore"]] = field(default_factory=lambda: ["bleu", "rouge"])
     """Metrics in addition to exact and soft accuracy."""
     bertscore_model: str = "microsoft/deberta-xlarge-mnli"
-    """Folder or hub name of the model that compares texts."""
+    """Folder or hub repository of the model that BERTScore compares texts with."""
     bertscore_lang: str = "en"
     """Language of BERTScore."""
     bertscore_device: str = "cpu"
@@ -192,7 +195,7 @@ class MetricsTable(Config):
 
 
 class ResultsTable(Config):
-    """Output files."""
+    """Table `results` of an evaluation spec: the output files that are written."""
 
     save_individual_results: bool = True
     """Write one file per record."""
@@ -203,14 +206,17 @@ class ResultsTable(Config):
 
 
 class EvaluateSpec(Config):
-    """The settings of an evaluation, flat; `evaluate.` may stand before them all."""
+    """Evaluation spec of Cosmos-RL or TAO: the model, the dataset, and the settings of an evaluation.
+
+    In a file, all tables are at the top level, or all below one table `evaluate`.
+    """
 
     dataset: DatasetTable
     """The questions."""
     datasets: dict[str, Any] | list[str] = field(default_factory=dict)
-    """Several datasets instead of one: name = a table with the keys of dataset; or benchmarks by name."""
+    """Several datasets instead of `dataset`: NAME = {keys of dataset}, or a list of benchmark names."""
     data_dir: str = ""
-    """Folder with benchmark/NAME of each benchmark in datasets."""
+    """Folder that contains the subfolder benchmark/NAME of each benchmark in datasets."""
     model: ModelTable
     """Model to evaluate."""
     task: TaskTable = field(default_factory=TaskTable)
@@ -233,7 +239,7 @@ class EvaluateSpec(Config):
 
 @computed("results_dir", "model.save_folder")
 def evaluation_folder(t: SpecTranslation) -> None:
-    """Translates the keys of the result folder."""
+    """Sets the result folder `out` in `t` from the spec's `results_dir` and `model.save_folder`."""
     if refuse_remote_output(t, "results_dir"):
         return
     folder, inner = t.get("results_dir").removeprefix("file://"), t.get("model.save_folder")
@@ -245,12 +251,12 @@ def evaluation_folder(t: SpecTranslation) -> None:
 
 @computed("task.type", "evaluation.answer_type", "generation.max_tokens", "generation.temperature")
 def task(t: SpecTranslation) -> None:
-    """Translates the task type, the answer type, and the sampling settings that depend on it."""
+    """Sets the task, the max number of new tokens and the temperature in `t` from the spec's task and answer type."""
     kind, answers, tokens = TASKS[t.get("task.type")], t.get("evaluation.answer_type"), t.get("generation.max_tokens")
     temperature = t.get("generation.temperature")
     if answers == "letter":
         if kind not in ("auto", "mcq"):
-            text = f"only multiple choice compares letters, but task.type is {t.get('task.type')}"
+            text = f"letters are only compared for multiple choice, but task.type is {t.get('task.type')}"
             t.refuse("evaluation.answer_type", text, "write freeform, or set task.type = mcq")
             return
         kind, temperature = "mcq", 0.0
@@ -270,13 +276,13 @@ def task(t: SpecTranslation) -> None:
 
 
 @computed("model.tp_size", "num_gpus", "evaluation.shard_id")
-def gpus(t: SpecTranslation) -> None:
-    """Translates tensor parallelism, number of GPUs and shard to `processes` and `shard`."""
+def processes(t: SpecTranslation) -> None:
+    """Sets `processes` and `shard` in `t` from the spec's tensor parallelism degree, number of GPUs and shard index."""
     size, number, shard = t.get("model.tp_size"), t.get("num_gpus"), t.get("evaluation.shard_id")
     if size > 1:
         text = (
-            f"tensor parallelism over {size} GPUs is not supported: each process has the complete model, and they "
-            "share the records; if a model is too large for one GPU, evaluate the result of `worldsmith quantize`"
+            f"tensor parallelism over {size} GPUs is not supported: each process loads the complete model and "
+            "evaluates a shard of the records; if the model is too large for one GPU, use `worldsmith quantize` first"
         )
         t.report("model.tp_size", "approximated", text)
     else:
@@ -284,7 +290,7 @@ def gpus(t: SpecTranslation) -> None:
     number = max(number, size)
     shards, launched = max(1, number // size), os.environ.get("WORLD_SIZE")
     if shard >= shards:
-        text = f"num_gpus / tp_size = {shards} shards are counted from 0, found {shard}"
+        text = f"expected a 0-based shard index below num_gpus / tp_size = {shards}, found {shard}"
         t.refuse("evaluation.shard_id", text)
     elif shard:
         t.put("shard", f"{shard}/{shards}", source="evaluation.shard_id")
@@ -297,12 +303,16 @@ def gpus(t: SpecTranslation) -> None:
         elif number <= int(launched or 1):
             t.report("num_gpus", "kept", "unchanged")
         else:
-            t.report("num_gpus", "approximated", f"{launched} of {number} processes answer, each with its own GPU")
+            t.report(
+                "num_gpus",
+                "approximated",
+                f"{launched} of {number} processes evaluate the records, each on its own GPU",
+            )
 
 
 @computed("evaluation.soft_accuracy.enabled", "evaluation.soft_accuracy.f1_threshold")
-def soft(t: SpecTranslation) -> None:
-    """Translates the settings of soft matches."""
+def soft_matches(t: SpecTranslation) -> None:
+    """Sets the token-F1 threshold of soft matches in `t`; reports that soft matches are always counted."""
     t.move("evaluation.soft_accuracy.f1_threshold", "soft_threshold", "renamed")
     on = t.get("evaluation.soft_accuracy.enabled")
     text = "soft matches are always counted; omit this setting" if on else "soft matches are counted"
@@ -311,7 +321,7 @@ def soft(t: SpecTranslation) -> None:
 
 @computed("evaluation.limit")
 def limit(t: SpecTranslation) -> None:
-    """Translates the maximum number of records; -1 means all."""
+    """Sets the max number of evaluated records in `t`; -1 in the spec means all."""
     if t.get("evaluation.limit") > 0:
         t.move("evaluation.limit", "limit", "renamed")
     else:
@@ -319,18 +329,18 @@ def limit(t: SpecTranslation) -> None:
 
 
 @computed("model.export_dir")
-def merged(t: SpecTranslation) -> None:
-    """Translates the folder of merged models."""
-    move_if_any(t, "model.export_dir", "merged", "merged models are stored next to the results")
+def merged_folder(t: SpecTranslation) -> None:
+    """Sets the folder of merged models in `t` from the spec's `model.export_dir`, if it is not empty."""
+    move_unless_empty(t, "model.export_dir", "merged", "merged models are stored next to the results")
 
 
 @computed(*(f"vision.{name}" for name in ("fps", "nframes", *LIMITS)))
 def evaluation_frames(t: SpecTranslation) -> None:
-    """Translates the settings of video frames and pixels."""
+    """Sets the frame sampling and pixel limits of videos in `t` from the spec's table `vision`."""
     given = {name: t.get(f"vision.{name}") for name in LIMITS if t.get(f"vision.{name}") is not None}
     is_sized = set(RESIZED) <= given.keys()
     by_fps = t.get("vision.fps") is not None and t.get("vision.nframes") is None
-    drop_overruled(t, "vision.", given, by_fps=by_fps)
+    drop_overridden(t, "vision.", given, by_fps=by_fps)
     put_frames(t, "vision.", count="nframes", default=8)
     if not is_sized:
         put_total_pixels(t, "vision.")
@@ -341,7 +351,7 @@ def evaluation_frames(t: SpecTranslation) -> None:
 
 @computed("metrics.names", "metrics.bertscore_model", "metrics.bertscore_device", "metrics.bertscore_batch_size")
 def metrics(t: SpecTranslation) -> None:
-    """Translates the text metrics and the settings of BERTScore."""
+    """Sets the text metrics and the settings of BERTScore in `t` from the spec's table `metrics`."""
     t.move("metrics.names", "metrics", "renamed")
     keys = (("metrics.bertscore_model", "model"), ("metrics.bertscore_device", "device"),
             ("metrics.bertscore_batch_size", "batch_size"))  # fmt: skip
@@ -356,8 +366,17 @@ FORM = SpecForm(
     "evaluate",
     EvaluateSpec,
     (
-        *(questions, model_rule("model.model_name"), evaluation_folder, task, gpus, soft, limit, evaluation_frames),
-        *(metrics, merged),
+        *(
+            questions,
+            model_rule("model.model_name"),
+            evaluation_folder,
+            task,
+            processes,
+            soft_matches,
+            limit,
+            evaluation_frames,
+        ),
+        *(metrics, merged_folder),
         renamed("model.dtype", "dtype", number_format),
         *read_key_rules("cosmos_rl", "evaluate", "any_result"),
     ),

@@ -13,12 +13,19 @@ MODULES = {
     "inference": "worldsmith.dialects.cosmos_rl.inference",
     "gaps": "worldsmith.dialects.cosmos_rl.gaps",
 }
-"""Action -> the module that defines its spec as `FORM`."""
+"""Action -> module that defines the spec format of the action as `FORM`."""
 COMMANDS = {"infer": "inference"}
 """Commands with another name than their specs."""
 
 
 def form_of(action: str) -> SpecForm:
-    """Imports and returns the spec format of an action or command. Raises KeyError if the action has no specs."""
+    """Imports and returns the spec format of an action or command.
+
+    Args:
+        action: Name of an action, such as "train", or of a command, such as "infer".
+
+    Raises:
+        KeyError: If the action has no specs.
+    """
     form: SpecForm = importlib.import_module(MODULES[COMMANDS.get(action, action)]).FORM
     return form

@@ -10,16 +10,16 @@ from worldsmith.dialects.translation import SpecForm, renamed
 
 
 class GapsSpec(Config):
-    """The settings of a gap analysis."""
+    """Spec of a gap analysis, which collects the failure cases of an evaluation."""
 
     results_dir: Annotated[str, Example("results/evaluate"), Popular()]
     """Folder or URL that contains results.json at any depth."""
     gaps_parquet: Annotated[str, Example("results/gaps.parquet"), Popular()]
     """Output file of the failure cases."""
     kpi_ann_path: str | None = None
-    """Annotations that were evaluated; null = those that the evaluation recorded."""
+    """Annotations that were evaluated; null = the annotations that the evaluation recorded."""
     kpi_media_path: str | None = None
-    """Folder that their videos are relative to; null = as in the evaluation."""
+    """Folder that video paths in the annotations are relative to; null = as in the evaluation."""
 
 
 KEYS = ("results_dir", "gaps_parquet", "kpi_ann_path", "kpi_media_path")

@@ -19,10 +19,10 @@ from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed,
 
 
 class InferenceSpec(Config):
-    """The settings of an inference."""
+    """Inference spec of TAO: a model, one question, and the media files about which the question is asked."""
 
     model_path: Annotated[str, Example("results/train/safetensors/final"), Popular()]
-    """Folder of a model, an export or an adapter, or a hub name, also as hf_model://ORG/NAME."""
+    """Folder of a model, an export or an adapter, or a hub repository (ORG/NAME or hf_model://ORG/NAME)."""
     torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of the weights."""
     device_map: str = "auto"
@@ -53,14 +53,14 @@ class InferenceSpec(Config):
 
 @computed("fps", "num_frames", "total_pixels")
 def inference_frames(t: SpecTranslation) -> None:
-    """Translates the settings of video frames and pixels."""
+    """Sets the frame sampling and pixel limit of videos in `t` from `fps`, `num_frames` and `total_pixels`."""
     put_frames(t, "", count="num_frames")
     put_total_pixels(t, "")
 
 
 @computed("device_map")
 def device(t: SpecTranslation) -> None:
-    """Translates the device; a map over several devices is refused."""
+    """Sets the device in `t` from the spec's `device_map`; refuses to split a model over several devices."""
     placed = t.get("device_map")
     if placed == "auto":
         t.report("device_map", "kept", "a GPU if available")
@@ -69,21 +69,21 @@ def device(t: SpecTranslation) -> None:
     else:
         t.refuse(
             "device_map",
-            f"splitting a model over devices is not supported, found '{placed}'",
+            f"splitting a model over several devices is not supported, found '{placed}'",
             "write auto, cpu or cuda",
         )
 
 
 @computed("media")
-def asked_media(t: SpecTranslation) -> None:
-    """Translates the path of the media files."""
+def media_files(t: SpecTranslation) -> None:
+    """Sets the path of the media files in `t` from the spec's `media`; refuses a path on an object store or the hub."""
     if not refuse_remote(t, "media"):
         t.move("media", "media", "renamed")
 
 
 @computed("results_dir")
 def answers_file(t: SpecTranslation) -> None:
-    """Translates the result folder to the file of the answers."""
+    """Sets the output file in `t` to results.json in the spec's `results_dir`; refuses an object store."""
     if refuse_remote_output(t, "results_dir"):
         return
     t.put("out", f"{t.get('results_dir').removeprefix('file://').rstrip('/')}/results.json", source="results_dir")
@@ -94,7 +94,7 @@ FORM = SpecForm(
     "inference",
     InferenceSpec,
     (
-        *(model_rule("model_path"), inference_frames, device, asked_media, answers_file),
+        *(model_rule("model_path"), inference_frames, device, media_files, answers_file),
         renamed("torch_dtype", "dtype", number_format),
         *read_key_rules("cosmos_rl", "inference", "any_result"),
     ),

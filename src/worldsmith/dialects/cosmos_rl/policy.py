@@ -20,7 +20,7 @@ from worldsmith.config.tree.suggest import did_you_mean
 Policy = Literal["auto", "off"]
 KEY = "automl_policy"
 MANIFEST, SCHEMA, TEMPLATE = "manifest.json", "schemas/{}.schema.json", "spec_template_{}.yaml"
-"""Files of a folder of schemas."""
+"""Files of a schema folder, the last two by action."""
 NOT_RUNNABLE = "AutoML is enabled but not runnable until schemas are generated (worldsmith schema --all -o DIR)"
 
 _SEARCH = r"(?:auto[- ]?ml|hpo|hyper-?parameter (?:search|tuning|optimi[sz]ation))"
@@ -38,7 +38,7 @@ _NEGATED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Decision between a hyperparameter search and a direct run of the action."""
+    """Decision whether a request starts a hyperparameter search (`search`) or runs the action directly."""
 
     search: bool
     said: str
@@ -48,11 +48,14 @@ class Route:
 
 
 def choose_policy(explicit: str | None, request: str = "") -> Policy:
-    """Returns the policy of one request: the explicit value, else that of the request text, else "auto".
+    """Returns whether one request may start a hyperparameter search ("auto") or not ("off").
+
+    An explicit value has precedence over the text of the request; without both, the result is "auto".
 
     Args:
         explicit: Value of `automl_policy`; None if it is not given.
-        request: Request in natural language. The last phrase that turns the search off counts; a negated one does not.
+        request: Request in natural language. The last phrase that turns the search off counts; a negated one does
+            not.
 
     Raises:
         UserError: If `explicit` is neither "auto" nor "off".
@@ -71,10 +74,14 @@ def choose_policy(explicit: str | None, request: str = "") -> Policy:
 
 
 def take_policy(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Splits ``automl_policy=…`` from a list of overrides.
+    """Separates ``automl_policy=…`` from the other overrides.
+
+    Args:
+        words: Overrides of a command line.
 
     Returns:
-        The value (the last one if there are several; None if not given), and the other overrides.
+        The value of `automl_policy` (the last one if there are several, None if not given), and the other
+        overrides.
     """
     given = [word.partition("=")[2].strip("\"'") for word in words if word.partition("=")[0] == KEY]
     return (given[-1] if given else None), [word for word in words if word.partition("=")[0] != KEY]
@@ -86,17 +93,17 @@ def route(
     """Decides whether a request for an action starts a hyperparameter search.
 
     Args:
-        action: Name of the action; only "train" is searched.
-        words: Overrides, possibly with automl_policy.
-        request: Request in natural language.
-        folder: Folder with the schemas and templates of the search; None: generated ones.
-        enabled: Whether the search is enabled.
+        action: Name of the action; only "train" can be searched.
+        words: Overrides, possibly with ``automl_policy=…``.
+        request: Request in natural language, which may turn the search off.
+        folder: Folder with the schemas and templates that the search needs; None: they are not checked.
+        enabled: Whether the search is enabled for the model; False has precedence over the policy "auto".
 
     Returns:
-        The decision, its reason, and the overrides without the policy.
+        The decision, its reason, and the overrides without `automl_policy`.
 
     Raises:
-        UserError: If the policy does not exist.
+        UserError: If `automl_policy` is neither "auto" nor "off".
     """
     explicit, rest = take_policy(words)
     policy, kept = choose_policy(explicit, request), tuple(rest)
@@ -104,28 +111,28 @@ def route(
         return Route(False, f"{action} cannot be tuned", kept)
     if policy == "off":
         return Route(False, f"{KEY} is off for this run", kept)
-    if not enabled or (folder and not _enabled(folder)):
+    if not enabled or (folder and not _is_enabled(folder)):
         return Route(False, "AutoML is not enabled for this model", kept)
-    reason = _obstacle(folder, action) if folder else ""
+    reason = _find_obstacle(folder, action) if folder else ""
     return Route(False, f"{NOT_RUNNABLE}: {reason}", kept) if reason else Route(True, f"{KEY} is auto", kept)
 
 
-def _enabled(folder: Path) -> bool:
-    """Returns whether the manifest enables the search; True if it cannot be read."""
+def _is_enabled(folder: Path) -> bool:
+    """Returns whether the manifest in a schema folder enables the search; True if the manifest cannot be read."""
     data, _ = _read(folder / MANIFEST)
     return data.get("automl_enabled") is not False
 
 
-def _obstacle(folder: Path, action: str) -> str:
-    """Returns the reason why the schema or the template cannot be read; "" if both can."""
+def _find_obstacle(folder: Path, action: str) -> str:
+    """Returns why the schema or the template of an action in a schema folder cannot be used; "" if both can."""
     schema, reason = _read(folder / SCHEMA.format(action))
     if not reason and not isinstance(schema.get("properties"), dict):
-        reason = f"{folder / SCHEMA.format(action)} is not a schema of a table"
+        reason = f"{folder / SCHEMA.format(action)} has no `properties`: expected the JSON Schema of a spec"
     return reason or _read(folder / TEMPLATE.format(action))[1]
 
 
 def _read(file: Path) -> tuple[dict[str, Any], str]:
-    """Returns the table in a JSON or YAML file and ""; an empty table and the reason if it cannot be read."""
+    """Returns (table, "") for a JSON or YAML file; ({}, reason) if the file cannot be read or holds no table."""
     try:
         text = file.read_text(encoding="utf-8")
         data = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)

@@ -13,28 +13,28 @@ from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed,
 
 CALIBRATION, LENGTH = "calibration_dataset.", "max_sequence_length"
 VIDEO_TOKENS = 4096
-"""Tokens that a question about a short video needs."""
+"""Approximate number of tokens of a question about a short video."""
 STATIC = ("FP8", "NVFP4")
 """Schemes with calibrated ranges."""
 DYNAMIC = "FP8_DYNAMIC"
 """Scheme for quantization without data."""
 FEW = 16
-"""Min number of calibration samples for a meaningful range."""
+"""Min number of calibration samples for meaningful activation ranges."""
 
 
 class QuantizedModelTable(Config):
-    """Model to quantize."""
+    """Table `model` of a quantization spec: the model to quantize."""
 
     model_path: Annotated[str, Example("results/train/safetensors/final"), Popular()]
-    """Folder of a model, an export or an adapter, or a hub name, also as hf_model://ORG/NAME."""
+    """Folder of a model, an export or an adapter, or a hub repository (ORG/NAME or hf_model://ORG/NAME)."""
     enable_lora: bool = False
-    """model_path is an adapter; it is merged with its base first."""
+    """Whether model_path is an adapter, which is then merged into its base model first."""
     base_model_path: str = ""
     """Base model of the adapter."""
 
 
 class CalibrationTable(Config):
-    """Calibration data, on which activation ranges are measured."""
+    """Table `calibration_dataset` of a quantization spec: data on which activation ranges are measured."""
 
     dataset_id: str = ""
     """Hub dataset."""
@@ -43,7 +43,7 @@ class CalibrationTable(Config):
     annotation_path: Annotated[str, Popular()] = ""
     """LLaVA annotations; "" = the training set of the run that trained the model."""
     media_dir: Annotated[str, Popular()] = ""
-    """Folder that their images and videos are relative to; "" = that of the annotations."""
+    """Folder that media paths in the annotations are relative to; "" = the folder of the annotations."""
     num_calibration_samples: Annotated[int, Range(ge=1, le=10_000), Popular()] = 512
     """Number of calibration samples."""
     max_sequence_length: Annotated[int, Range(ge=128, le=1_000_000)] = 32_768
@@ -51,7 +51,7 @@ class CalibrationTable(Config):
 
 
 class MethodTable(Config):
-    """Quantization method."""
+    """Table `quantization_method` of a quantization spec: number formats and method."""
 
     scheme: Annotated[Literal["FP8_DYNAMIC", "NVFP4", "FP8", "W8A8", "W8A16", "W4A16"], Popular()] = "FP8_DYNAMIC"
     """Number format of weights and activations."""
@@ -64,7 +64,7 @@ class MethodTable(Config):
 
 
 class QuantizeSpec(Config):
-    """The settings of a quantization."""
+    """Quantization spec of TAO: the model, the calibration data, the method and the result folder."""
 
     model: QuantizedModelTable
     """Model to quantize."""
@@ -76,25 +76,27 @@ class QuantizeSpec(Config):
     """Folder of the quantized model."""
 
 
-def is_measured(t: SpecTranslation) -> bool:
-    """Returns whether the quantization needs calibration records."""
+def uses_calibration(t: SpecTranslation) -> bool:
+    """Returns whether the quantization in `t` uses calibration data: the spec names some, or its scheme needs it."""
     return bool(t.get(f"{CALIBRATION}annotation_path")) or t.get("quantization_method.scheme") in STATIC
 
 
 @computed("quantization_method.scheme", *(f"{CALIBRATION}{name}" for name in ("num_calibration_samples", LENGTH)))
 def samples(t: SpecTranslation) -> None:
-    """Translates the scheme, and the number and length of the calibration samples."""
+    """Sets the quantization scheme, and the number and max length of the calibration samples in `t`."""
     scheme, number = t.get("quantization_method.scheme"), t.get(f"{CALIBRATION}num_calibration_samples")
     length = t.get(f"{CALIBRATION}{LENGTH}")
     t.move("quantization_method.scheme", "scheme", "renamed")
-    if not is_measured(t):
+    if not uses_calibration(t):
         for name in ("num_calibration_samples", LENGTH):
             t.report(
-                f"{CALIBRATION}{name}", "unneeded", f"without calibration data {scheme} rounds to the nearest value"
+                f"{CALIBRATION}{name}",
+                "unneeded",
+                f"without calibration data {scheme} rounds weights to the nearest value",
             )
         return
     few = f": {number} is enough for a first test; use {FEW} or more for a final result" if number < FEW else ""
-    cut = f"; longer samples are skipped and counted, not truncated: videos need {VIDEO_TOKENS} or more"
+    cut = f"; longer samples are skipped and counted, not truncated: samples with video need {VIDEO_TOKENS} or more"
     cut = cut if length < VIDEO_TOKENS else ""
     count = f"{CALIBRATION}num_calibration_samples"
     t.assign(count, "samples", number, few, outcome="approximated" if few else "renamed")
@@ -103,21 +105,24 @@ def samples(t: SpecTranslation) -> None:
 
 @computed(f"{CALIBRATION}annotation_path", f"{CALIBRATION}media_dir", "quantization_method.skip_test_generation")
 def calibration(t: SpecTranslation) -> None:
-    """Translates the calibration data, which also provides the questions for the comparison of both models."""
-    file, judge = f"{CALIBRATION}annotation_path", not t.get("quantization_method.skip_test_generation")
+    """Sets the calibration data in `t` from the spec's `annotation_path` and `media_dir`.
+
+    Unless `skip_test_generation` is true, the same records are the questions on which both models are compared.
+    """
+    file, compared = f"{CALIBRATION}annotation_path", not t.get("quantization_method.skip_test_generation")
     folder = t.get(f"{CALIBRATION}media_dir")
-    uses = ["dataset", *(["questions"] if judge else [])]
-    t.put("judge", judge, source="quantization_method.skip_test_generation")
+    uses = ["dataset", *(["questions"] if compared else [])]
+    t.put("judge", compared, source="quantization_method.skip_test_generation")
     text = (
-        "questions to the original and the quantized model replace the test sentence"
-        if judge
+        "the original and the quantized model answer questions and are compared; no test sentence is generated"
+        if compared
         else "no questions are answered"
     )
-    t.report("quantization_method.skip_test_generation", "approximated" if judge else "renamed", text)
+    t.report("quantization_method.skip_test_generation", "approximated" if compared else "renamed", text)
     if not t.get(file):
         scheme, text = (
             t.get("quantization_method.scheme"),
-            "the data of the run that trained the model, if data is needed",
+            "the training data of the run that trained the model is used if calibration data is needed",
         )
         t.report(f"{CALIBRATION}media_dir", "unneeded", text)
         if scheme in STATIC or scheme == DYNAMIC:
@@ -145,8 +150,8 @@ def calibration(t: SpecTranslation) -> None:
 
 
 @computed(f"{CALIBRATION}dataset_id", f"{CALIBRATION}split")
-def hub(t: SpecTranslation) -> None:
-    """Refuses a dataset of the hub as the only calibration data."""
+def hub_dataset(t: SpecTranslation) -> None:
+    """Refuses a hub dataset as the only calibration data; otherwise reports in `t` that its name is ignored."""
     name, records = t.get(f"{CALIBRATION}dataset_id"), t.get(f"{CALIBRATION}annotation_path")
     if name and not records:
         why = "hub datasets are not supported here"
@@ -160,15 +165,15 @@ def hub(t: SpecTranslation) -> None:
 
 @computed("results_dir")
 def quantized_folder(t: SpecTranslation) -> None:
-    """Translates the result folder."""
+    """Sets the result folder `out` in `t` from the spec's `results_dir`; refuses an object store."""
     if not refuse_remote_output(t, "results_dir"):
         t.move("results_dir", "out", "renamed")
 
 
 @computed("quantization_method.smoothing_strength")
 def smoothing(t: SpecTranslation) -> None:
-    """Reports that the SmoothQuant strength is only approximated."""
-    text = "SmoothQuant is not applied; activations have a range per token, or a calibrated one"
+    """Reports in `t` that SmoothQuant is not applied, so that the spec's strength has no effect."""
+    text = "SmoothQuant is not applied; activation scales are computed per token, or calibrated"
     t.report("quantization_method.smoothing_strength", "approximated", text)
 
 
@@ -176,7 +181,7 @@ FORM = SpecForm(
     "quantize",
     QuantizeSpec,
     (
-        *(model_rule("model.model_path"), samples, calibration, smoothing, hub, quantized_folder),
+        *(model_rule("model.model_path"), samples, calibration, smoothing, hub_dataset, quantized_folder),
         *read_key_rules("cosmos_rl", "quantize", "any_result"),
     ),
     left_open=dict.fromkeys(("model.model_path", "results_dir"), ""),

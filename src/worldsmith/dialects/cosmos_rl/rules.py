@@ -17,15 +17,22 @@ COPYING = {
     "http": "curl -LO {place}",
     "https": "curl -LO {place}",
 }
-"""URL scheme -> the command that copies its files to this machine."""
+"""URL scheme -> command that copies files of this scheme to this machine."""
 RESIZED, PIXELS = ("resized_height", "resized_width"), ("min_pixels", "max_pixels", "total_pixels")
 BOUNDS = ("min_frames", "max_frames")
 LLAVA = "LlavaDataset"
-"""Short class name of the dataset of LLaVA annotations."""
+"""Short name of the dataset class for LLaVA annotations."""
 
 
-def model_place(text: str) -> str:
-    """Removes the ``hf_model://`` prefix of a hub name. Raises ValueError if the rest is not a valid name."""
+def normalize_model_name(text: str) -> str:
+    """Returns a model's path or hub name without the prefix ``hf_model://``.
+
+    Args:
+        text: Folder, ``ORG/NAME`` or ``hf_model://ORG/NAME``.
+
+    Raises:
+        ValueError: If the name is empty, or the prefix is not followed by ``ORG/NAME``.
+    """
     name = text.removeprefix(PREFETCH)
     if not name.strip() or (text != name and name.count("/") != 1):
         raise ValueError(f"expected a folder, ORG/NAME or {PREFETCH}ORG/NAME, found '{text}'")
@@ -33,7 +40,7 @@ def model_place(text: str) -> str:
 
 
 def number_format(name: str) -> str:
-    """Returns the name of a dtype unchanged. Raises ValueError for float16."""
+    """Returns the dtype name of a spec unchanged. Raises ValueError for "float16", which is not supported."""
     if name == "float16":
         raise ValueError("current models overflow or lose accuracy in float16; use bfloat16 or float32")
     return name
@@ -42,7 +49,12 @@ def number_format(name: str) -> str:
 def refuse_remote(t: SpecTranslation, *keys: str) -> bool:
     """Adds a problem for each key whose path is on an object store or the hub, with the command that copies it.
 
-    Returns whether there is such a key.
+    Args:
+        t: The translation, modified in place.
+        keys: Keys of the spec whose values are input paths or None.
+
+    Returns:
+        Whether there is such a key.
     """
     found = False
     for key in keys:
@@ -58,7 +70,15 @@ def refuse_remote(t: SpecTranslation, *keys: str) -> bool:
 
 
 def refuse_remote_output(t: SpecTranslation, *keys: str) -> bool:
-    """Adds a problem for each key whose result folder is on an object store. Returns whether there is such a key."""
+    """Adds a problem for each key whose result folder is on an object store.
+
+    Args:
+        t: The translation, modified in place.
+        keys: Keys of the spec whose values are folders or None.
+
+    Returns:
+        Whether there is such a key.
+    """
     found = [key for key in keys if "://" in (t.get(key) or "").removeprefix("file://")]
     for key in found:
         t.refuse(
@@ -67,14 +87,14 @@ def refuse_remote_output(t: SpecTranslation, *keys: str) -> bool:
     return bool(found)
 
 
-def move_if_any(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
-    """Sets `to` from a key whose text may be empty.
+def move_unless_empty(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
+    """Sets a setting from a spec key; if the key's value is empty, the key is only reported.
 
     Args:
-        t: The translation; modified in place.
+        t: The translation, modified in place.
         key: Key of the spec.
-        to: Dotted path of our setting.
-        otherwise: Text of the report if the value is empty.
+        to: Dotted path of the setting.
+        otherwise: Text of the report line if the value is empty.
     """
     if t.get(key):
         t.move(key, to, "renamed")
@@ -83,14 +103,25 @@ def move_if_any(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
 
 
 def model_rule(model: str) -> KeyRule:
-    """Returns the rule for a model key, and for `enable_lora` and `base_model_path` in the same section."""
+    """Returns the rule for a model key, and for `enable_lora` and `base_model_path` in the same section.
+
+    Args:
+        model: Dotted key of the model's path or hub name.
+    """
     section = model[: model.rfind(".") + 1]
     lora, base = f"{section}enable_lora", f"{section}base_model_path"
     return computed(model, lora, base)(lambda t: put_model(t, model, lora, base))
 
 
 def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
-    """Sets the model or, if the key `lora` is true, an adapter and its base model."""
+    """Sets the model or, if the spec enables LoRA, an adapter and its base model.
+
+    Args:
+        t: The translation, modified in place.
+        model: Key of the path or hub name of the model or adapter.
+        lora: Key that is true for an adapter.
+        base: Key of the adapter's base model.
+    """
     name, named = t.get(model), t.get(base)
     if refuse_remote(t, model, base):
         return
@@ -98,7 +129,7 @@ def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
         if is_adapter_folder(name):
             t.refuse(model, f"{name} is an adapter, and {lora} is false", f"set {lora} = true")
             return
-        t.move(model, "model", "renamed", convert=model_place)
+        t.move(model, "model", "renamed", convert=normalize_model_name)
         t.report(lora, "kept", "no adapter")
         t.report(base, "unneeded", "only an adapter has a base" if named else "no adapter")
         return
@@ -108,10 +139,10 @@ def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
         why = f"no base: {config} states none" if config.is_file() else f"no base: the file {config} does not exist"
         t.refuse(base, why, f"set {base} to the model that was fine-tuned")
         return
-    t.move(model, "adapter", "renamed", convert=model_place)
+    t.move(model, "adapter", "renamed", convert=normalize_model_name)
     t.report(lora, "kept", "the adapter is merged with its base")
     try:
-        t.put("model", model_place(found), source=base)
+        t.put("model", normalize_model_name(found), source=base)
     except ValueError as error:
         t.refuse(base, str(error))
         return
@@ -122,9 +153,9 @@ def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | N
     """Sets the frame sampling of videos in `processor.media`.
 
     Args:
-        t: The translation; modified in place.
+        t: The translation, modified in place.
         section: Prefix of the keys; it is empty or ends in a dot.
-        count: Name of the key of a fixed number of frames.
+        count: Name of the key for a fixed number of frames.
         default: Number of frames if neither that key nor `fps` is set; None: no setting.
     """
     fps, frames = f"{section}fps", f"{section}{count}"
@@ -147,23 +178,28 @@ def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | N
 
 
 def put_total_pixels(t: SpecTranslation, section: str) -> None:
-    """Sets the maximum pixels of a video: twice the spec's number, because specs count two frames once."""
+    """Sets the max pixels of a video in `t` to twice the spec's number, because specs count two frames as one.
+
+    Args:
+        t: The translation, modified in place.
+        section: Prefix of the key `total_pixels`; it is empty or ends in a dot.
+    """
     key, pixels = f"{section}total_pixels", t.get(f"{section}total_pixels")
     if pixels is None:
         t.report(key, "unneeded", "as in the model folder")
         return
-    note = ": they count two frames once, here each frame counts"
+    note = ": the spec counts two frames as one, here every frame counts"
     t.assign(key, "processor.media.total_pixels", 2 * pixels, note)
 
 
-def drop_overruled(t: SpecTranslation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:
-    """Removes limits of frames and pixels that other settings overrule, and refuses a height without a width.
+def drop_overridden(t: SpecTranslation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:
+    """Removes limits of frames and pixels that other settings override, and refuses a height without a width.
 
     Args:
-        t: The translation; problems and reports are added.
+        t: The translation, to which problems and report lines are added.
         section: Prefix of the keys; it ends in a dot.
-        given: The video settings by name; modified in place.
-        by_fps: Whether the frames of a video are sampled at a rate.
+        given: The spec's video settings by name, modified in place.
+        by_fps: Whether frames are sampled at a frame rate; False: a fixed number of frames.
     """
     size = [name for name in RESIZED if name in given]
     for name in size if len(size) == 1 else ():
@@ -171,7 +207,11 @@ def drop_overruled(t: SpecTranslation, section: str, given: dict[str, Any], *, b
         other = next(key for key in RESIZED if key != name)
         t.refuse(f"{section}{name}", f"a size needs {other} too", f"{section}{other}=PIXELS, or ~{section}{name}")
     overruled = [(name, f"{' and '.join(RESIZED)} replace it") for name in PIXELS if len(size) == 2]
-    overruled += [(name, "it limits the result of fps; nframes replaces it") for name in BOUNDS if not by_fps]
+    overruled += [
+        (name, "it only limits the number of frames that fps gives, but this number is fixed")
+        for name in BOUNDS
+        if not by_fps
+    ]
     for name, why in overruled:
         if given.pop(name, None) is not None and t.is_stated(f"{section}{name}"):
             t.report(f"{section}{name}", "dead", why)

@@ -37,7 +37,10 @@ from worldsmith.dialects.translation import ForeignSpec, SpecForm, is_one_of
 
 @dataclass(slots=True)
 class Spec(ForeignSpec):
-    """Values of a spec that was read. Paths are field paths; an omitted key has the default of its class."""
+    """Spec file of Cosmos-RL or TAO after reading: its values, their source positions, and its mistakes.
+
+    Paths are field paths; an omitted key has the default of the spec class.
+    """
 
     form: SpecForm
     root: Any = None
@@ -68,7 +71,7 @@ class Spec(ForeignSpec):
         return any(starts_with(known, path) for known in self.places)
 
     def place(self, key: str) -> Place:
-        """Returns the source position of a key; for an omitted key, its name instead of a line."""
+        """Returns the file and line that set the key; for an omitted key, a `Place` with its name and no line."""
         path = fields_of(key)
         found = self.places.get(path) or next((p for known, p in self.places.items() if starts_with(known, path)), None)
         return found or Place(f"{self.source} (omitted: {key})")
@@ -80,7 +83,7 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
     Args:
         form: Format of the spec.
         file: Path of a TOML, YAML or JSON file.
-        words: Dotted overrides, such as ``train.epoch=2`` or ``~vision.fps``.
+        words: Overrides with dotted keys, such as ``train.epoch=2`` or ``~vision.fps``.
 
     Returns:
         The spec. All mistakes in it are in `problems`, with keys and source positions.
@@ -123,7 +126,10 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
 
 
 def _missing(root: Config, problems: Sequence[Problem]) -> list[Problem]:
-    """Returns a problem for each missing required value; for a missing section, one per required key in it."""
+    """Returns a problem for each required value that the spec lacks; for a missing section, one per required key in it.
+
+    Paths below which `problems` already has a problem are skipped.
+    """
     broken = [problem.keys for problem in problems if problem.path]
     found = []
     for path, _ in unset_fields(root):
@@ -136,7 +142,7 @@ def _missing(root: Config, problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _with_keys(problem: Problem, cls: type[Config]) -> Problem:
-    """Returns a problem with a hint that lists a section's keys, if a value was given where a section is expected."""
+    """Returns a problem; if a value was given instead of a section of `cls`, its hint lists the section's keys."""
     sections = nested_config_classes(hint_at(cls, problem.keys)) if problem.path and problem.expected else []
     if not sections or problem.hint:
         return problem
@@ -145,7 +151,7 @@ def _with_keys(problem: Problem, cls: type[Config]) -> Problem:
 
 
 def read_document(file: str) -> Document:
-    """Reads a file as nested plain data with source positions.
+    """Reads a TOML, YAML or JSON file as nested plain data with source positions.
 
     Raises ConfigError if the file cannot be parsed, has another suffix, or does not hold a table.
     """
@@ -167,7 +173,7 @@ def read_document(file: str) -> Document:
 
 
 def _unwrap(document: Document, wrapper: str) -> Document:
-    """Returns the document with the keys below `wrapper` moved to the top level."""
+    """Returns the document with the keys below the top-level key `wrapper` moved to the top level."""
     inner = document.data.get(wrapper)
     if not isinstance(inner, dict):
         return document
@@ -177,7 +183,10 @@ def _unwrap(document: Document, wrapper: str) -> Document:
 
 
 def _apply(document: Document, form: SpecForm, override: Override, problems: list[Problem]) -> None:
-    """Sets or removes the value of one override; its dotted key is always a path, never a key with dots."""
+    """Sets or removes the value of one override in the document, in place; mistakes are added to `problems`.
+
+    The dotted key of an override is always a path, never a single key that contains dots.
+    """
     wrapped = len(override.path) > 1 and override.path[0] == form.wrapper and form.wrapper not in document.data
     shown = format_path(override.path[1:] if wrapped else override.path)
     shown = form.aliases.get(shown, shown)
@@ -188,7 +197,7 @@ def _apply(document: Document, form: SpecForm, override: Override, problems: lis
             parent[part] = {}
         parent = parent.get(part) if isinstance(parent, dict) else None
     if not isinstance(parent, dict) or not isinstance(path[-1], str):
-        text = "this is below a value that has no keys; write the complete value"
+        text = "the key is below a value that is not a table; set the complete value instead"
         if override.action == "~":
             text = "the spec does not have this key"
         problems.append(Problem(shown, text, place=override.place))
@@ -206,7 +215,10 @@ def _apply(document: Document, form: SpecForm, override: Override, problems: lis
 
 
 def _move(document: Document, source: Path, target: Path, problems: list[Problem]) -> None:
-    """Moves an aliased key to its target path, and removes its section if it becomes empty."""
+    """Moves the value at the alias path `source` to `target`, in place; adds a problem if both are set.
+
+    The section of the alias is removed if it becomes empty.
+    """
     above: Any = find(document.data, source[:-1])
     if not isinstance(above, dict) or source[-1] not in above:
         return
@@ -217,7 +229,7 @@ def _move(document: Document, source: Path, target: Path, problems: list[Problem
     for part in target[:-1]:
         parent = parent.setdefault(part, {}) if isinstance(parent, dict) else None
     if not isinstance(parent, dict) or target[-1] in parent:
-        text = f"this is another name of {format_path(target)}, which is also given"
+        text = f"the key is an alias of {format_path(target)}, which is also set"
         problems.append(
             Problem(format_path(source), text, hint="keep one of the two", place=span.key if span else None)
         )
@@ -228,7 +240,7 @@ def _move(document: Document, source: Path, target: Path, problems: list[Problem
 
 
 def _take_open(document: Document, form: SpecForm) -> dict[str, Any]:
-    """Removes values that mean "not set" from the data and returns them."""
+    """Removes placeholder values of templates, which mean "not set", from the document; returns them by dotted key."""
     found = {}
     for key, value in form.left_open.items():
         path = parse_path(key)
@@ -240,7 +252,7 @@ def _take_open(document: Document, form: SpecForm) -> dict[str, Any]:
 
 
 def _take_outside(spec: Spec, document: Document) -> None:
-    """Moves stated keys that are known to the rules, but are not config fields, from the data to `spec.outside`."""
+    """Moves stated keys that have a rule but no Config field from the document to `spec.outside`."""
     for rule in spec.form.rules:
         for key in rule.keys if rule.outside else ():
             path = parse_path(key)
@@ -261,7 +273,18 @@ def _rename(
     path: Path,
     fields: Path,
 ) -> None:
-    """Copies sections recursively, with the names of fields instead of keys; unknown keys become problems."""
+    """Copies a section recursively with field names instead of keys; unknown keys become problems of `spec`.
+
+    Args:
+        spec: The spec, to which problems and accepted unknown keys are added.
+        cls: Config class of the section.
+        document: Document to read from, for source positions.
+        inner: Document that receives source positions by field path.
+        data: Content of the section, by key.
+        into: Receives the content of the section, by field name.
+        path: Key path of the section.
+        fields: Field path of the section.
+    """
     free = keys_of(fields) in spec.form.free
     siblings = [(*path, key_of(name)) for name in field_hints(cls)]
     for key, value in data.items():
@@ -270,8 +293,8 @@ def _rename(
         span = document.spans.get(here)
         known = name in field_hints(cls)
         if not known and "." in str(key):
-            text = "a key with dots is a path, but this is one key"
-            hint = f"write it nested, {' -> '.join(key.split('.'))}, or as {key}=… on the command line"
+            text = "the key contains dots, but a key in a file is not a path"
+            hint = f"write nested tables, {' -> '.join(key.split('.'))}, or {key}=… on the command line"
             spec.problems.append(Problem(format_path(here), text, hint=hint, place=span.key if span else None))
             continue
         if not known and not (free and nearest_path(here, siblings) is None):
@@ -299,15 +322,22 @@ def _rename(
 
 
 def _is_table_of_aliases(form: SpecForm, path: Path) -> bool:
-    """Returns whether aliases have a table at this path."""
+    """Returns whether the format has aliases below this key path."""
     return any(starts_with(parse_path(alias), path) and parse_path(alias) != path for alias in form.aliases)
 
 
 def _unknown(spec: Spec, path: Path, siblings: list[Path], span: Span | None) -> Problem:
-    """Returns the problem for an unknown key, with the most similar known key as a hint."""
-    form, is_word = spec.form, span is not None and span.key.file == "override"
+    """Returns the problem for an unknown key, with the most similar known key as a hint.
+
+    Args:
+        spec: The spec.
+        path: Key path of the unknown key.
+        siblings: Key paths of the known keys of the same section.
+        span: Source position of the key; None: not known.
+    """
+    form, is_override = spec.form, span is not None and span.key.file == "override"
     others = [key for rule in form.rules if rule.outside and rule.outcome != "dead" for key in rule.keys]
-    names = [*leaf_keys(form.spec), *form.aliases, *others, *([POLICY] if is_word else [])]
+    names = [*leaf_keys(form.spec), *form.aliases, *others, *([POLICY] if is_override else [])]
     near = did_you_mean_path(path, [*siblings, *map(parse_path, names)])
     if siblings and siblings[0][:-1] != path[:-1]:
         siblings = [known for name in form.aliases if (known := parse_path(name))[:-1] == path[:-1]]
@@ -317,9 +347,12 @@ def _unknown(spec: Spec, path: Path, siblings: list[Path], span: Span | None) ->
 
 
 def _refuse_references(spec: Spec) -> None:
-    """Adds a problem for each reference in a field that is not text: rules compute with unresolved values."""
+    """Adds a problem to `spec` for each ``${…}`` reference in a field that is not a string.
+
+    Rules compute with values before references are resolved.
+    """
     for path in list(spec.places):
         value = find(spec.root, path, ABSENT)
         if is_reference(value) and not fits(value, hint_at(spec.form.spec, path)):
-            text = "in a spec a reference can only replace text; write the value"
+            text = "in a spec, a reference is only allowed as the value of a string; write the value"
             spec.problems.append(Problem(format_path(path), text, place=spec.places[path]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from worldsmith.config.dialects import RunDialect
 
 RECIPE = "cogvideox_2b"
-"""Recipe with the settings that a stack has no key for."""
+"""Recipe that provides the settings for which SAT config files have no key."""
 DIALECT = RunDialect(
     name="sat",
     recipe=RECIPE,

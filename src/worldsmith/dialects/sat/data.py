@@ -20,7 +20,7 @@ HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 @computed(f"{DATA}target", SIZE, f"{DATA}params.image_size", FRAMES, f"{DATA}params.num_frames", RATE, SKIPPED)
 def clips(t: SpecTranslation) -> None:
-    """Translates the dataset class, and the size and number of frames of its clips."""
+    """Sets the training dataset in `t` from SAT's dataset class, clip size and number of frames."""
     folder = t.get(f"{DATA}target") == FOLDER
     size, frames = (SIZE, FRAMES) if folder else (f"{DATA}params.image_size", f"{DATA}params.num_frames")
     for mine, other in ((SIZE, f"{DATA}params.image_size"), (FRAMES, f"{DATA}params.num_frames")):
@@ -43,7 +43,7 @@ def clips(t: SpecTranslation) -> None:
     if (count - 1) % t.get(f"{NETWORK}time_compressed_rate"):
         t.refuse(
             frames,
-            f"{count} is not 1 more than a multiple of the VAE's {t.get(f'{NETWORK}time_compressed_rate')}",
+            f"expected 1 + a multiple of {t.get(f'{NETWORK}time_compressed_rate')} frames (of the VAE), found {count}",
             f"{frames}=49",
         )
         return
@@ -53,16 +53,19 @@ def clips(t: SpecTranslation) -> None:
 
 
 def put_rate(t: SpecTranslation, folder: bool) -> None:
-    """Sets the frame sampling of clips; SAT's two dataset classes have different rules."""
+    """Sets the frame sampling of clips in `t`; SAT's two dataset classes have different rules.
+
+    `folder`: whether the class is SAT's SFTDataset, which reads a folder, and not VideoDataset.
+    """
     rate, skipped = t.get(RATE), t.get(SKIPPED)
     t.put(f"{DATASET}target_fps", float(rate), source=RATE)
     t.put(f"{DATASET}temporal_interval_mode", "sat" if folder else "target_fps", source=f"{DATA}target")
     if folder:
-        why = "integer frame intervals rounded down, as in SAT, so a clip may be faster (30 fps become 10)"
+        why = "the frame interval is an integer rounded down, as in SAT, so the rate may be higher (30 fps become 10)"
         t.report(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = sat: {why}")
     else:
         t.put(f"{DATASET}frame_selection_mode", "random", source=f"{DATA}target")
-        t.report(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = target_fps, from anywhere")
+        t.report(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = target_fps, random start")
     short = (
         ("; where SAT would repeat a clip's last frame, fewer frames are skipped at the ends, or the clip is skipped")
         if folder
@@ -72,7 +75,7 @@ def put_rate(t: SpecTranslation, folder: bool) -> None:
 
 
 def put_size(t: SpecTranslation, key: str) -> None:
-    """Sets the resolution of clips; refuses a size that does not fit the network."""
+    """Sets the resolution of clips in `t` from [height, width] at `key`; refuses sizes that do not fit the network."""
     size = t.get(key)
     if len(size) != 2:
         t.refuse(key, f"expected [height, width], found {size}", f"{key}=[480,720]")
@@ -87,7 +90,7 @@ def put_size(t: SpecTranslation, key: str) -> None:
         )
     elif not sliced and size != wanted:
         t.refuse(
-            key, f"latents are {wanted[0] // 8} x {wanted[1] // 8}, which is {wanted}, found {size}", f"{key}={wanted}"
+            key, f"latents of {wanted[0] // 8} x {wanted[1] // 8} require {wanted}, found {size}", f"{key}={wanted}"
         )
     else:
         height, width = size
@@ -97,7 +100,7 @@ def put_size(t: SpecTranslation, key: str) -> None:
 
 @computed(f"{NETWORK}num_frames")
 def model_frames(t: SpecTranslation) -> None:
-    """Translates the number of frames that the model was built for; warns if clips have another number."""
+    """Sets the number of frames that the model was trained with in `t`; warns if clips have another number."""
     key, frames = f"{NETWORK}num_frames", t.get(f"{NETWORK}num_frames")
     count = t.get(FRAMES) or t.get(f"{DATA}params.num_frames")
     differs = count not in (None, frames)
@@ -107,7 +110,7 @@ def model_frames(t: SpecTranslation) -> None:
 
 @computed(f"{ARGS}train_data", f"{ARGS}train_data_weights")
 def train_data(t: SpecTranslation) -> None:
-    """Translates the path of the training data."""
+    """Sets the path of the training dataset in `t`; refuses several datasets and SAT's own folder layout."""
     key, folders = f"{ARGS}train_data", t.get(f"{ARGS}train_data")
     if len(folders) != 1:
         t.refuse(key, f"a run reads one dataset, found {len(folders)}", "combine them with `worldsmith dataset`")
@@ -130,7 +133,7 @@ def train_data(t: SpecTranslation) -> None:
 
 @computed(f"{ARGS}valid_data", f"{ARGS}split", f"{ARGS}eval_interval")
 def valid_data(t: SpecTranslation) -> None:
-    """Translates the validation data and interval."""
+    """Sets the path of the validation dataset and the validation interval in `t`."""
     key, every, folders = f"{ARGS}valid_data", f"{ARGS}eval_interval", t.get(f"{ARGS}valid_data")
     t.put("trainer.run_validation", bool(folders and t.get(every)), source=key)
     if folders and len(folders) != 1:
@@ -141,8 +144,8 @@ def valid_data(t: SpecTranslation) -> None:
         t.report(f"{ARGS}split", "unneeded", "valid_data sets the held-out data")
     else:
         t.report(key, "unneeded", "the run does not validate")
-        held = [part.strip() for part in re.split("[,/]", t.get(f"{ARGS}split"))][1:]
-        if t.is_stated(f"{ARGS}split") and any(part not in ("0", "0.0") for part in held):
+        held_out = [part.strip() for part in re.split("[,/]", t.get(f"{ARGS}split"))][1:]
+        if t.is_stated(f"{ARGS}split") and any(part not in ("0", "0.0") for part in held_out):
             t.refuse(f"{ARGS}split", "no training data is held out", f"{ARGS}split=1,0,0, and {key}=[PATH]")
         else:
             t.report(
@@ -153,7 +156,7 @@ def valid_data(t: SpecTranslation) -> None:
 
 @computed(f"{VAE}params.ckpt_path", f"{TEXT}params.model_dir")
 def encoders(t: SpecTranslation) -> None:
-    """Translates the paths of the VAE and the text encoder."""
+    """Sets the paths of the VAE and the text encoder in `t`; refuses paths that do not exist."""
     key, path = f"{VAE}params.ckpt_path", t.get(f"{VAE}params.ckpt_path")
     if not path:
         t.refuse(key, "the value is missing", f"{key}=PATH")
@@ -164,20 +167,30 @@ def encoders(t: SpecTranslation) -> None:
 
 
 def move_path(t: SpecTranslation, key: str, to: str, expected: str = "PATH") -> None:
-    """Sets `to` from a key whose value must be an existing path or a hub repository; `expected` is shown in the fix."""
+    """Sets a setting from a key whose value must be an existing path or a hub repository.
+
+    Args:
+        t: The translation, modified in place.
+        key: Key of the SAT config.
+        to: Dotted path of the setting.
+        expected: Possible values, shown in the suggestion if the path does not exist.
+    """
     if is_missing(t.get(key)):
         t.refuse(key, f"'{t.get(key)}' does not exist", f"{key}={expected}")
     else:
         t.move(key, to, "renamed")
 
 
-def is_missing(place: str) -> bool:
-    """Returns whether a path does not exist and is not the name of a hub repository."""
-    return not os.path.exists(place) and not (HUB.fullmatch(place) and not place.startswith("."))
+def is_missing(path: str) -> bool:
+    """Returns whether `path` is neither an existing path nor formed like the name of a hub repository."""
+    return not os.path.exists(path) and not (HUB.fullmatch(path) and not path.startswith("."))
 
 
 def count_clips(path: str) -> int:
-    """Returns the number of clip windows in the usable records of a dataset; 0 if its list cannot be found or read."""
+    """Returns the number of clips (clip windows of usable records) in a dataset.
+
+    `path`: folder or record list of the dataset. The result is 0 if the list cannot be found or read.
+    """
     try:
         records = line_records(find_file(path))
         return sum(len(record.facts["t2w_windows"]) for record in records if isinstance(record, ClipRecord))

@@ -27,7 +27,7 @@ SHIFTS = tuple(
     f"{place}discretization_config.params.shift_scale"
     for place in (f"{DENOISER}params.", f"{LOSS}params.sigma_sampler_config.params.", f"{SAMPLER}params.")
 )
-"""The three copies of the noise schedule's shift."""
+"""Keys of the three copies of the noise schedule's shift."""
 _KEYS_WITHOUT_EFFECT = [key for rule in read_key_rules("sat", "model", "training") for key in rule.keys]
 _ANY = (Any, None)
 Text = str | None
@@ -36,7 +36,7 @@ Names = list[str]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Type and default of one key of a SAT stack."""
+    """Type and default of one key of a SAT config."""
 
     hint: Any
     """The type with its limits."""
@@ -44,26 +44,38 @@ class Key:
 
     @property
     def plain(self) -> Any:
-        """The type without limits."""
+        """Type of the key, without the limits in its `Annotated` hint."""
         holder = type("Holder", (), {"__annotations__": {"value": self.hint}})
         return get_type_hints(holder)["value"]
 
 
-def _under(prefix: str, **keys: tuple[Any, Any]) -> dict[str, Key]:
-    """Returns the keys of a section: typed keys, then keys that only the rule file `key_rules.toml` lists."""
+def _section_keys(prefix: str, **keys: tuple[Any, Any]) -> dict[str, Key]:
+    """Returns the keys of the section `prefix` by dotted name.
+
+    Typed keys (`keys`: name -> (type, default)) are followed by keys that only `key_rules.toml` lists.
+    """
     typed = {f"{prefix}{name}": Key(*key) for name, key in keys.items()}
     others = [key for key in _KEYS_WITHOUT_EFFECT if key.rpartition(".")[0] == prefix.rstrip(".")]
     return {**typed, **{key: Key(*_ANY) for key in others if key not in typed}}
 
 
-def _component(prefix: str, target: Any = REQUIRED, /, **params: tuple[Any, Any]) -> dict[str, Key]:
-    """Returns the keys of a component section: its target and its params."""
-    return {f"{prefix}target": Key(str if target is REQUIRED else Text, target), **_under(f"{prefix}params.", **params)}
+def _component_keys(prefix: str, target: Any = REQUIRED, /, **params: tuple[Any, Any]) -> dict[str, Key]:
+    """Returns the keys of a component's section: `target` and the keys below `params`.
+
+    Args:
+        prefix: Dotted path of the section, ending in a dot.
+        target: Default of `target`, the name of the component's class.
+        params: Type and default of each key below `params`.
+    """
+    return {
+        f"{prefix}target": Key(str if target is REQUIRED else Text, target),
+        **_section_keys(f"{prefix}params.", **params),
+    }
 
 
-def _table(prefix: str) -> dict[str, Key]:
-    """Returns the keys of the noise schedule in a section."""
-    return _component(
+def _noise_schedule_keys(prefix: str) -> dict[str, Key]:
+    """Returns the keys of the noise schedule in the section `prefix` (a dotted path that ends in a dot)."""
+    return _component_keys(
         f"{prefix}discretization_config.",
         shift_scale=(Annotated[float, Range(gt=0)], 1.0),
         keep_start=(bool, False),
@@ -74,9 +86,9 @@ def _table(prefix: str) -> dict[str, Key]:
     )
 
 
-def _codec(name: str) -> dict[str, Key]:
-    """Returns the keys of the VAE's encoder or decoder."""
-    return _component(
+def _vae_part_keys(name: str) -> dict[str, Key]:
+    """Returns the keys of a part of the VAE; `name`: "encoder_config" or "decoder_config"."""
+    return _component_keys(
         f"{VAE}params.{name}.",
         double_z=(bool, True),
         z_channels=(int, 16),
@@ -94,7 +106,7 @@ def _codec(name: str) -> dict[str, Key]:
 
 
 _MODEL_KEYS = {
-    **_under(
+    **_section_keys(
         MODEL,
         scale_factor=(float, 1.0),
         disable_first_stage_autocast=(bool, False),
@@ -114,7 +126,7 @@ _MODEL_KEYS = {
         use_pd=(bool, False),
         lora_config=_ANY,
     ),
-    **_component(
+    **_component_keys(
         f"{MODEL}network_config.",
         num_layers=(LayerCount, REQUIRED),
         hidden_size=(Count, REQUIRED),
@@ -139,7 +151,7 @@ _MODEL_KEYS = {
         width_interpolation=(float, 1.0),
         time_interpolation=(float, 1.0),
     ),
-    **_under(
+    **_section_keys(
         f"{NETWORK}transformer_args.",
         checkpoint_activations=(bool, False),
         checkpoint_num_layers=(int, 1),
@@ -154,7 +166,7 @@ _MODEL_KEYS = {
         attention_dropout=(float, 0.0),
         layernorm_epsilon=(float, 1e-5),
     ),
-    **_component(
+    **_component_keys(
         f"{MODULES}pos_embed_config.",
         text_length=(Count, REQUIRED),
         height_interpolation=(float, 1.0),
@@ -163,10 +175,10 @@ _MODEL_KEYS = {
         hidden_size_head=(int | None, None),
         learnable_pos_embed=(bool, False),
     ),
-    **_component(f"{MODULES}patch_embed_config.", text_hidden_size=(Count, REQUIRED)),
-    **_component(f"{MODULES}adaln_layer_config.", qk_ln=(bool, True)),
-    **_component(f"{MODULES}final_layer_config."),
-    **_component(
+    **_component_keys(f"{MODULES}patch_embed_config.", text_hidden_size=(Count, REQUIRED)),
+    **_component_keys(f"{MODULES}adaln_layer_config.", qk_ln=(bool, True)),
+    **_component_keys(f"{MODULES}final_layer_config."),
+    **_component_keys(
         LORA,
         None,
         r=(Count, REQUIRED),
@@ -176,11 +188,13 @@ _MODEL_KEYS = {
         qlora=(bool, False),
         cross_attention=(bool, True),
     ),
-    **_component(DENOISER, num_idx=(int, 1000), quantize_c_noise=_ANY, do_append_zero=(bool, False), flip=(bool, True)),
-    **_component(f"{DENOISER}params.weighting_config.", None),
-    **_component(f"{DENOISER}params.scaling_config."),
-    **_table(f"{DENOISER}params."),
-    **_component(
+    **_component_keys(
+        DENOISER, num_idx=(int, 1000), quantize_c_noise=_ANY, do_append_zero=(bool, False), flip=(bool, True)
+    ),
+    **_component_keys(f"{DENOISER}params.weighting_config.", None),
+    **_component_keys(f"{DENOISER}params.scaling_config."),
+    **_noise_schedule_keys(f"{DENOISER}params."),
+    **_component_keys(
         LOSS,
         offset_noise_level=(Factor, 0.0),
         fixed_frames=(int, 0),
@@ -190,14 +204,14 @@ _MODEL_KEYS = {
         block_scale=_ANY,
         block_size=_ANY,
     ),
-    **_component(
+    **_component_keys(
         f"{LOSS}params.sigma_sampler_config.",
         uniform_sampling=(bool, False),
         num_idx=(int, 1000),
         group_num=(int, 0),
     ),
-    **_table(f"{LOSS}params.sigma_sampler_config.params."),
-    **_component(
+    **_noise_schedule_keys(f"{LOSS}params.sigma_sampler_config.params."),
+    **_component_keys(
         SAMPLER,
         num_steps=(Count, 50),
         verbose=_ANY,
@@ -205,15 +219,15 @@ _MODEL_KEYS = {
         sdedit=(bool, False),
         device=_ANY,
     ),
-    **_table(f"{SAMPLER}params."),
-    **_component(
+    **_noise_schedule_keys(f"{SAMPLER}params."),
+    **_component_keys(
         f"{SAMPLER}params.guider_config.",
         scale=(float, 6.0),
         exp=(float, 5.0),
         num_steps=(int, 50),
     ),
-    **_component(f"{MODEL}conditioner_config.", cor_embs=_ANY, cor_p=_ANY),
-    **_under(
+    **_component_keys(f"{MODEL}conditioner_config.", cor_embs=_ANY, cor_p=_ANY),
+    **_section_keys(
         TEXT,
         is_trainable=(bool, False),
         input_key=(str, "txt"),
@@ -221,7 +235,7 @@ _MODEL_KEYS = {
         ucg_rate=(Share, 0.0),
         legacy_ucg_value=_ANY,
     ),
-    **_component(
+    **_component_keys(
         TEXT,
         model_dir=(str, "google/t5-v1_1-xxl"),
         max_length=(Count, 77),
@@ -229,14 +243,14 @@ _MODEL_KEYS = {
         cache_dir=(Text, None),
         device=_ANY,
     ),
-    **_component(VAE, cp_size=(Count, 1), ckpt_path=(Text, None), ignore_keys=(Names, [])),
-    **_component(f"{VAE}params.loss_config.", None),
-    **_component(f"{VAE}params.regularizer_config.", sample=(bool, True)),
-    **_codec("encoder_config"),
-    **_codec("decoder_config"),
+    **_component_keys(VAE, cp_size=(Count, 1), ckpt_path=(Text, None), ignore_keys=(Names, [])),
+    **_component_keys(f"{VAE}params.loss_config.", None),
+    **_component_keys(f"{VAE}params.regularizer_config.", sample=(bool, True)),
+    **_vae_part_keys("encoder_config"),
+    **_vae_part_keys("decoder_config"),
 }
 _SIZE = list[Count]
-_DATA_KEYS = _component(
+_DATA_KEYS = _component_keys(
     DATA,
     video_size=(_SIZE | None, None),
     image_size=(_SIZE | None, None),
@@ -251,7 +265,7 @@ _DATA_KEYS = _component(
     include_dirs=(Any, None),
     txt_key=(str, "caption"),
 )
-TWINS = {
+OVERRIDDEN_ARGS = {
     "zero_stage": (int, 0, "zero_optimization.stage"),
     "lr": (float, 1e-4, "optimizer.params.lr"),
     "weight_decay": (float, 0.01, "optimizer.params.weight_decay"),
@@ -260,9 +274,9 @@ TWINS = {
     "bf16": (bool, False, "bf16.enabled"),
     "gradient_accumulation_steps": (int, 1, "gradient_accumulation_steps"),
 }
-"""Keys of `args` → the key of `deepspeed` that replaces them."""
+"""Keys of `args` → (type, default, key of `deepspeed` that overrides them)."""
 _ARGS_KEYS = {
-    **_under(
+    **_section_keys(
         ARGS,
         mode=(Literal["finetune", "pretrain", "inference"], "pretrain"),
         experiment_name=(str, "MyModel"),
@@ -303,28 +317,28 @@ _ARGS_KEYS = {
         batch_from_same_dataset=(bool, False),
         exit_interval=(int | None, None),
         force_pretrain=(bool, False),
-        **{name: (hint, default) for name, (hint, default, _) in TWINS.items()},
+        **{name: (hint, default) for name, (hint, default, _) in OVERRIDDEN_ARGS.items()},
     ),
 }
 LOSS_SCALE = ("initial_scale_power", "loss_scale", "loss_scale_window", "hysteresis", "min_loss_scale")
 _DS_KEYS = {
-    **_under(
+    **_section_keys(
         DS,
         train_micro_batch_size_per_gpu=(Count | Literal["auto"] | None, None),
         train_batch_size=(Count | Literal["auto"] | None, None),
         gradient_accumulation_steps=(Count | Literal["auto"], 1),
         gradient_clipping=(Factor | Literal["auto"], 0.0),
     ),
-    **_under(
+    **_section_keys(
         f"{DS}zero_optimization.",
         stage=(Literal[0, 1, 2, 3], 0),
         cpu_offload=(bool, False),
         stage3_gather_16bit_weights_on_model_save=(bool, False),
     ),
-    **_under(f"{DS}zero_optimization.offload_optimizer.", device=(Text, None)),
-    **_under(f"{DS}zero_optimization.offload_param.", device=(Text, None)),
-    **_under(f"{DS}bf16.", enabled=(bool, False)),
-    **_under(
+    **_section_keys(f"{DS}zero_optimization.offload_optimizer.", device=(Text, None)),
+    **_section_keys(f"{DS}zero_optimization.offload_param.", device=(Text, None)),
+    **_section_keys(f"{DS}bf16.", enabled=(bool, False)),
+    **_section_keys(
         f"{DS}fp16.",
         enabled=(bool, False),
         initial_scale_power=(Annotated[int, Range(ge=0, le=64)], 16),
@@ -333,8 +347,8 @@ _DS_KEYS = {
         hysteresis=_ANY,
         min_loss_scale=_ANY,
     ),
-    **_under(f"{DS}optimizer.", type=(Text, None)),
-    **_under(
+    **_section_keys(f"{DS}optimizer.", type=(Text, None)),
+    **_section_keys(
         OPTIMIZER,
         lr=(Factor, 1e-4),
         betas=(list[float], [0.9, 0.999]),
@@ -342,8 +356,8 @@ _DS_KEYS = {
         weight_decay=(Factor, 0.01),
         ema_decay=(Share, 0.9999),
     ),
-    **_under(f"{DS}activation_checkpointing."),
+    **_section_keys(f"{DS}activation_checkpointing."),
 }
 KEYS: dict[str, Key] = {**_MODEL_KEYS, **_DATA_KEYS, **_ARGS_KEYS, **_DS_KEYS}
 OPTIONAL = (LORA, f"{DENOISER}params.weighting_config.", f"{VAE}params.loss_config.")
-"""Components that a stack may omit."""
+"""Components that a SAT config may omit."""

@@ -13,7 +13,7 @@ CHECKPOINTED = f"{NETWORK}transformer_args.checkpoint_activations"
 FROZEN, LORA_TRAIN = f"{MODEL}not_trainable_prefixes", f"{MODEL}lora_train"
 SOLVERS = {DPM: "dpm", DDIM: "ddim"}
 PAIRS = {(1.15258426, 3.0), (0.7, 1.0)}
-"""Latent scaling factor and noise schedule shift of the released models."""
+"""(latent scaling factor, noise schedule shift) of the released models."""
 OURS_SAMPLING, GUIDER = "model.config.sampling.", f"{SAMPLER}params.guider_config."
 ELSEWHERE = (POSITIONS, LORA, f"{DENOISER}params.weighting_config.", SAMPLER, GUIDER, "data.")
 """Components whose `target` is reported by the rule of the component."""
@@ -22,7 +22,7 @@ PARTS = tuple(component for component in TARGETS if component not in ELSEWHERE)
 
 @computed(*(f"{component}target" for component in PARTS))
 def components(t: SpecTranslation) -> None:
-    """Reports the components that the stack names."""
+    """Reports in `t` which components the SAT config selects by their `target`."""
     for component in PARTS:
         if t.is_stated(f"{component}target"):
             what = TARGETS[component][t.get(f"{component}target")]
@@ -31,7 +31,7 @@ def components(t: SpecTranslation) -> None:
 
 @computed(f"{NETWORK}hidden_size", f"{NETWORK}num_attention_heads", f"{POSITIONS}params.hidden_size_head")
 def heads(t: SpecTranslation) -> None:
-    """Translates the hidden size and number of heads."""
+    """Sets the head size and the number of attention heads in `t` from SAT's hidden size and number of heads."""
     width, number = t.get(f"{NETWORK}hidden_size"), t.get(f"{NETWORK}num_attention_heads")
     size = f"{POSITIONS}params.hidden_size_head"
     if width % number:
@@ -49,7 +49,7 @@ def heads(t: SpecTranslation) -> None:
 
 @computed(f"{NETWORK}in_channels", f"{NETWORK}out_channels", f"{VAE}params.encoder_config.params.z_channels")
 def channels(t: SpecTranslation) -> None:
-    """Translates the input and output channels, which must fit the VAE."""
+    """Sets the input and output channels of the network in `t`; refuses numbers that do not fit the VAE."""
     entering, leaving = t.get(f"{NETWORK}in_channels"), t.get(f"{NETWORK}out_channels")
     latent, image = t.get(f"{VAE}params.encoder_config.params.z_channels"), t.get(f"{MODEL}noised_image_input")
     if leaving != latent:
@@ -66,7 +66,7 @@ def channels(t: SpecTranslation) -> None:
 
 @computed(f"{NETWORK}patch_size")
 def patches(t: SpecTranslation) -> None:
-    """Translates the patch size: a number, or [frames, n, n] of CogVideoX 1.5."""
+    """Sets the patch size in `t` from a number, or from [frames, n, n] of CogVideoX 1.5."""
     key, size = f"{NETWORK}patch_size", t.get(f"{NETWORK}patch_size")
     if isinstance(size, int):
         t.move(key, f"{NET}patch_size", "renamed")
@@ -87,7 +87,7 @@ def patches(t: SpecTranslation) -> None:
     *(f"{NETWORK}{name}_interpolation" for name in ("height", "width", "time")),
 )
 def positions(t: SpecTranslation) -> None:
-    """Translates the position embeddings and their interpolation scales."""
+    """Sets the type of position embeddings and their interpolation scales in `t`."""
     kind, learned = t.get(f"{POSITIONS}target"), f"{POSITIONS}params.learnable_pos_embed"
     text = ": rotary position embeddings" if kind == ROPE else ": a sinusoidal position table"
     t.assign(f"{POSITIONS}target", f"{NET}use_rotary_positional_embeddings", kind == ROPE, text)
@@ -118,8 +118,8 @@ def positions(t: SpecTranslation) -> None:
 
 
 @computed(*SHIFTS)
-def noise_table(t: SpecTranslation) -> None:
-    """Translates the shift of the noise schedule, whose three copies must be equal."""
+def noise_schedule(t: SpecTranslation) -> None:
+    """Sets the shift of the noise schedule in `t`; refuses a SAT config whose three copies differ."""
     found = [t.get(key) for key in SHIFTS]
     if len(set(found)) > 1:
         why = f"its three copies differ: {', '.join(f'{value:g}' for value in found)}"
@@ -139,7 +139,7 @@ def noise_table(t: SpecTranslation) -> None:
 
 @computed(f"{POSITIONS}params.text_length", f"{TEXT}params.max_length")
 def text_length(t: SpecTranslation) -> None:
-    """Translates the number of text tokens."""
+    """Sets the number of text tokens in `t`; refuses a network and an encoder that differ in it."""
     keys = f"{POSITIONS}params.text_length", f"{TEXT}params.max_length"
     first, second = map(t.get, keys)
     if first != second:
@@ -152,8 +152,8 @@ def text_length(t: SpecTranslation) -> None:
 
 
 @computed(LORA_TRAIN, FROZEN, *(f"{LORA}{name}" for name in ("target", "params.r", "params.lora_alpha")))
-def trained(t: SpecTranslation) -> None:
-    """Sets what is trained: adapters, or all weights of the transformer."""
+def trained_parameters(t: SpecTranslation) -> None:
+    """Sets whether adapters or all weights of the transformer are trained in `t`."""
     adapted, frozen = t.get(LORA.rstrip(".")), t.get(FROZEN)
     if adapted:
         put_adapters(t)
@@ -183,7 +183,7 @@ def trained(t: SpecTranslation) -> None:
 
 
 def put_adapters(t: SpecTranslation) -> None:
-    """Sets rank, scale and target modules of the LoRA adapters."""
+    """Sets rank, scale and target modules of the LoRA adapters in `t`."""
     rank, alpha = t.get(f"{LORA}params.r"), t.get(f"{LORA}params.lora_alpha")
     t.report(f"{LORA}target", "renamed", "model.config.lora_enabled = true")
     t.put("model.config.lora_enabled", True, source=f"{LORA}target")
@@ -203,14 +203,14 @@ def put_adapters(t: SpecTranslation) -> None:
 
 @computed(f"{TEXT}ucg_rate")
 def dropped_captions(t: SpecTranslation) -> None:
-    """Translates the caption dropout rate; dropped captions have zero embeddings."""
+    """Sets the caption dropout rate in `t`; dropped captions have zero embeddings."""
     t.move(f"{TEXT}ucg_rate", "dataloader_train.dataset.cfg_dropout_rate", "renamed")
     t.put(f"{OURS_TEXT}dropped_captions", "zeros", source=f"{TEXT}ucg_rate")
 
 
 @computed(f"{MODEL}noised_image_input", f"{MODEL}noised_image_dropout", f"{MODEL}noised_image_all_concat")
-def images(t: SpecTranslation) -> None:
-    """Translates image conditioning."""
+def image_conditioning(t: SpecTranslation) -> None:
+    """Sets the conditioning on an image in `t` from the three `noised_image_…` keys."""
     key, dropout, repeat = (f"{MODEL}noised_image_{name}" for name in ("input", "dropout", "all_concat"))
     if not t.get(key):
         t.report(key, "kept", "there is no image conditioning")
@@ -230,8 +230,8 @@ def images(t: SpecTranslation) -> None:
 
 
 @computed(f"{LOSS}params.type")
-def loss_kind(t: SpecTranslation) -> None:
-    """Translates the loss type; "lpips" is refused."""
+def loss_type(t: SpecTranslation) -> None:
+    """Sets the loss type in `t`; refuses "lpips"."""
     if t.get(f"{LOSS}params.type") == "lpips":
         t.refuse(f"{LOSS}params.type", "frames are not decoded for comparison", "write l2 or l1")
     else:
@@ -240,13 +240,13 @@ def loss_kind(t: SpecTranslation) -> None:
 
 @computed(f"{MODEL}latent_input")
 def latent_input(t: SpecTranslation) -> None:
-    """Reports that videos are always encoded."""
+    """Reports in `t` that videos are always encoded, even if the SAT config uses pixels as latents."""
     key = f"{MODEL}latent_input"
     if not t.get(key):
         t.report(key, "kept", "videos are encoded")
     elif t.get("data.target"):
         text = "videos are encoded and cached; in SAT, the pixels that data.target reads are used as latents"
-        t.report(key, "approximated", f"{text}, of which the network has other channels", warn=True)
+        t.report(key, "approximated", f"{text}, for which the network has other channels", warn=True)
     else:
         t.report(key, "unneeded", "it concerns the videos during training")
 
@@ -254,8 +254,8 @@ def latent_input(t: SpecTranslation) -> None:
 @computed(
     f"{LOSS}params.sigma_sampler_config.params.uniform_sampling", f"{LOSS}params.sigma_sampler_config.params.group_num"
 )
-def strata(t: SpecTranslation) -> None:
-    """Translates the stratified sampling of timesteps over groups of processes."""
+def timestep_strata(t: SpecTranslation) -> None:
+    """Sets the stratified sampling of timesteps over groups of processes in `t`."""
     base = f"{LOSS}params.sigma_sampler_config.params."
     if t.get(f"{base}uniform_sampling"):
         text = (
@@ -283,7 +283,7 @@ def strata(t: SpecTranslation) -> None:
     *(f"{GUIDER}params.{name}" for name in ("exp", "scale", "num_steps")),
 )
 def sampling(t: SpecTranslation) -> None:
-    """Sets how samples are generated, and the sampler of an exported pipeline."""
+    """Sets the sampler, number of steps and guidance in `t`, for generated samples and exported pipelines."""
     steps, inner, exponent = f"{SAMPLER}params.num_steps", f"{GUIDER}params.num_steps", f"{GUIDER}params.exp"
     constant = t.get(f"{GUIDER}target") == PLAIN
     t.move(f"{SAMPLER}target", f"{OURS_SAMPLING}scheduler", "renamed", convert=lambda name: SOLVERS[name])
@@ -308,8 +308,19 @@ def sampling(t: SpecTranslation) -> None:
 
 
 RULES: tuple[KeyRule, ...] = (
-    *(components, heads, channels, patches, positions, noise_table, text_length, trained, dropped_captions, images),
-    *(latent_input, strata, sampling, loss_kind),
+    *(
+        components,
+        heads,
+        channels,
+        patches,
+        positions,
+        noise_schedule,
+        text_length,
+        trained_parameters,
+        dropped_captions,
+        image_conditioning,
+    ),
+    *(latent_input, timestep_strata, sampling, loss_type),
     *read_key_rules("sat", "model"),
 )
 """Rules of the section `model`."""

@@ -13,10 +13,10 @@ from worldsmith.config.yaml.text import read_yaml
 
 
 def is_sat_stack(files: Sequence[str]) -> bool:
-    """Returns whether files are a SAT stack. Reads the files.
+    """Returns whether files are the merged YAML config ("stack") of a run of SAT; reads the files.
 
-    All of them must be YAML, and at least one must have a network config, or the sections args and deepspeed. A file
-    that cannot be parsed does not count.
+    All of them must be YAML, and at least one must have a network config, or the sections args and deepspeed. A
+    file that cannot be parsed does not count.
     """
     return all(file.lower().endswith((".yaml", ".yml")) for file in files) and any(map(_is_sat_file, files))
 
@@ -30,7 +30,7 @@ def _is_sat_file(file: str) -> bool:
 
 
 def has_sat_keys(data: Mapping[str, Any]) -> bool:
-    """Returns whether data has a network config, or the sections args and deepspeed."""
+    """Returns whether parsed config data has SAT's network config, or its sections args and deepspeed."""
     model = data.get("model")
     return (isinstance(model, dict) and "network_config" in model) or {"args", "deepspeed"} <= data.keys()
 
@@ -39,11 +39,11 @@ def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[s
     """Splits the arguments after ``--base`` into files, SAT overrides, and flags that are not SAT's.
 
     A flag without a dot is a SAT flag: ``--train-iters 500`` means args.train_iters=500. If the files are not a SAT
-    stack, the arguments and flags are returned unchanged, without overrides.
+    config, the arguments and flags are returned unchanged, without overrides.
 
     Args:
         words: Arguments after ``--base``.
-        flags: Typed flags of the command.
+        flags: Parsed flags of the command with their values.
 
     Returns:
         The files, the SAT overrides, and the remaining flags.
@@ -51,20 +51,20 @@ def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[s
     files = [word for word in words if not is_change(word)]
     if not is_sat_stack(files):
         return list(words), [], list(flags)
-    said = [word for word in words if is_change(word)]
+    overrides = [word for word in words if is_change(word)]
     rest = []
     for flag in flags:
         changes = [word for word in flag.values if is_change(word)]
         values = tuple(word for word in flag.values if not is_change(word))
-        said += changes
+        overrides += changes
         if "." in flag.name:
             rest.append(TypedFlag(flag.name, values))
             continue
         value = values[0] if len(values) == 1 else f"[{','.join(values)}]" if values else "true"
-        said.append(f"args.{flag.name.replace('-', '_')}={value}")
-    return files, said, rest
+        overrides.append(f"args.{flag.name.replace('-', '_')}={value}")
+    return files, overrides, rest
 
 
 def is_change(word: str) -> bool:
-    """Returns whether a word is an override (`key=value` or `~key`) and not an existing file."""
+    """Returns whether a command-line argument is an override (`key=value` or `~key`) and not an existing file."""
     return (word.startswith("~") or "=" in word) and not os.path.exists(word)

@@ -22,7 +22,7 @@ from worldsmith.dialects.translation import (
 )
 
 OURS = "generate."
-"""Settings of the command, below the translation of the run."""
+"""Prefix of the settings of `worldsmith generate` in the translation of the run."""
 COUNT, SIZE, RATE, IMAGES = (
     f"{ARGS}{name}" for name in ("sampling_num_frames", "sampling_image_size", "sampling_fps", "image2video")
 )
@@ -32,16 +32,16 @@ Z_CHANNELS = f"{VAE}params.encoder_config.params.z_channels"
 
 @dataclass(frozen=True, slots=True)
 class SatModel:
-    """Model that a stack samples from: its run config and the path of its weights."""
+    """Model that SAT config files sample from: its run config and the path of its weights."""
 
     tree: Any
-    """The run that contains the model, with references."""
+    """Run config that contains the model; references are not resolved."""
     weights: str
 
 
 @computed(TYPE, FILE)
 def prompts(t: SpecTranslation) -> None:
-    """Translates the source of the prompts."""
+    """Sets the file of the prompts in `t`; SAT's interactive input is not supported."""
     kind, file = t.get(TYPE) or "cli", t.get(FILE)
     if kind == "txt":
         t.put(f"{OURS}input_files", [file or "input.txt"], source=FILE)
@@ -64,7 +64,7 @@ def prompts(t: SpecTranslation) -> None:
 
 @computed(IMAGES, SIZE)
 def sampled_size(t: SpecTranslation) -> None:
-    """Sets height and width in pixels; SAT uses the size of the image if there is one."""
+    """Sets height and width of the videos in `t`, in pixels; SAT uses the size of the image if there is one."""
     images, wanted = bool(t.get(IMAGES)), bool(t.get(f"{MODEL}noised_image_input"))
     if images != wanted:
         why = f"the model was trained {'with' if wanted else 'without'} image conditioning (noised_image_input)"
@@ -92,7 +92,10 @@ def sampled_size(t: SpecTranslation) -> None:
 
 @computed(COUNT)
 def sampled_frames(t: SpecTranslation) -> None:
-    """Sets the number of frames from the latent frames; in CogVideoX 1.5 the first latent frame is not decoded."""
+    """Sets the number of video frames in `t` from SAT's number of latent frames.
+
+    In CogVideoX 1.5 the first latent frame is not decoded.
+    """
     newer = isinstance(t.get(f"{NETWORK}patch_size"), list)
     count = 32 if t.get(COUNT) is None else t.get(COUNT)
     found = t.get(f"{NETWORK}time_compressed_rate") * (count - 1 - newer) + 1 if type(count) is int else 0
@@ -110,7 +113,7 @@ def sampled_frames(t: SpecTranslation) -> None:
 
 @computed(LOAD, f"{ARGS}mode", f"{ARGS}force_inference")
 def weights(t: SpecTranslation) -> None:
-    """Translates the path of the weights."""
+    """Sets the path of the weights in `t`; refuses a missing path."""
     load = t.get(LOAD)
     if not load:
         t.refuse(LOAD, "no weights are set", f"{LOAD}=PATH of SAT's folder, or of a diffusers pipeline")
@@ -126,7 +129,7 @@ def weights(t: SpecTranslation) -> None:
 
 @computed(f"{ARGS}bf16", f"{ARGS}fp16")
 def sampled_precision(t: SpecTranslation) -> None:
-    """Translates bf16 and fp16 to the precision of the model, VAE and text encoder."""
+    """Sets the precision of the model, VAE and text encoder in `t` from SAT's bf16 and fp16."""
     half = {f"{ARGS}bf16": "bfloat16", f"{ARGS}fp16": "float16"}
     chosen = [key for key in half if t.get(key)]
     if len(chosen) > 1:
@@ -145,11 +148,11 @@ def sampled_precision(t: SpecTranslation) -> None:
 
 @computed(BATCH, f"{ARGS}seed", RATE, f"{ARGS}output_dir", f"{ARGS}latent_channels", f"{ARGS}only_save_latents")
 def outputs(t: SpecTranslation) -> None:
-    """Translates number of outputs, seed, frame rate and output folder."""
+    """Sets number of outputs, seed, frame rate and output folder of `worldsmith generate` in `t`."""
     t.put(f"{OURS}num_outputs", t.get(BATCH), source=BATCH)
     t.report(BATCH, "renamed", f"--num-outputs {t.get(BATCH)}, per prompt", warn=not t.is_stated(BATCH))
     t.put(f"{OURS}seed", t.get(f"{ARGS}seed"), source=f"{ARGS}seed")
-    t.report(f"{ARGS}seed", "approximated", f"--seed {t.get(f'{ARGS}seed')}; the noise comes from another generator")
+    t.report(f"{ARGS}seed", "approximated", f"--seed {t.get(f'{ARGS}seed')}; the random generator of the noise differs")
     rate = 8 if t.get(RATE) is None else t.get(RATE)
     if type(rate) not in (int, float) or rate <= 0:
         t.refuse(RATE, f"expected a frame rate (fps), found {rate}", f"{RATE}=16")
@@ -189,17 +192,17 @@ RULES: tuple[KeyRule, ...] = (
 
 
 def translate_sampling(files: Sequence[str], words: Sequence[str] = ()) -> tuple[SpecTranslation, SatModel]:
-    """Translates a SAT stack for sampling.
+    """Translates SAT config files for sampling to settings of `worldsmith generate`.
 
     Args:
-        files: YAML files of the stack; later ones override earlier ones.
-        words: Overrides of the stack.
+        files: YAML files; later ones override earlier ones.
+        words: Overrides of SAT's keys.
 
     Returns:
         The translation, whose `data` are settings of `worldsmith generate`, and the model.
 
     Raises:
-        ConfigError: With all mistakes of the stack.
+        ConfigError: If a file cannot be read or has mistakes; the error lists all of them.
     """
     t = translate(read_stack(files, words, RULES, sections=("model", "args")))
     settings = t.data.pop(OURS.rstrip("."), {})

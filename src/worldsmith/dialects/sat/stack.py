@@ -34,23 +34,24 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 @dataclass(slots=True)
 class SatStack(ForeignSpec):
-    """Values of a SAT stack, with their source positions and mistakes."""
+    """Merged YAML config files of SAT after reading: their values, source positions and mistakes."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """Stated keys. Null sections are omitted."""
     places: dict[str, Place] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
-    won: dict[str, Any] = field(default_factory=dict)
-    """Keys that both an argument and a file state, with the value of the file."""
+    overridden: dict[str, Any] = field(default_factory=dict)
+    """Values of files that overrides on the command line replaced, by key."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         return tuple(KEYS)
 
     def get(self, key: str) -> Any:
-        """Returns the value of a key, else SAT's default.
+        """Returns the value of a key; SAT's default if the files omit it.
 
-        The value is None for a missing required key or an absent section, and True for a section that is stated.
+        The value is None for a missing required key or an absent section, and True for a section that is
+        stated.
         """
         if key not in KEYS:
             return self.is_stated(key) or None
@@ -68,12 +69,12 @@ class SatStack(ForeignSpec):
         return any(_is_at_or_below(bad, key) or _is_at_or_below(key, bad) for bad in self.broken)
 
     def place(self, key: str) -> Place:
-        """Returns the source position of a key; for an omitted key, its name instead of a line."""
+        """Returns the file and line that set the key; for an omitted key, a `Place` with its name and no line."""
         found = (place for stated, place in self.places.items() if _is_at_or_below(stated, key))
         return self.places.get(key) or next(found, Place(f"{self.source} (omitted: {key})"))
 
     def mistake(self, key: str, message: str, hint: str | None = None) -> None:
-        """Adds a problem at a key and marks the key as broken."""
+        """Adds a problem at a key, with the suggestion `hint`, and marks the key's value as invalid."""
         self.problems.append(Problem(key, message, hint=hint, place=self.place(key)))
         self.broken.append(key)
 
@@ -81,16 +82,16 @@ class SatStack(ForeignSpec):
 def read_stack(
     files: Sequence[str], words: Sequence[str], rules: tuple[KeyRule, ...], sections: Sequence[str] = SECTIONS
 ) -> SatStack:
-    """Reads YAML files, merges them in order, and applies overrides.
+    """Reads YAML config files of SAT, merges them in order, and applies overrides.
 
     Args:
         files: Paths of the files.
-        words: Overrides.
-        rules: Rules that will translate the stack.
-        sections: Sections that the stack must have.
+        words: Overrides of SAT's keys.
+        rules: Rules that will translate the config.
+        sections: Top-level sections that the files must have.
 
     Returns:
-        The stack, with all mistakes in `problems`.
+        The merged config, with all mistakes in `problems`.
 
     Raises:
         ConfigError: If a file cannot be read or does not hold a table.
@@ -100,16 +101,24 @@ def read_stack(
         if not isinstance(document.data, dict):
             raise ConfigError([mismatch((), "sections with their keys", document.data).at(Place(file))])
     stack = read_sat(", ".join(files), merge_documents(documents), words, rules, sections)
-    stack.problems += same_kind(documents)
+    stack.problems += find_type_conflicts(documents)
     return stack
 
 
 def read_sat(
     source: str, merged: Document, words: Sequence[str], rules: tuple[KeyRule, ...], sections: Sequence[str] = SECTIONS
 ) -> SatStack:
-    """Returns the stack of merged documents and overrides, with its mistakes; arguments as for `read_stack`.
+    """Applies overrides to merged YAML config data of SAT and checks all keys and values.
 
-    The path of an override may contain the index of a list item.
+    Args:
+        source: Names of the files, for messages.
+        merged: Merged data of the files with source positions; not modified.
+        words: Overrides of SAT's keys; a path may contain the index of a list item.
+        rules: Rules that will translate the config.
+        sections: Top-level sections that the files must have.
+
+    Returns:
+        The config, with all mistakes in `problems`.
     """
     stack = SatStack(source, rules)
     document = Document(copy.deepcopy(merged.data), dict(merged.spans))
@@ -124,8 +133,8 @@ def read_sat(
         if isinstance(document.data.get(name), dict):
             _collect(stack, document, (name,), document.data[name])
         elif name in sections:
-            stack.mistake(name, "the stack has no such section", f"add the file that has {name}, with --base A B")
-    _require(stack, sections)
+            stack.mistake(name, "the files have no such section", f"add the file that has {name}, with --base A B")
+    _require_values(stack, sections)
     _check_targets(stack)
     _find_placeholders(stack)
     never_read = {key for rule in rules if rule.outside for key in rule.keys}
@@ -133,8 +142,11 @@ def read_sat(
     return stack
 
 
-def same_kind(documents: Sequence[Document]) -> list[Problem]:
-    """Returns a problem for each table that a later file replaces by a list, or vice versa, as OmegaConf does."""
+def find_type_conflicts(documents: Sequence[Document]) -> list[Problem]:
+    """Returns a problem for each table that a later file replaces by a list, or vice versa.
+
+    OmegaConf refuses such files as well.
+    """
     problems = []
     for later in range(1, len(documents)):
         for path, value in _containers(documents[later].data, ()):
@@ -148,7 +160,7 @@ def same_kind(documents: Sequence[Document]) -> list[Problem]:
 
 
 def _containers(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yields all tables and lists below a value with their paths."""
+    """Yields (path, container) for all tables and lists in a value, recursively; paths begin with `path`."""
     if isinstance(value, (dict, list)) and path:
         yield path, value
     for key, item in value.items() if isinstance(value, dict) else ():
@@ -161,7 +173,10 @@ def _is_at_or_below(key: str, above: str) -> bool:
 
 
 def _apply(document: Document, override: Override, stack: SatStack) -> None:
-    """Sets or removes the value of one override; digits in its path are list indices, as in OmegaConf."""
+    """Sets or removes the value of one override in `document`; mistakes are added to `stack`.
+
+    Digits in the path of an override are list indices, as in OmegaConf.
+    """
     parent, path = _walk(document.data, override.path, create=override.action != "~")
     shown = format_path(path)
     names: Any = range(len(parent)) if isinstance(parent, list) else parent or ()
@@ -178,11 +193,20 @@ def _apply(document: Document, override: Override, stack: SatStack) -> None:
     hint = KEYS[shown].plain if shown in KEYS else Any
     is_set = set_override(document, parent, path, override, hint, stack.problems)
     if is_set and before not in (ABSENT, parent[path[-1]]) and not isinstance(before, (dict, list)):
-        stack.won[shown] = before
+        stack.overridden[shown] = before
 
 
 def _walk(data: Any, path: Path, *, create: bool) -> tuple[Any, Path]:
-    """Returns the container of the last path component (None if it does not exist), and the path with int indices."""
+    """Follows a path through nested tables and lists.
+
+    Args:
+        data: Nested plain data; modified only with `create`.
+        path: Path of a value; list indices may be digits in a string.
+        create: Whether missing tables are added.
+
+    Returns:
+        The container of the last path component (None if it does not exist), and the path with integer indices.
+    """
     node, found = data, list(path)
     for index, part in enumerate(path):
         if isinstance(node, list) and str(part).isdecimal():
@@ -198,7 +222,7 @@ def _walk(data: Any, path: Path, *, create: bool) -> tuple[Any, Path]:
 
 
 def _follow_references(document: Document, stack: SatStack) -> None:
-    """Resolves references ``${a.b}``, as OmegaConf does after merging."""
+    """Replaces references ``${a.b}`` in `document` by their values; others become problems of `stack`."""
     for path, value in list(walk(document.data)):
         if not isinstance(value, str) or "${" not in value:
             continue
@@ -215,7 +239,10 @@ def _follow_references(document: Document, stack: SatStack) -> None:
 
 
 def _collect(stack: SatStack, document: Document, path: Path, value: Any) -> None:
-    """Collects the known keys below a section; unknown keys become problems."""
+    """Stores the known keys in `value`, recursively, in `stack`; unknown keys become problems.
+
+    `value` is the content of `document` at `path`.
+    """
     if path in _PATHS:
         _take(stack, document, path, value)
     elif path not in _SECTION_PATHS:
@@ -232,7 +259,7 @@ def _collect(stack: SatStack, document: Document, path: Path, value: Any) -> Non
 
 
 def _take(stack: SatStack, document: Document, path: Path, value: Any) -> None:
-    """Stores the value of a known key after checking its type and limits."""
+    """Stores the value of the known key at `path` in `stack`; a wrong type or value out of range becomes a problem."""
     name = format_path(path)
     key = KEYS[name]
     stack.places[name] = _place(stack, document, path)
@@ -263,8 +290,11 @@ def _unknown(stack: SatStack, document: Document, path: Path, hint: str | None =
     stack.mistake(name, "SAT has no such key, and would ignore it without a message", advice)
 
 
-def _require(stack: SatStack, sections: Sequence[str]) -> None:
-    """Adds a problem for each missing required value; a stack for sampling needs no training data."""
+def _require_values(stack: SatStack, sections: Sequence[str]) -> None:
+    """Adds a problem for each missing required value in `sections`; sampling needs no training data.
+
+    Sampling is recognized by `sections`, which are then not all sections.
+    """
     for name, key in KEYS.items():
         if name.partition(".")[0] not in sections or (name in TRAINING and sections != SECTIONS):
             continue
@@ -277,7 +307,7 @@ def _require(stack: SatStack, sections: Sequence[str]) -> None:
 
 
 def _check_targets(stack: SatStack) -> None:
-    """Adds a problem for each `target` that is not supported."""
+    """Adds a problem for each `target` (class name of a component) that is not supported."""
     for component, names in TARGETS.items():
         key = f"{component}target"
         target = stack.values.get(key)

@@ -41,7 +41,7 @@ TARGETS: dict[str, dict[str, str]] = {
     f"{VAE}params.decoder_config.": {"vae_modules.cp_enc_dec.ContextParallelDecoder3D": "part of the VAE"},
     DATA: {FOLDER: "a folder with videos/ and labels/", SHARDS: "shards of a webdataset"},
 }
-"""Component -> its possible names, and what replaces them here."""
+"""Component -> supported class names and descriptions of their replacements in Worldsmith."""
 ELSEWHERE = {
     f"{_DIFFUSION}{name}": why
     for name, why in {
@@ -55,11 +55,16 @@ ELSEWHERE = {
         "discretizer.EDMDiscretization": "CogVideoX has ZeroSNRDDPMDiscretization",
     }.items()
 }
-"""Known names of SAT's registry without a replacement here."""
+"""Known class names of SAT that are not supported, with the reason or an alternative."""
 
 
 def explain(component: str, target: str) -> tuple[str, str]:
-    """Returns (problem, fix) for a target that a component does not support."""
+    """Returns (problem, suggestion) for a `target` of a SAT config that is not supported.
+
+    Args:
+        component: Dotted path of the component, a key of `TARGETS`.
+        target: Class name that the config states for the component.
+    """
     allowed = TARGETS[component]
     if target in ELSEWHERE:
         return f"{target} is not available here", ELSEWHERE[target]

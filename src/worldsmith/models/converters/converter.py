@@ -24,20 +24,22 @@ if TYPE_CHECKING:
 
 
 LEAF = re.compile(r"([^.]*[^.0-9][^.]*)?(\.?[0-9]+)*$")
-"""Matches the last part of a path, with the part before it if it is a number: to_q, to_out.0."""
+"""Matches the last component of a module path, and the one before a number, such as to_q or to_out.0."""
 
 
 class Converter(Configurable, ABC):
-    """Changes a network before it has memory and adapters; a config lists converters, which run in order.
+    """Base class of a change to a network before its weights are allocated and adapters are added.
+
+    Examples are float8 matmuls and quantized base weights; a config lists converters, which run in order.
 
     Parameters keep their names and shapes, so that checkpoints and exports are those of the unconverted network: a
-    module that wraps a layer stores it as `base_layer`, which is removed from names. All other content of a new module
-    must follow from its config, because checkpoints do not store it. Buffers get memory but no values.
+    module that wraps a layer stores it as `base_layer`, which is removed from names. All other content of a new
+    module must follow from its config, because checkpoints do not store it. Buffers get memory but no values.
     """
 
     class Config(Configurable.Config):
         training_only: ClassVar[bool] = False
-        """Whether the network computes the same without it, up to rounding: trained models are used without it."""
+        """Whether the network computes the same without the converter, up to rounding; inference then omits it."""
 
         def check_run(self, run: Any) -> None:
             """Raises WrongValueError if the converter does not fit the run config `run`, a `Trainer.Config`."""
@@ -71,18 +73,18 @@ class Converter(Configurable, ABC):
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Changes that one converter made to a network."""
+    """Result of applying one converter to a network: the changed modules and the size of quantized weights."""
 
     converter: str
     paths: Sequence[str]
     """Paths of the changed modules."""
     numbers: int
-    """Number of elements of the weights that it stores in another format."""
+    """Number of elements of the quantized weights."""
     held: int
-    """Bytes of that format."""
+    """Bytes of the quantized weights."""
 
     def describe(self, bytes_per_number: int) -> str:
-        """Describes the conversion for messages.
+        """Returns a sentence on the conversion for messages, such as "Float8: 4 layers (4 × to_q)".
 
         Args:
             bytes_per_number: Bytes per element of an unconverted weight.
@@ -92,7 +94,8 @@ class Conversion:
         text = f"{self.converter}: {len(self.paths)} layer{'s' * (len(self.paths) != 1)} ({listing})"
         if self.held:
             text += (
-                f"; their weights take {self.held / 2**20:.2f} MiB, not {self.numbers * bytes_per_number / 2**20:.2f}"
+                f"; their weights take {self.held / 2**20:.2f} MiB instead of "
+                f"{self.numbers * bytes_per_number / 2**20:.2f}"
             )
         return text
 
@@ -100,7 +103,7 @@ class Conversion:
 def convert_network(
     network: nn.Module, find_parts: Callable[[], NetworkParts], converters: Sequence[Converter.Config]
 ) -> list[Conversion]:
-    """Applies the converters to the network in place, in their order.
+    """Applies converters to a network in place, in their order.
 
     Args:
         network: Network of a model, on the meta device.
@@ -130,14 +133,16 @@ def convert_network(
                 f"{where} changes name or shape of {len(names)} parameters, such as {names[0]}, but checkpoints "
                 "contain plain weights; keep a wrapped layer as `base_layer`, and add no parameters"
             )
-        taken = [layer for name, layer in held_weights(network).items() if name not in held]
-        numbers, size = sum(layer.weight.numel() for layer in taken), sum(layer.held_bytes for layer in taken)
+        quantized = [layer for name, layer in held_weights(network).items() if name not in held]
+        numbers, size = sum(layer.weight.numel() for layer in quantized), sum(layer.held_bytes for layer in quantized)
         done.append(Conversion(type(converter).__name__, paths, numbers, size))
     return done
 
 
 def lasting(model: Any) -> list[str]:
-    """Returns the class tags of the converters that a trained model still needs for inference; unknown classes count.
+    """Returns the class tags of the converters that a trained model still needs for inference.
+
+    A converter of an unknown class is included.
 
     Args:
         model: The config section `model` as plain data.
@@ -175,7 +180,7 @@ def linear_layers(network: nn.Module, parts: NetworkParts, leave_out: Sequence[s
     Args:
         network: The network.
         parts: Its module structure.
-        leave_out: Layers whose path contains one of these texts are excluded.
+        leave_out: Layers whose path contains one of these strings are excluded.
 
     Raises:
         ValueError: If an entry of `leave_out` occurs in no path.

@@ -74,12 +74,12 @@ class Float8(Converter):
         import torchao.float8 as library
 
         layers = linear_layers(network, parts, self.config.leave_out)
-        paths = [path for path, layer in layers.items() if fits(layer)]
+        paths = [path for path, layer in layers.items() if supports_float8(layer)]
         settings: Any = library.Float8LinearConfig.from_recipe_name(self.config.recipe)
         library.convert_to_float8_training(network, module_filter_fn=lambda layer, path: path in paths, config=settings)
         return paths
 
 
-def fits(layer: nn.Linear) -> bool:
-    """Returns whether the sizes of a layer allow float8 matmuls."""
+def supports_float8(layer: nn.Linear) -> bool:
+    """Returns whether the input and output sizes of a layer are multiples of 16, which float8 matmuls require."""
     return layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0

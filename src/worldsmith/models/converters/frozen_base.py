@@ -56,7 +56,7 @@ class FrozenBase(Converter):
             if model.ema.enabled and not model.ema.trainable_only:
                 raise WrongValueError(
                     {"model.config.ema.trainable_only": False},
-                    why="EMA weights of the quantized weights would need their original memory again",
+                    why="EMA weights of quantized weights would need as much memory as the unquantized weights",
                     remedy="set it to true, or ema.enabled to false",
                 )
 
@@ -92,5 +92,5 @@ class FrozenBase(Converter):
 
 
 def packed_bytes(numbers: int, bits: int) -> int:
-    """Returns the bytes of `numbers` quantized elements, including scales and zero points."""
+    """Returns the bytes of `numbers` elements quantized to `bits` bits, including scales and zero points."""
     return -(-numbers // BLOCK) * (BLOCK * bits // 8 + 2 + 1)

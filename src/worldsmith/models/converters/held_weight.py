@@ -28,7 +28,7 @@ class HoldsWeight(nn.Module, ABC):
     taken: WeightSum | None = None
     """Checksum of the original weight, by which a checkpoint identifies it."""
     held_bytes: int
-    """Size of the quantized weight, scales included; known before it has a value."""
+    """Bytes of the quantized weight including scales; known before the weight has values."""
 
     @abstractmethod
     def hold(self, value: Tensor) -> None:
@@ -37,9 +37,9 @@ class HoldsWeight(nn.Module, ABC):
 
 @contextmanager
 def without_memory(layers: Collection[HoldsWeight]) -> Iterator[None]:
-    """Context manager: removes `weight` from the layers, so that `to_empty` does not allocate it.
+    """Context manager: removes the parameter `weight` from layers, so that `to_empty` does not allocate it.
 
-    The weight is restored afterwards.
+    The parameter is restored, on the meta device, when the context ends.
     """
     weights = [layer.weight for layer in layers]
     for layer in layers:
@@ -55,7 +55,7 @@ def without_memory(layers: Collection[HoldsWeight]) -> Iterator[None]:
 def with_memory(layer: HoldsWeight) -> Iterator[Tensor]:
     """Context manager: allocates the layer's `weight` on the default device and yields it, to be filled.
 
-    The parameter without memory is restored afterwards.
+    The parameter on the meta device is restored when the context ends.
     """
     weight = layer.weight
     layer.weight = nn.Parameter(torch.empty(weight.shape), requires_grad=False)

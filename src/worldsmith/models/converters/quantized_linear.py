@@ -16,14 +16,14 @@ from worldsmith.models.real_values import in_simulation
 from worldsmith.models.weight_sum import WeightSum
 
 FORMS = {bits: QuantizationArgs(num_bits=bits, type="int", symmetric=False, strategy="channel") for bits in (4, 8)}
-"""Blocks map to what the library calls channels, so that any number of inputs is possible."""
+"""Quantization settings by bits. A block is a "channel" of the library, so that any number of inputs is possible."""
 
 
 class QuantizedLinear(nn.Linear, HoldsWeight):
     """Linear layer whose weight is quantized to 16 or 256 levels between the min and max of each block of weights."""
 
     def __init__(self, linear: nn.Linear, *, bits: int, block: int, held_bytes: int) -> None:
-        """Replaces `linear` and takes over its parameters, which become frozen.
+        """Builds the layer from a linear layer, whose parameters it reuses and freezes.
 
         Args:
             linear: The layer to replace.
@@ -45,13 +45,13 @@ class QuantizedLinear(nn.Linear, HoldsWeight):
         ends, form = (blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)), FORMS[self.bits]
         scale, self.zero = calculate_qparams(*ends, form)
         self.scale = scale.bfloat16()
-        whole = quantize(blocks, self.scale.float(), self.zero, form, dtype=torch.int8)
+        levels = quantize(blocks, self.scale.float(), self.zero, form, dtype=torch.int8)
         if self.bits == 8:
-            self.packed = whole
+            self.packed = levels
         elif in_simulation():  # the library chooses by values; packing needs less than rounding
-            self.packed = whole[:, : self.block * self.bits // 32].int()
+            self.packed = levels[:, : self.block * self.bits // 32].int()
         else:
-            self.packed = pack_to_int32(whole, self.bits)
+            self.packed = pack_to_int32(levels, self.bits)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Returns the dequantized weight [out, in] in `dtype`.
@@ -59,8 +59,8 @@ class QuantizedLinear(nn.Linear, HoldsWeight):
         Same values as `dequantize` of compressed-tensors, which torch.compile does not support.
         """
         shape = torch.Size((len(self.packed), self.block))
-        whole = self.packed if self.bits == 8 else unpack_from_int32(self.packed, self.bits, shape)
-        blocks = (whole.float() - self.zero.float()) * self.scale.float()
+        levels = self.packed if self.bits == 8 else unpack_from_int32(self.packed, self.bits, shape)
+        blocks = (levels.float() - self.zero.float()) * self.scale.float()
         weight: Tensor = blocks.flatten()[: self.weight.numel()].view(self.weight.shape).to(dtype)
         return weight
 

@@ -27,7 +27,7 @@ STAGES = 4
 MIDDLE = {"block_1": "resnets.0", "block_2": "resnets.1"}
 TEMPORAL_FACTOR, SPATIAL_FACTOR = 4, 8
 DECODED_FRAMES = 2
-"""Latent frames that diffusers decodes together: only clips of 8k+1 frames keep their length."""
+"""Latent frames that diffusers decodes together; therefore only clips of 8k+1 frames keep their length."""
 
 
 class CogVideoXVAE(MomentsVAE):
@@ -64,7 +64,7 @@ class CogVideoXVAE(MomentsVAE):
             return file
 
         def published(self) -> PublishedPart:
-            """Returns the released VAE, for plans."""
+            """Describes the released VAE, which a simulation substitutes if `vae_path` does not exist."""
             return vae_part("CogVideoX", COGVIDEOX)
 
     config: Config
@@ -91,7 +91,7 @@ class CogVideoXVAE(MomentsVAE):
         return 1 / self.scaling_factor if self.settings.get("invert_scale_latents") else self.scaling_factor
 
     def image_latents(self, moments: Tensor, noise: Tensor, scale: float | None = None) -> Tensor:
-        """Samples the latents of a conditioning image.
+        """Samples the normalized latents [C, t, h, w] of a conditioning image.
 
         Args:
             moments: Mean and log variance [2C, t, h, w], from `encode`.

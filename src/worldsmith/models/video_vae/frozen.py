@@ -26,7 +26,7 @@ MOST = 2**31 - 1
 class FrozenVAE(Configurable):
     """Base class of a frozen VAE of diffusers; encodes one clip at a time, so that results do not depend on the batch.
 
-    The weights are loaded at once, and again on the next use after `release`.
+    The weights are loaded immediately, and again on the next use after `release`.
 
     Args:
         config: Config of the VAE.
@@ -58,11 +58,11 @@ class FrozenVAE(Configurable):
 
     @abstractmethod
     def load(self) -> Any:
-        """Loads the diffusers VAE onto the device in `dtype`."""
+        """Returns the diffusers VAE with its weights on `self.device` in `self.dtype`."""
 
     @cached_property
     def model(self) -> Any:
-        """The diffusers VAE in eval mode, loaded on first use.
+        """Diffusers VAE in eval mode, loaded on first use.
 
         Raises:
             UserError: If weights are not finite.
@@ -73,36 +73,36 @@ class FrozenVAE(Configurable):
 
     @property
     def modules(self) -> list[Any]:
-        """The modules that are loaded now; empty after `release`."""
+        """Modules whose weights are loaded now; empty after `release`."""
         return [self.model] if "model" in vars(self) else []
 
     @property
     def library_model(self) -> Any:
-        """The diffusers VAE with the config that an exported pipeline needs."""
+        """Diffusers VAE with the config that an exported pipeline needs."""
         return self.model
 
     def release(self) -> bool:
-        """Frees the weights until they are needed again; returns False if they were not loaded."""
+        """Frees the weights until they are used again; returns False if they were not loaded."""
         return vars(self).pop("model", None) is not None
 
 
-def weights_digest(model: Any, *, about: tuple[str, ...] = (), ignored: tuple[str, ...] = ()) -> str:
+def weights_digest(model: Any, *, extra: tuple[str, ...] = (), ignored: tuple[str, ...] = ()) -> str:
     """Computes the sha256 hash of a diffusers model's config and tensors.
 
     Args:
-        model: The model.
-        about: Further texts to include.
-        ignored: Config fields to exclude.
+        model: The diffusers model.
+        extra: Further strings to include in the hash, such as the precision.
+        ignored: Config fields to exclude from the hash.
 
     Returns:
-        The hash as hexadecimal text; independent of the device and of the file format of the weights.
+        The hash as a hexadecimal string; independent of the device and of the file format of the weights.
     """
     import torch
 
     settings = {
         name: value for name, value in dict(model.config).items() if not name.startswith("_") and name not in ignored
     }
-    header = [*about, settings] if about else settings
+    header = [*extra, settings] if extra else settings
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {list(tensor.shape)}\n".encode())

@@ -47,7 +47,12 @@ class MomentsVAE(FrozenVAE):
             require_vae_folder(self.vae_path, self.class_name)
 
         def find(self) -> Path:
-            """Returns the folder of the weights; downloads it if needed. Raises the errors of `check_files`."""
+            """Returns the folder of the weights; downloads it if needed.
+
+            Raises:
+                FileNotFoundError: If no VAE with that path or name exists.
+                ValueError: If the folder contains another class.
+            """
             return find_vae_folder(self.vae_path, self.class_name)
 
     config: Config
@@ -64,7 +69,7 @@ class MomentsVAE(FrozenVAE):
         return load_from_folder(self.library_class, self.source, torch_dtype=self.dtype).to(self.device)
 
     def library_settings(self) -> dict[str, Any]:
-        """Returns the config of the VAE as diffusers reads it."""
+        """Returns the config of the VAE as diffusers reads it from the folder of the weights."""
         settings: dict[str, Any] = self.library_class.load_config(str(self.source), local_files_only=True)
         return settings
 
@@ -89,7 +94,7 @@ class MomentsVAE(FrozenVAE):
 
     @property
     def library_model(self) -> Any:
-        """The diffusers VAE, with the scaling factor in use in its config."""
+        """Diffusers VAE whose config has the scaling factor that is used here."""
         self.model.register_to_config(scaling_factor=self.scaling_factor)
         return self.model
 
@@ -135,15 +140,15 @@ class MomentsVAE(FrozenVAE):
         """
         mean, log_variance = moments.chunk(2)
         # The bounds are those of diffusers' DiagonalGaussianDistribution.
-        drawn = mean + (0.5 * log_variance.clamp(-30.0, 20.0)).exp() * noise
-        return self.normalize(drawn)
+        sampled = mean + (0.5 * log_variance.clamp(-30.0, 20.0)).exp() * noise
+        return self.normalize(sampled)
 
     def normalize(self, raw: Tensor) -> Tensor:
-        """Converts latents [C, t, h, w] of the VAE to the range of the network."""
+        """Converts raw latents [C, t, h, w] of the VAE to normalized latents, the network's input."""
         return (raw - self.shift_factor) * self.scaling_factor
 
     def denormalize(self, latents: Tensor) -> Tensor:
-        """Inverts `normalize`."""
+        """Converts normalized latents [C, t, h, w] back to raw latents of the VAE; inverse of `normalize`."""
         return latents / self.scaling_factor + self.shift_factor
 
     def decode_raw(self, raw: Tensor) -> Tensor:
@@ -156,8 +161,8 @@ class MomentsVAE(FrozenVAE):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The sha256 hash of all that determines the result of `encode`: config (not its scale), weights, precision."""
-        return weights_digest(self.model, about=(self.recipe, self.config.precision), ignored=("scaling_factor",))
+        """Sha256 hash of what determines the result of `encode`: config without scale, weights, and precision."""
+        return weights_digest(self.model, extra=(self.recipe, self.config.precision), ignored=("scaling_factor",))
 
 
 class ImageVAE(MomentsVAE):
@@ -170,5 +175,5 @@ class ImageVAE(MomentsVAE):
         class_name: ClassVar[str] = "AutoencoderKL"
 
         def published(self) -> PublishedPart:
-            """Returns the released VAE of FLUX.1, for plans."""
+            """Describes the released VAE of FLUX.1, which a simulation substitutes if `vae_path` does not exist."""
             return vae_part("FLUX.1", FLUX)

@@ -89,14 +89,23 @@ def find_vae_folder(name: str, class_name: str) -> Path:
 
 
 def require_vae_folder(name: str, class_name: str) -> None:
-    """Raises the errors of `find_vae_folder`, but downloads no files."""
+    """Checks that `find_vae_folder` would find the VAE; downloads no files.
+
+    Args:
+        name: Value of `vae_path`: a folder of the VAE or of a pipeline, or a hub repository.
+        class_name: Expected diffusers class.
+
+    Raises:
+        FileNotFoundError: If no VAE of that name exists.
+        ValueError: If the folder contains another class.
+    """
     found = look_for_layout(name, PLACES, field=FIELD)
     if found is not None:
         find_vae_within(found, class_name)
 
 
 def find_vae_within(path: Path, class_name: str) -> Path:
-    """Returns the VAE's folder: `path` or its subfolder `vae`. Raises ValueError if neither has the class."""
+    """Returns `path` or its subfolder `vae`, whichever has the diffusers class. Raises ValueError if neither has it."""
     for folder in (path, path / SUBFOLDER):
         if holds_vae(folder, class_name):
             return folder
@@ -104,7 +113,7 @@ def find_vae_within(path: Path, class_name: str) -> Path:
 
 
 def vae_part(model: str, settings: dict[str, Any], *, places: tuple[Any, ...] = (IN_PIPELINE, ALONE)) -> PublishedPart:
-    """Describes a released VAE, which plans substitute if it is missing.
+    """Describes a released VAE, which a simulation substitutes if it is missing.
 
     Args:
         model: Name of the released model, for messages.

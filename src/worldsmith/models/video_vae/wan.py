@@ -72,7 +72,7 @@ class WanVAE(FrozenVAE):
             return SPATIAL_FACTOR
 
         def published(self) -> PublishedPart:
-            """Returns the released VAE with this spatial factor, for plans."""
+            """Describes the released VAE with this spatial factor, which a simulation substitutes if it is missing."""
             version, settings = ("2.2", RELEASED) if self.cell == SPATIAL_FACTOR else ("2.1", WAN21)
             return vae_part(f"Wan {version}", settings, places=PLACES)
 
@@ -190,10 +190,10 @@ class WanVAE(FrozenVAE):
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 hash of all that determines the latents: config, weights, precision, tiles and compilation.
+        """Sha256 hash of everything that determines the latents: config, weights, precision, tiles and compilation.
 
-        It is computed from tensors, not files: a `.pth` file and a diffusers folder with the same weights have the same
-        hash.
+        It is computed from tensors, not files: a `.pth` file and a diffusers folder with the same weights have
+        the same hash.
         """
         parts = [RECIPE, self.config.precision, str(self.config.encode_window), self._weights_digest]
         if self.compiled is not None:
@@ -205,7 +205,7 @@ class WanVAE(FrozenVAE):
         return weights_digest(self.model)
 
     def check_video(self, video: Tensor) -> None:
-        """Raises ValueError if `encode` does not accept the clip."""
+        """Raises ValueError if `encode` does not accept the clip because of its dtype, shape or size."""
         import torch
 
         if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[0] != 3:
@@ -219,7 +219,7 @@ class WanVAE(FrozenVAE):
 
 
 class WanFamilyVAE(WanVAE):
-    """Frozen video VAE of Wan 2.1 or Wan 2.2, with the spatial factor in its config."""
+    """Frozen video VAE of Wan 2.1 or Wan 2.2; the config states its spatial compression factor."""
 
     class Config(WanVAE.Config):
         vae_path: str = ""

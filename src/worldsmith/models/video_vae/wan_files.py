@@ -70,7 +70,10 @@ STAGE = {"downsamples": ("down_blocks", "downsampler"), "upsamples": ("up_blocks
 
 
 def find_vae(name: str) -> Path:
-    """Returns the `.pth` file or diffusers folder that `vae_path` names; a folder is downloaded if needed.
+    """Returns the `.pth` file or diffusers folder of a VAE; a folder is downloaded if needed.
+
+    Args:
+        name: Value of `vae_path`.
 
     Raises:
         FileNotFoundError: If the folder does not exist; a `.pth` file is not checked.
@@ -94,7 +97,7 @@ def require_vae(name: str, cell: int) -> None:
 
 
 def vae_within(path: Path) -> Path:
-    """Returns the path of the VAE in `path`: the folder, its subfolder `vae`, or the released file; else `path`."""
+    """Returns the first VAE among `path`, its subfolder `vae` and its released file; `path` if none exists."""
     found = (path, path / SUBFOLDER, path / PTH_NAME)
     return next((place for place in found if place.is_file() or holds_vae(place, CLASS_NAME)), path)
 
@@ -153,7 +156,7 @@ def require_statistics(settings: dict[str, Any], name: str, config: Path) -> Non
 
 
 def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
-    """Loads the VAE, an `AutoencoderKLWan`, onto the device in `dtype`.
+    """Returns a diffusers `AutoencoderKLWan` with its weights on a device.
 
     Args:
         source: A diffusers folder or a `.pth` file.
@@ -195,7 +198,10 @@ def released_to_diffusers(name: str) -> str | None:
 
 
 def _stage_module(tower: str, inner: str) -> str | None:
-    """Converts `downsamples.1.downsamples.0.residual.2` to `down_blocks.1.resnets.0.conv1`; also for `upsamples`."""
+    """Converts `downsamples.1.downsamples.0.residual.2` to `down_blocks.1.resnets.0.conv1`; also for `upsamples`.
+
+    `tower`: "encoder" or "decoder". None: `inner` is not such a module.
+    """
     side = "downsamples" if tower == "encoder" else "upsamples"
     match = re.fullmatch(rf"{side}\.(\d+)\.{side}\.(\d+)\.(.+)", inner)
     if match is None:
@@ -209,7 +215,10 @@ def _stage_module(tower: str, inner: str) -> str | None:
 
 
 def _middle_module(inner: str) -> str | None:
-    """Converts `middle.1.to_qkv` to `mid_block.attentions.0.to_qkv`, `middle.0.residual.6` to `….resnets.0.conv2`."""
+    """Converts `middle.1.to_qkv` to `mid_block.attentions.0.to_qkv`, `middle.0.residual.6` to `….resnets.0.conv2`.
+
+    None: `inner` is not such a module.
+    """
     match = re.fullmatch(r"middle\.([012])\.(.+)", inner)
     if match is None:
         return None

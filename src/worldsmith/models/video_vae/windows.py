@@ -20,8 +20,8 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 WINDOWS = ((256 * 320, 68), (640 * 640, 24), (1184 * 896, 8))
-"""(max pixels of a frame, frames of a window) for the buckets 256, 480 and 704 to 768. Larger frames: the shortest,
-4."""
+"""(max pixels of a frame, frames per temporal tile) for the resolution buckets 256, 480, and 704 to 768; larger frames
+have `SHORTEST`."""
 SHORTEST = 4
 MOST_COMPILED_SHAPES = 64
 
@@ -36,14 +36,26 @@ def window_frames(height: int, width: int) -> int:
 
 
 def window_bounds(frames: int, window: int) -> Iterator[tuple[int, int]]:
-    """Yields (first, end) of the first frame and of the following temporal tiles; the last one may be shorter."""
+    """Yields (first, end) frame indices of the temporal tiles of a clip: frame 0 alone, then `window` frames each.
+
+    The last tile may be shorter.
+    """
     yield 0, 1
     for start in range(1, frames, window):
         yield start, min(start + window, frames)
 
 
 def encode_window(encoder: nn.Module, frames: Tensor, caches: Caches) -> tuple[Tensor, Caches]:
-    """Encodes one temporal tile [1, C, T, H, W]; returns the result and the caches for the next tile."""
+    """Encodes one temporal tile.
+
+    Args:
+        encoder: Encoder of an `AutoencoderKLWan`.
+        frames: Pixels of the tile, [1, C, T, H, W].
+        caches: Last input frames of each causal convolution from the previous tile.
+
+    Returns:
+        The encoded tile, and the caches for the next tile.
+    """
     kept = list(caches)
     return encoder(frames, feat_cache=kept, feat_idx=[0]), tuple(kept)
 

@@ -103,5 +103,5 @@ class ProductCounter:
         return scores | own_v | other_v
 
     def is_trained(self, path: str) -> bool:
-        """Returns whether the module of this path has a trained weight or bias of its own."""
+        """Returns whether the module at `path` has a trained weight or bias of its own."""
         return f"{path}.weight" in self.trained or f"{path}.bias" in self.trained

@@ -27,11 +27,11 @@ class Weight:
     shape: tuple[int, ...]
     trained: bool
     reached: bool
-    """Whether it receives gradients if it is trained, and so has optimizer state."""
+    """Whether the parameter receives gradients if it is trained, so that it has optimizer state."""
     exact: bool
-    """Whether it stays float32 when others do not: adapters, and modules of full precision."""
+    """Whether the parameter stays in float32: adapters, and `full_precision` modules."""
     held: int | None = None
-    """Bytes on every process if a converter stores it in another format; None: unchanged."""
+    """Bytes of the quantized weight on every rank; None: the weight is not quantized."""
 
     @property
     def numbers(self) -> int:
@@ -43,17 +43,17 @@ Table = dict[str, Weight]
 
 
 def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Table | None:
-    """Computes the weight table from the config; None if that requires building the network.
+    """Computes the weight table of a run from its model config, without building the network.
 
     Args:
         config: Config of the model.
-        keys_to_select: Patterns of trained parameters (`optimizer.keys_to_select`); empty: all.
+        keys_to_select: Substrings of the names of trained parameters (`optimizer.keys_to_select`); empty: all.
 
     Returns:
-        Weights by internal parameter name, adapters included.
+        Weights by internal parameter name, adapters included. None if the network must be built to know them.
 
     Raises:
-        ValueError: If a pattern of the config matches no parameter.
+        ValueError: If a LoRA target or a freeze pattern of the config matches nothing.
     """
     shapes, held = config.shapes(), dict[str, int]()
     if shapes is None:
@@ -100,9 +100,10 @@ def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Ta
 
 
 def table_of(model: Model) -> Table:
-    """Returns the weight table of a built model whose trained parameters are already selected.
+    """Returns the weight table of a built model: each parameter's shape and training state.
 
-    The network may be on the meta device or sharded; shapes are those of the complete parameters.
+    The trained parameters must already be selected. The network may be on the meta device or sharded; shapes are
+    those of the complete parameters.
     """
     held = held_weights(model.network) if model.conversions else {}
     exact = {id(parameter) for module in model.parts().full_precision for parameter in module.parameters()}
@@ -120,5 +121,5 @@ def table_of(model: Model) -> Table:
 
 
 def counts(table: Mapping[str, Weight]) -> tuple[int, int]:
-    """Returns the number of elements of all parameters and of the trained ones."""
+    """Returns (number of elements of all parameters, number of elements of the trained parameters)."""
     return sum(w.numbers for w in table.values()), sum(w.numbers for w in table.values() if w.trained)

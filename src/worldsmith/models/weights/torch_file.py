@@ -34,7 +34,7 @@ def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]
     if not path.is_file():
         raise FileNotFoundError(f"{field}: the file '{path}' does not exist")
     try:
-        with torch.serialization.safe_globals(harmless()):
+        with torch.serialization.safe_globals(safe_numpy_types()):
             content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
@@ -49,12 +49,12 @@ def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]
     while isinstance(content, Mapping) and (inner := next((c for c in CONTAINERS if _is_table(content, c)), None)):
         content = content[inner]
     if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise ValueError(f"{field}: '{path}' contains no plain table of tensors")
+        raise ValueError(f"{field}: '{path}' contains no mapping of names to tensors")
     return dict(content)
 
 
-def harmless() -> list[Any]:
-    """Returns the NumPy types of random states in checkpoint files, which are safe to unpickle."""
+def safe_numpy_types() -> list[Any]:
+    """Returns the NumPy types in random states of checkpoint files, which are safe to unpickle."""
     import numpy as np
     from numpy._core import multiarray
 

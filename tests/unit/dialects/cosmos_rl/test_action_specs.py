@@ -229,14 +229,29 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
         ("evaluate", ["vision.video_start=1.5"], "from its first frame to its last", "cut the clips beforehand"),
         ("evaluate", ["vision.video_end=4"], "from its first frame to its last", "cut the clips beforehand"),
         ("evaluate", ["vision.video_override_map=a.json"], "the video that it names", "into the annotations"),
-        ("evaluate", ["model.tp_size=2", "num_gpus=4", "evaluation.shard_id=2"], "tp_size = 2 shards", ""),
+        (
+            "evaluate",
+            ["model.tp_size=2", "num_gpus=4", "evaluation.shard_id=2"],
+            "below num_gpus / tp_size = 2, found 2",
+            "",
+        ),
         ("evaluate", ["results_dir="], "results_dir: the value is missing", "results_dir=VALUE"),
         ("quantize", ["model.model_path="], "model.model_path: the value is missing", "model.model_path=VALUE"),
         ("inference", ["media="], "media: the value is missing", "media=VALUE"),
-        ("evaluate", ["evaluation.shard_id=1"], "shards are counted from 0, found 1", ""),
+        (
+            "evaluate",
+            ["evaluation.shard_id=1"],
+            "expected a 0-based shard index below num_gpus / tp_size = 1, found 1",
+            "",
+        ),
         ("evaluate", ["generation.presence_penalty=0.5"], "words are not counted", "set it to 0"),
         ("evaluate", ["model.vit_checkpoint_path=vit.pt"], "read from one folder", "leave the key out"),
-        ("evaluate", ["evaluation.answer_type=letter"], "only multiple choice compares letters", "write freeform"),
+        (
+            "evaluate",
+            ["evaluation.answer_type=letter"],
+            "letters are only compared for multiple choice",
+            "write freeform",
+        ),
         ("evaluate", ["model.dtype=float16"], "float16; use", "use bfloat16"),
         ("evaluate", ["model.model_name=hf_model://nvidia"], "hf_model://ORG/NAME", ""),
         ("evaluate", ["model.enable_lora=true"], "does not exist", "set model.base_model_path"),
@@ -253,14 +268,14 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
             "did you mean 'quantize.quantization_scheme'?",
         ),
         ("quantize", ["quantize.xyz=1"], "[quantize] has no key 'xyz'", "accepts: num_calibration_samples, "),
-        ("evaluate", ["evaluation.seed='${trainer.seed}'"], "a reference can only replace text", ""),
+        ("evaluate", ["evaluation.seed='${trainer.seed}'"], "a reference is only allowed as the value of a string", ""),
         ("quantize", ["quantize.kv_precision=fp8"], "keys and values", "write bf16"),
         ("quantize", [*HUB, "dataset.annotation_path="], "hub datasets are not supported", "annotation_path"),
         ("quantize", ["enable_lora=true"], "does not exist", "set model.base_model_path"),
         ("quantize", ["quantization_method.scheme=W4A17"], "W4A17", "did you mean"),
         ("inference", ["num_frames=8"], "both set the number of frames", "~fps"),
         ("inference", ["num_gpus=2"], "one GPU answers", "set num_gpus = 1"),
-        ("inference", ["device_map=balanced"], "over devices is not supported", "write auto, cpu or cuda"),
+        ("inference", ["device_map=balanced"], "over several devices is not supported", "write auto, cpu or cuda"),
         ("inference", ["type=audio"], "audio", "video"),
         ("inference", ["~prompt"], "prompt: the value is missing", "prompt=VALUE"),
         ("evaluate", ["~model"], "model.model_name: the value is missing", "model.model_name=VALUE"),
@@ -290,8 +305,8 @@ def test_a_trap_is_an_error_with_the_way_out(
     [
         (changed(EVALUATE_70, task="its_directionality"), "its keys are task.type"),
         (changed(EVALUATE_70, metrics=["bleu"]), "its keys are metrics.names, "),
-        ({"model.model_name": "x", **EVALUATE_70}, "a key with dots is a path"),
-        (changed(QUANTIZE_72, calibration_dataset={"annotation_path": "x"}), "which is also given"),
+        ({"model.model_name": "x", **EVALUATE_70}, "the key contains dots"),
+        (changed(QUANTIZE_72, calibration_dataset={"annotation_path": "x"}), "which is also set"),
     ],
 )
 def test_a_file_in_the_wrong_shape_is_said(document: Doc, told: str, tmp_path: Path) -> None:
@@ -380,11 +395,11 @@ def test_bertscore_goes_with_its_model(tmp_path: Path) -> None:
     ("words", "processes", "told"),
     [
         (["num_gpus=8"], None, ""),
-        (["num_gpus=8"], "1", "1 of 8 processes answer, each with its own GPU"),
-        (["num_gpus=8"], "2", "2 of 8 processes answer"),
+        (["num_gpus=8"], "1", "1 of 8 processes evaluate the records, each on its own GPU"),
+        (["num_gpus=8"], "2", "2 of 8 processes evaluate the records"),
         (["num_gpus=8"], "8", ""),
         (["model.tp_size=8"], None, "tensor parallelism over 8 GPUs is not supported"),
-        (["model.tp_size=8"], "2", "2 of 8 processes answer"),
+        (["model.tp_size=8"], "2", "2 of 8 processes evaluate the records"),
         ([], None, ""),
     ],
 )
@@ -436,8 +451,8 @@ def test_what_is_not_quite_as_it_was_said_is_a_warning(tmp_path: Path) -> None:
     assert "smoothing_strength is approximated" in told
     words = ["quantize.quantization_scheme=FP8", "quantize.max_sequence_length=2048"]
     short = translated("quantize", QUANTIZE_72, tmp_path, *words)
-    assert "videos need 4096 or more" in "\n".join(short.get_warnings())
-    assert "videos need" not in "\n".join(static.get_warnings())
+    assert "samples with video need 4096 or more" in "\n".join(short.get_warnings())
+    assert "samples with video need" not in "\n".join(static.get_warnings())
 
 
 def test_the_report_has_a_line_for_every_key_of_the_file(tmp_path: Path) -> None:

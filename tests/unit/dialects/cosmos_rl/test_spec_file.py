@@ -121,7 +121,7 @@ def test_dotted_words_walk_to_the_leaf(tmp_path: Path) -> None:
 
 MISTAKES = [
     ("policy: {typ: sft}", "policy.typ", "did you mean 'policy.type'?"),
-    ("policy.type: sft", '"policy.type"', "write it nested, policy -> type"),
+    ("policy.type: sft", '"policy.type"', "write nested tables, policy -> type"),
     ("custom: {extr: {path: x}}", "custom.extr", "did you mean 'custom.extra'?"),
     ("policy: {type: [1]}", "policy.type", None),
     ("epochs: 0", "", None),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from worldsmith.config import UserError, WrongValueError
 from worldsmith.models.converters import Float8
-from worldsmith.models.converters.float8 import fits
+from worldsmith.models.converters.float8 import supports_float8
 from worldsmith.models.network_parts import NetworkParts
 
 MISSING = importlib.util.find_spec("torchao") is None
@@ -37,7 +37,7 @@ def test_a_cpu_and_other_precisions_are_refused() -> None:
 
 
 def test_layers_of_other_multiples_stay_as_they_are() -> None:
-    assert [fits(nn.Linear(*sizes)) for sizes in ((16, 48), (16, 24), (8, 16))] == [True, False, False]
+    assert [supports_float8(nn.Linear(*sizes)) for sizes in ((16, 48), (16, 24), (8, 16))] == [True, False, False]
 
 
 def rounded(x: Tensor, *, rows: bool) -> Tensor:

@@ -25,7 +25,11 @@ from worldsmith.training.state_bytes import state_bytes
     [
         ("model.config.lora_enabled", False, "frozen_base freezes the weights that it quantizes.*omit the converter"),
         ("checkpoint.save_weights", "all", 'only keeps quantized weights, which cannot be saved.*write "trained"'),
-        ("model.config.ema.trainable_only", False, "would need their original memory again.*set it to true"),
+        (
+            "model.config.ema.trainable_only",
+            False,
+            "would need as much memory as the unquantized weights.*set it to true",
+        ),
     ],
 )
 def test_what_it_does_not_go_with_is_refused_with_the_way_out(path: str, value: Any, remedy: str) -> None:

@@ -169,7 +169,7 @@ def test_what_cannot_be_trained_is_refused_with_the_reason(tmp_path: Path) -> No
 HOSTILE = {
     "text_config": ("x", "text_config: expected an object, found text"),
     "vision_config": (5, "vision_config: expected an object, found a number"),
-    "model_type": ([], "model_type: expected a text, found a list"),
+    "model_type": ([], "model_type: expected a string, found a list"),
     "text_config.num_hidden_layers": (10**9, "num_hidden_layers: expected an integer from 1 to 1000, found 10+$"),
     "vision_config.depth": (10**9, "vision_config.depth: expected an integer from 1 to 1000, found 10+$"),
     "text_config.hidden_size": (-1, "text_config.hidden_size: expected an integer from 1 to 2147483647, found -1"),

@@ -87,7 +87,7 @@ def test_the_usual_words_of_the_skill(read: Any, data: Path) -> None:
 
 def test_a_missing_type_means_sft_and_is_said(read: Any) -> None:
     loaded = read(COOKBOOK.replace('type = "sft"\n', ""))
-    assert any("train.train_policy.type is approximated: it is omitted, which means sft" in w for w in loaded.warnings)
+    assert any("train.train_policy.type is approximated: it is omitted: sft is used" in w for w in loaded.warnings)
     assert loaded.tree == read(COOKBOOK).tree
     assert not any("train_policy.type" in warning for warning in read(COOKBOOK).warnings)
 
@@ -341,7 +341,7 @@ def test_the_cap_of_a_sample_stays_and_a_pack_has_room_for_as_many_of_that_lengt
     assert values(loaded, *(f"dataloader_train.{name}" for name in names)) == [32768, 4 * 32768 + 1, 4]
     assert not any("model_max_length" in warning for warning in loaded.warnings)
     assert "dataloader_train.max_sample_tokens = 32768" in loaded.report
-    assert "a pack of 4 may have 131072 tokens" in loaded.report
+    assert "a pack of 4 samples may have 131072 tokens" in loaded.report
 
 
 def test_reading_ahead_without_readers_is_dead(read: Any) -> None:

@@ -377,7 +377,7 @@ generation.max_tokens = 3
     assert main([*words, "--json"]) == 0
     said = capfd.readouterr()
     assert json.loads(said.out)["num_records"] == 2  # one process speaks
-    assert said.err.count("num_gpus is approximated: 2 of 8 processes answer") == 1
+    assert said.err.count("num_gpus is approximated: 2 of 8 processes evaluate the records") == 1
     assert len(list((world / "gpus/answers").glob("*_of_2.jsonl"))) == 2
     for name in ("results.json", "metrics.json"):
         assert (world / "gpus" / name).read_bytes() == (world / "one" / name).read_bytes()

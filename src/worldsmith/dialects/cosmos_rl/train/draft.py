@@ -23,14 +23,15 @@ OUR_KEYS = {"job", "model", "recipe", "type", "dialect", "trainer", "optimizer"}
 
 
 def read_train_spec(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
-    """Returns the run config of a training spec as a draft.
+    """Translates a training spec of Cosmos-RL or TAO to a run config.
 
     Args:
         files: The path of the spec, as a sequence of one.
-        words: Dotted overrides of the spec.
+        words: Overrides of the spec, with dotted keys.
 
     Returns:
-        The draft. If the spec has mistakes, they are in `problems` and the draft has no tree.
+        The config before references are resolved, with source positions, warnings and the translation report. If
+        the spec has mistakes, they are in `problems` and `tree` is None.
 
     Raises:
         ConfigError: If the file cannot be read.
@@ -56,14 +57,15 @@ def read_train_spec(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
 
 
 def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple[str | None, list[str]]:
-    """Returns the parent of a training spec (None: it has none), and the overrides without the parent.
-
-    The model of the parent replaces the model that the spec file names.
+    """Determines the parent of a training spec: the earlier run whose model replaces the model of the spec.
 
     Args:
         file: Path of the spec.
-        words: Dotted overrides of the spec.
-        parent: Value of ``--parent``; None: the spec's `parent_job_id` counts.
+        words: Overrides of the spec, with dotted keys.
+        parent: Value of ``--parent``; None: the spec's `parent_job_id` is used.
+
+    Returns:
+        The parent (None if there is no parent), and the overrides without the parent.
 
     Raises:
         UserError: If an override names a model in addition to the parent, or if there are two different parents.
@@ -73,7 +75,7 @@ def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple
     if named and parent not in (None, named):
         raise UserError(f"{file}: {PARENT_KEY} is {named}, but --parent is {parent}; omit one of them")
     parent = parent or named
-    if parent is not None and spec.is_word(SPEC_MODEL):
+    if parent is not None and spec.is_override(SPEC_MODEL):
         raise UserError(f"{SPEC_MODEL} and --parent {parent} both name the model; omit one of them")
     rest = [word for word in words if word.partition("=")[0].lstrip("+~") != PARENT_KEY]
     in_file = parent is not None and PARENT_KEY in read_spec(FORM, file, rest).outside
@@ -81,7 +83,7 @@ def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple
 
 
 def find_other_training(spec: Spec) -> Problem | None:
-    """Returns the problem if a spec is not for supervised fine-tuning of a reasoner; None if it is."""
+    """Returns a problem if a spec requests anything but supervised fine-tuning of a reasoner, else None."""
     kind, trainer = spec.get(f"{SFT}type"), spec.get(f"{SFT}trainer_type")
     keys = [key for rule in RL_RULES for key in rule.keys if key in spec.outside]
     fix = f"{SFT}type=sft {SFT}trainer_type=sft custom.train_dataset.annotation_path=FILE"
@@ -101,11 +103,11 @@ def find_other_training(spec: Spec) -> Problem | None:
 
 
 def is_train_spec(files: Sequence[str]) -> bool:
-    """Returns whether files are a training spec of Cosmos-RL or TAO. Reads the file.
+    """Returns whether `files` is a single training spec of Cosmos-RL or TAO; reads the file.
 
     Args:
-        files: Paths; a spec is a single file with the tables of a training spec and none of Worldsmith's own. A file
-            that cannot be read is not a training spec.
+        files: Paths. A training spec has tables of Cosmos-RL and none of Worldsmith's own; a file that cannot be
+            read is not a training spec.
     """
     if len(files) != 1 or not files[0].lower().endswith(SUFFIXES):
         return False
@@ -117,13 +119,16 @@ def is_train_spec(files: Sequence[str]) -> bool:
 
 
 def is_generator_rl(data: Mapping[str, Any]) -> bool:
-    """Returns whether data is a Cosmos-RL config for reinforcement learning of Cosmos-Predict2.5."""
+    """Returns whether parsed config data requests reinforcement learning of Cosmos-Predict2.5 in Cosmos-RL."""
     model = data.get("model")
     return {"model_parallel", "trainer"} <= data.keys() and isinstance(model, dict) and "conditioner" in model
 
 
 def has_spec_keys(data: Mapping[str, Any]) -> bool:
-    """Returns whether the table `train` or `policy` has a key of a spec; other systems have such tables too."""
+    """Returns whether parsed config data is a training spec, according to its keys.
+
+    The table `train` or `policy` must have a key of a spec, because other systems have such tables too.
+    """
     known = [
         (name, table) for name, table in (("train", Training), ("policy", Policy)) if isinstance(data.get(name), dict)
     ]

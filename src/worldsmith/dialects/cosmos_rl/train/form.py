@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
-from worldsmith.dialects.cosmos_rl.rules import BOUNDS, PIXELS, RESIZED, drop_overruled, refuse_remote_output
+from worldsmith.dialects.cosmos_rl.rules import BOUNDS, PIXELS, RESIZED, drop_overridden, refuse_remote_output
 from worldsmith.dialects.cosmos_rl.train.model import adapters, learning_rates, trained_model, trained_weights
-from worldsmith.dialects.cosmos_rl.train.sources import TRAIN, data_sets, put_caps
+from worldsmith.dialects.cosmos_rl.train.sources import TRAIN, data_sets, put_token_limits
 from worldsmith.dialects.cosmos_rl.train.spec import TrainSpec
 from worldsmith.dialects.cosmos_rl.train.steps import steps_of_the_run
 from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed, format_value, read_key_rules, renamed
@@ -25,19 +25,19 @@ FRAMES = ("fps", "nframes", *BOUNDS, *PIXELS, *RESIZED)
 
 
 @computed("train.train_policy.type")
-def kind(t: SpecTranslation) -> None:
-    """Translates the training type, which must be supervised fine-tuning."""
+def training_type(t: SpecTranslation) -> None:
+    """Reports the training type in `t`: supervised fine-tuning, also if the spec omits the type."""
     key = "train.train_policy.type"
     if t.get(key) == "sft":
         t.report(key, "kept", "supervised fine-tuning, as in every run here")
     else:
-        text = "it is omitted, which means sft here; in Cosmos-RL without a table train_policy it would mean grpo"
+        text = "it is omitted: sft is used; Cosmos-RL would use grpo if the table train_policy is missing"
         t.report(key, "approximated", text, warn=True)
 
 
 @computed("policy.parallelism.tp_size")
 def tensor_parallelism(t: SpecTranslation) -> None:
-    """Refuses tensor parallelism, and reports an omitted degree, whose default differs."""
+    """Refuses tensor parallelism in `t`; warns if the spec omits its degree, whose default differs in Cosmos-RL."""
     key, size = "policy.parallelism.tp_size", t.get("policy.parallelism.tp_size")
     if size > 1:
         shard = t.get("policy.parallelism.dp_shard_size")
@@ -46,12 +46,12 @@ def tensor_parallelism(t: SpecTranslation) -> None:
     elif t.is_stated(key):
         t.report(key, "kept", "unchanged")
     else:
-        t.report(key, "approximated", "it is omitted, and is 1 here; in Cosmos-RL it would be 2", warn=True)
+        t.report(key, "approximated", "it is omitted: 1 is used; the default of Cosmos-RL is 2", warn=True)
 
 
 @computed("train.fsdp_offload", "train.activation_offload")
 def offload(t: SpecTranslation) -> None:
-    """Refuses CPU offloading, and suggests settings that save GPU memory and that the spec does not use yet."""
+    """Refuses CPU offloading in `t`; suggests settings that save GPU memory and that the spec does not use yet."""
     batch, adapters = "train.train_policy.mini_batch", "policy.lora"
     others = [
         ("policy.model_gradient_checkpointing=true", not t.get("policy.model_gradient_checkpointing")),
@@ -73,16 +73,16 @@ def offload(t: SpecTranslation) -> None:
 
 @computed("train.optm_grad_norm_clip")
 def training_clipping(t: SpecTranslation) -> None:
-    """Translates the maximum gradient norm; 0 or less disables clipping."""
+    """Sets the max gradient norm in `t`; 0 or less in the spec disables clipping."""
     key, norm = "train.optm_grad_norm_clip", t.get("train.optm_grad_norm_clip")
-    most = norm if norm > 0 else 1e30
+    max_norm = norm if norm > 0 else 1e30
     never = "" if norm > 0 else ": it is measured, but has no limit"
-    t.assign(key, "trainer.callbacks.grad_clip.clip_norm", most, never)
+    t.assign(key, "trainer.callbacks.grad_clip.clip_norm", max_norm, never)
 
 
 @computed("train.seed", "train.deterministic")
 def seeds(t: SpecTranslation) -> None:
-    """Translates the seed; None or a negative seed becomes 42."""
+    """Sets the seed in `t`, to 42 if the spec's seed is None or negative; reports whether kernels are deterministic."""
     seed = t.get("train.seed")
     t.assign("train.seed", "trainer.seed", 42 if seed is None or seed < 0 else seed)
     if t.get("train.deterministic"):
@@ -94,7 +94,10 @@ def seeds(t: SpecTranslation) -> None:
 
 @computed(OUTPUT, RESULTS, TIMESTAMP)
 def run_folder(t: SpecTranslation) -> None:
-    """Sets the parent folder of the runs. As in Cosmos-RL, each start creates a new run folder named after the time."""
+    """Sets the folder of the runs in `t`.
+
+    As in Cosmos-RL, each start creates a new run folder named after the start time.
+    """
     output, results, name = (t.get(key).removeprefix("file://") for key in (OUTPUT, RESULTS, TIMESTAMP))
     output = output if t.is_stated(OUTPUT) else ""
     if refuse_remote_output(t, *([OUTPUT] if output else []), RESULTS):
@@ -102,7 +105,7 @@ def run_folder(t: SpecTranslation) -> None:
     folder = str(PurePath(results) / output) if output != results else output
     folder = "" if folder == "." else folder
     below = f"{folder or 'the output root/job.project/job.group'}/<time of the start>"
-    if name:  # there a timestamp shows that output_dir has been extended by it already
+    if name:  # in Cosmos-RL, a timestamp means that output_dir already ends in it
         path = PurePath(folder) if folder else PurePath(name)
         folder, name = "" if str(path.parent) == "." else str(path.parent), path.name
         below = f"{folder or '.'}/{name}"
@@ -118,7 +121,7 @@ def run_folder(t: SpecTranslation) -> None:
 
 @computed(RESUME)
 def resume(t: SpecTranslation) -> None:
-    """Translates `train.resume`: a path, true for the last saved run, or false for a new run."""
+    """Translates `train.resume` in `t`: a path to load, true for the last saved run, or false for a new run."""
     value = t.get(RESUME)
     if isinstance(value, str):
         t.put("checkpoint.load_path", value, source=RESUME)
@@ -129,14 +132,16 @@ def resume(t: SpecTranslation) -> None:
         )
         t.report(RESUME, "approximated", text)
     elif value:
-        t.assign(RESUME, "job.resume_newest", True, f": the run in {OUTPUT} that was saved last, in its own folder")
+        t.assign(
+            RESUME, "job.resume_newest", True, f": continues the run in {OUTPUT} that was saved last, in its folder"
+        )
     else:
         t.report(RESUME, "kept", f"each start is a new run in a new folder; {RESUME}=true resumes the one saved last")
 
 
 @computed(PROJECT, GROUP, EXPERIMENT)
 def names(t: SpecTranslation) -> None:
-    """Translates the names of project, group and experiment."""
+    """Sets the run's project and group in `t` from the spec's names of project, group and experiment."""
     t.move(PROJECT, "job.project", "renamed")
     given = {key: t.get(key) for key in (GROUP, EXPERIMENT) if t.get(key) not in (None, "", "None")}
     if given:
@@ -154,7 +159,7 @@ def names(t: SpecTranslation) -> None:
 
 @computed("logging.logger")
 def trackers(t: SpecTranslation) -> None:
-    """Translates the metric loggers to the mode of Weights & Biases."""
+    """Sets the mode of Weights & Biases in `t` from the spec's list of metric loggers."""
     logger = t.get("logging.logger")
     mode = "online" if "wandb" in logger else "disabled"
     rest = [name for name in logger if name != "wandb"]
@@ -164,25 +169,25 @@ def trackers(t: SpecTranslation) -> None:
 
 @computed("policy.model_max_length")
 def longest(t: SpecTranslation) -> None:
-    """Sets the maximum tokens of a sample and of a pack, which has room for all samples of a mini-batch."""
+    """Sets the max tokens of a sample in `t`, and those of a pack, which holds all samples of a mini-batch."""
     source, mini = "policy.model_max_length", t.get("train.train_policy.mini_batch")
     longest = t.get(source)
-    put_caps(t, "dataloader_train", mini, source)
+    put_token_limits(t, "dataloader_train", mini, source)
     text = f"dataloader_train.max_sample_tokens = {longest}; longer samples are skipped, never truncated"
     if mini > 1:
-        text += f"; a pack of {mini} may have {mini * longest} tokens, as in Cosmos-RL"
+        text += f"; a pack of {mini} samples may have {mini * longest} tokens, as in Cosmos-RL"
     t.report(source, "renamed", text)
 
 
 @computed(VISION)
-def training_frames(t: SpecTranslation) -> None:
-    """Translates the settings of video frames and pixels, with the defaults of the data script."""
+def video_settings(t: SpecTranslation) -> None:
+    """Sets the frame sampling and pixel limits of videos in `t`, with the defaults of Cosmos-RL's data script."""
     given = {name: t.get(f"{VISION}.{name}") for name in FRAMES if t.get(f"{VISION}.{name}") is not None}
     for name in ("video_start", "video_end"):
         if t.get(f"{VISION}.{name}") is not None:
             why = "every video is used from its first frame to its last"
             t.refuse(f"{VISION}.{name}", why, "cut the clips beforehand")
-    drop_overruled(t, f"{VISION}.", given, by_fps="nframes" not in given)
+    drop_overridden(t, f"{VISION}.", given, by_fps="nframes" not in given)
     if "fps" in given and "nframes" in given:
         why = "fps and nframes both set the number of frames"
         t.refuse(f"{VISION}.nframes", why, f"~{VISION}.nframes or ~{VISION}.fps")
@@ -204,14 +209,14 @@ def training_frames(t: SpecTranslation) -> None:
         given["total_pixels"] *= 2
     put_frames(t, given)
     for name, value in given.items():
-        text = "; in Cosmos-RL two frames count once, here each" if name == "total_pixels" else ""
+        text = "; Cosmos-RL counts two frames as one, here every frame counts" if name == "total_pixels" else ""
         t.report(
             f"{VISION}.{name}", "renamed", f"dataloader_train.processor.media.{name} = {format_value(value)}{text}"
         )
 
 
 def default_frames(t: SpecTranslation) -> tuple[str, dict[str, Any]]:
-    """Returns the name of the data script that a spec is used with, and its default video settings.
+    """Returns the name of Cosmos-RL's data script for the spec's model, and its default video settings by name.
 
     The script of Cosmos-Reason2 also reads `custom.dataset`. It limits the pixels of a video instead of those of a
     frame: 0.9 x model_max_length tokens of 32 x 32 pixels in two frames.
@@ -223,7 +228,10 @@ def default_frames(t: SpecTranslation) -> tuple[str, dict[str, Any]]:
 
 
 def is_reason2(name: str) -> bool:
-    """Returns whether a model is a Cosmos-Reason2 or Qwen3-VL, according to its config.json, else to its name."""
+    """Returns whether a model is Cosmos-Reason2 or Qwen3-VL.
+
+    The model's config.json decides if `name` is a folder that contains one, else the name itself.
+    """
     with suppress(OSError, ValueError, AttributeError):
         config = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
         return str(config.get("model_type")).startswith("qwen3_vl")
@@ -231,7 +239,7 @@ def is_reason2(name: str) -> bool:
 
 
 def put_frames(t: SpecTranslation, values: dict[str, Any]) -> None:
-    """Sets video settings in the training loader and, with validation, in the validation loader."""
+    """Sets video settings (name -> value) in `t` for the training data loader and, if enabled, for validation."""
     for loader in LOADERS if t.get("validation.enable") else LOADERS[:1]:
         for name, value in values.items():
             t.put(f"{loader}.processor.media.{name}", value, source=f"{VISION}.{name}")
@@ -241,8 +249,8 @@ def put_frames(t: SpecTranslation, values: dict[str, Any]) -> None:
     *(f"train.train_policy.dataloader_{name}" for name in ("num_workers", "prefetch_factor")),
     *(f"validation.dataloader_{name}" for name in ("num_workers", "prefetch_factor")),
 )
-def readers(t: SpecTranslation) -> None:
-    """Translates the settings of data loader workers."""
+def loader_workers(t: SpecTranslation) -> None:
+    """Sets the number of data loader workers and their prefetch factor in `t`, for training and validation."""
     for loader, above in zip(LOADERS, ("train.train_policy.", "validation.")):
         workers, ready = f"{above}dataloader_num_workers", f"{above}dataloader_prefetch_factor"
         t.move(workers, f"{loader}.num_workers", "renamed")
@@ -252,18 +260,21 @@ def readers(t: SpecTranslation) -> None:
             t.report_stated("dead", f"{workers} is 0: there are no loader workers", ready)
 
 
-def one_of(**names: str) -> Any:
-    """Returns a function that maps a number format; it raises ValueError for an unknown one."""
+def choice_converter(**names: str) -> Any:
+    """Returns a function that maps a value of the spec to ours, according to the keyword arguments.
+
+    The function raises ValueError for a value that is not among them.
+    """
 
     def read(value: str) -> str:
         if value not in names:
-            raise ValueError(f"{value} is not available here; available: {', '.join(names)}")
+            raise ValueError(f"expected one of {', '.join(names)}, found {value}")
         return names[value]
 
     return read
 
 
-TWO = one_of(float32="float32", bfloat16="bfloat16")
+to_dtype = choice_converter(float32="float32", bfloat16="bfloat16")
 ALIASES = {
     "dp_shard_size": "policy.parallelism.dp_shard_size",
     "dp_replicate_size": "policy.parallelism.dp_replicate_size",
@@ -280,12 +291,12 @@ FORM = SpecForm(
     "train",
     TrainSpec,
     (
-        *(kind, trained_model, data_sets, training_frames, longest, steps_of_the_run),
+        *(training_type, trained_model, data_sets, video_settings, longest, steps_of_the_run),
         *(adapters, trained_weights, run_folder, names, resume, seeds, learning_rates, training_clipping),
-        *(offload, readers, tensor_parallelism, trackers),
+        *(offload, loader_workers, tensor_parallelism, trackers),
         renamed("train.optm_impl", "optimizer.fused", lambda name: "fused" in name),
-        renamed("train.param_dtype", "model.config.precision", TWO),
-        renamed("train.master_dtype", "model.config.parallelism.fsdp_master_dtype", TWO),
+        renamed("train.param_dtype", "model.config.precision", to_dtype),
+        renamed("train.master_dtype", "model.config.parallelism.fsdp_master_dtype", to_dtype),
         renamed(
             "policy.model_gradient_checkpointing",
             "model.config.activation_checkpointing.mode",
@@ -294,7 +305,7 @@ FORM = SpecForm(
         renamed(
             "train.fa_version",
             "model.config.policy.attn_implementation",
-            lambda version: one_of(**{"2": "flash_attention_2"})(str(version)),
+            lambda version: choice_converter(**{"2": "flash_attention_2"})(str(version)),
         ),
         renamed("train.ckpt.save_mode", "checkpoint.async_save", lambda mode: mode == "async"),
         renamed("train.ckpt.max_keep", "checkpoint.keep_latest_k", lambda count: None if count == -1 else count),

@@ -16,12 +16,12 @@ SCHEME = "hf_model://"
 BACKBONE, FREEZE = "model.config.policy.backbone", "model.config.policy.freeze"
 LR = "train.optm_lr"
 LORA_RULES = read_key_rules("cosmos_rl", "lora")
-"""Rules of the table `policy.lora`, if a spec has it."""
+"""Rules of the table `policy.lora`, applied if a spec has this table."""
 
 
 @computed(NAME, REVISION)
 def trained_model(t: SpecTranslation) -> None:
-    """Translates the model name and revision; refuses a model that cannot be trained."""
+    """Sets the model name with its revision in `t`; refuses invalid names and models that cannot be trained."""
     name, revision = t.get(NAME), t.get(REVISION)
     if not name:
         t.refuse(NAME, "it is empty", f"{NAME}=hf_model://nvidia/Cosmos-Reason2-8B, or a folder")
@@ -42,7 +42,14 @@ def trained_model(t: SpecTranslation) -> None:
 
 
 def describe_network(name: str) -> str:
-    """Returns a description of a model's network. Raises ValueError for a model that cannot be trained."""
+    """Returns a description of a model's network for messages.
+
+    Args:
+        name: Folder, or hub repository with an optional revision.
+
+    Raises:
+        ValueError: If the model cannot be trained.
+    """
     tree: Any = get_recipe(RECIPE)
     config = tree.model.config
     config.policy.backbone.model_name = name
@@ -52,7 +59,7 @@ def describe_network(name: str) -> str:
 
 @computed(LR)
 def learning_rates(t: SpecTranslation) -> None:
-    """Translates the learning rate: one number, or a table of rates by module."""
+    """Sets the learning rate in `t` from one number, or per-module multipliers from a table of rates by module."""
     rates = t.get(LR)
     if isinstance(rates, list):
         if not rates or len(set(rates)) > 1:
@@ -76,13 +83,17 @@ def learning_rates(t: SpecTranslation) -> None:
         t.put("optimizer.lr_multipliers", rest, source=LR)
         t.put("optimizer.lr", rates["global"], source=LR)
         text = f"optimizer.lr = {rates['global']}, optimizer.lr_multipliers = {format_value(rest)}"
-        t.report(LR, "approximated", f"{text}; the deepest module of a parameter is used, and each must have some")
+        t.report(
+            LR,
+            "approximated",
+            f"{text}; the deepest module of a parameter sets its rate; each module must have parameters",
+        )
         return
     t.assign(LR, "optimizer.lr", rates)
 
 
 def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
-    """Maps module paths of the spec to prefixes of parameter names here, the deepest modules first.
+    """Maps the module paths of a spec to prefixes of internal parameter names, the deepest modules first.
 
     Cosmos-RL's own Qwen2.5-VL has the vision encoder next to `model`; in the network here it is `model.visual`.
     """
@@ -92,13 +103,13 @@ def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
 
 @computed("policy.freeze_pattern", "policy.trainable_pattern", "policy.trainable_map")
 def trained_weights(t: SpecTranslation) -> None:
-    """Translates the patterns of frozen and trainable parameters."""
+    """Sets the name patterns of frozen and trainable parameters in `t`; refuses unsupported combinations."""
     frozen, kept, table = (t.get(f"policy.{name}") for name in ("freeze_pattern", "trainable_pattern", "trainable_map"))
     if frozen and kept:
         why = "freeze_pattern and trainable_pattern cannot be combined"
         t.refuse("policy.trainable_pattern", why, "~policy.freeze_pattern or ~policy.trainable_pattern")
     elif kept and t.get("policy.lora") is not None and not all("lora_" in pattern for pattern in kept):
-        why = "next to adapters all weights are frozen: expected patterns that contain lora_, which select among them"
+        why = "with LoRA, all other weights are frozen: expected only patterns that contain lora_"
         t.refuse("policy.trainable_pattern", why, "~policy.trainable_pattern, or ~policy.lora")
     else:
         t.move("policy.freeze_pattern", f"{FREEZE}.frozen_params", "renamed")
@@ -111,7 +122,7 @@ def trained_weights(t: SpecTranslation) -> None:
 
 @computed("policy.lora")
 def adapters(t: SpecTranslation) -> None:
-    """Translates the table `policy.lora`; without it all weights are trained."""
+    """Sets up LoRA in `t` from the spec's table `policy.lora`; without the table all weights are trained."""
     if t.get("policy.lora") is None:
         t.assign("policy.lora", "model.config.lora_enabled", False, ": all weights are trained")
         return
@@ -135,7 +146,7 @@ def adapters(t: SpecTranslation) -> None:
 
 
 def put_targets(t: SpecTranslation) -> None:
-    """Translates the target modules of the adapters."""
+    """Sets the LoRA target modules in `t` from the spec's list of names; refuses an empty list."""
     key, to = "policy.lora.target_modules", "model.config.lora_target_modules"
     targets = t.get(key)
     if not targets or (isinstance(targets, str) and targets != "all-linear"):
@@ -143,4 +154,9 @@ def put_targets(t: SpecTranslation) -> None:
     elif targets == "all-linear" or targets == ["all-linear"]:
         t.assign(key, to, "all-linear", ": all linear layers except the language head")
     else:
-        t.assign(key, to, ",".join(dict.fromkeys(targets)), "; complete names, whereas Cosmos-RL also accepts parts")
+        t.assign(
+            key,
+            to,
+            ",".join(dict.fromkeys(targets)),
+            "; complete module names are compared, whereas Cosmos-RL also matches parts of names",
+        )

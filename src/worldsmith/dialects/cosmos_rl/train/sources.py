@@ -21,11 +21,11 @@ PROMPTS = ("custom.system_prompt", "train.train_policy.system_prompt")
 NAMES, VAL_NAMES = "train.train_policy.dataset", "validation.dataset"
 TEST_SIZE, COLUMN = f"{NAMES}.test_size", "train.train_policy.conversation_column_name"
 HELD_OUT = 0.1
-"""Fraction of the training records that is held out when a spec gives no size."""
+"""Fraction of the training records that is held out if a spec sets no `test_size`."""
 SAVED = "SavedDataset"
 MANIFEST = "ManifestDataset"
 FORMS = ("annotation_path", "path", "dataset_root")
-"""Keys of a table of files, one per layout: LLaVA annotations, a saved dataset, a folder with a manifest."""
+"""Keys that name data files, one per layout: LLaVA annotations, a saved dataset, a folder with a manifest."""
 MEDIA = ("media_path", "media_root")
 """Both names of the media folder."""
 FIELDS = ("name", "subset", "revision", "split", "test_size", "local_dir")
@@ -38,15 +38,15 @@ FIELDS = ("name", "subset", "revision", "split", "test_size", "local_dir")
     *("validation.enable", "validation.val_before_train", "validation.batch_size"),
 )
 def data_sets(t: SpecTranslation) -> None:
-    """Translates the training and validation data of the spec."""
+    """Sets the training and validation datasets in `t` from the data tables of the spec."""
     key = TRAIN if t.get(TRAIN) is not None or t.get(OLD) is None else OLD
     if t.get(TRAIN) is not None and t.get(OLD) is not None:
         t.refuse(OLD, f"{TRAIN} is also given", f"~{OLD}")
-    if is_named(t, key):
+    if names_files(t, key):
         put_files(t, key, "dataloader_train")
         report_unused_names(t, NAMES, f"the data comes from {key}")
     elif t.get(f"{NAMES}.name") or t.get(f"{NAMES}.local_dir"):
-        put_named(t, NAMES, "dataloader_train")
+        put_named_dataset(t, NAMES, "dataloader_train")
     else:
         t.refuse(f"{TRAIN}.annotation_path", "no data is set", ADVICE)
     put_validation(t)
@@ -55,13 +55,19 @@ def data_sets(t: SpecTranslation) -> None:
 ADVICE = f"{TRAIN}.annotation_path=FILE {TRAIN}.media_path=FOLDER"
 
 
-def is_named(t: SpecTranslation, key: str) -> bool:
-    """Returns whether a table names data files."""
+def names_files(t: SpecTranslation, key: str) -> bool:
+    """Returns whether the table at the spec key `key` names data files."""
     return any(t.get(f"{key}.{form}") for form in FORMS)
 
 
 def put_files(t: SpecTranslation, key: str, loader: str) -> None:
-    """Sets the dataset that a table of files names, in one of three layouts."""
+    """Sets a dataset from a table of the spec that names files in one of three layouts.
+
+    Args:
+        t: The translation, modified in place.
+        key: Key of the table.
+        loader: Config section of the data loader, such as "dataloader_train".
+    """
     forms = [form for form in FORMS if t.get(f"{key}.{form}")]
     if len(forms) > 1:
         t.refuse(f"{key}.{forms[1]}", f"{key}.{forms[0]} names other data", f"~{key}.{forms[1]} or ~{key}.{forms[0]}")
@@ -81,7 +87,7 @@ def put_files(t: SpecTranslation, key: str, loader: str) -> None:
     if forms[0] == "annotation_path":
         put_annotations(t, key, to, given)
     elif forms[0] == "path":
-        put_saved(t, source, to, given, "; relative media paths are relative to this folder, .")
+        put_saved_dataset(t, source, to, given, "; media paths are relative to the current working directory")
         if not t.get(f"{key}.media_path") and not t.get(f"{key}.media_root"):
             t.put(f"{to}.media_root", ".", source=source)
     else:
@@ -90,7 +96,7 @@ def put_files(t: SpecTranslation, key: str, loader: str) -> None:
         t.assign(source, f"{to}.path", path)
         t.report_stated("renamed", f"part of {to}.path", f"{key}.meta_file")
     if forms[0] != "dataset_root":
-        t.report_stated("unneeded", f"it belongs to {key}.dataset_root", f"{key}.meta_file")
+        t.report_stated("unneeded", f"it is only used with {key}.dataset_root", f"{key}.meta_file")
     t.report_stated("unneeded", f"{source} sets the data", *(f"{key}.{form}" for form in FORMS if form != forms[0]))
     t.report_stated("kept", "the loss is computed on answers only", f"{key}.response_mode")
     put_column(t, forms[0])
@@ -98,7 +104,16 @@ def put_files(t: SpecTranslation, key: str, loader: str) -> None:
 
 
 def put_annotations(t: SpecTranslation, key: str, to: str, given: str) -> None:
-    """Sets LLaVA annotations. TAO's data hook requires `video_fps` in every video record; older hooks ignore it."""
+    """Sets the path of LLaVA annotations, and whether their video records must have `video_fps`.
+
+    TAO's data hook requires `video_fps` in every video record; older hooks ignore it.
+
+    Args:
+        t: The translation, modified in place.
+        key: Key of the spec's table.
+        to: Dotted path of the dataset's settings.
+        given: Path of the annotations.
+    """
     source, policy = f"{key}.annotation_path", "optional" if key == OLD else "require"
     t.put(f"{to}.video_fps", policy, source=source)
     rule = f"records with a video must have video_fps, or add -- {to}.video_fps=optional"
@@ -107,18 +122,26 @@ def put_annotations(t: SpecTranslation, key: str, to: str, given: str) -> None:
 
 
 def put_media(t: SpecTranslation, key: str, to: str) -> bool:
-    """Sets the media folder, which has two keys; returns False, after adding a problem, if they contradict.
+    """Sets the media folder of a dataset from either of its two spec keys.
 
-    Keys on the command line have priority over those in the file.
+    Keys on the command line have priority over keys in the file.
+
+    Args:
+        t: The translation, modified in place.
+        key: Key of the spec's table.
+        to: Dotted path of the dataset's settings.
+
+    Returns:
+        False, after adding a problem, if both keys are set and differ; else True.
     """
     files = {name: t.get(f"{key}.{name}") for name in MEDIA}
-    words = [name for name in MEDIA if t.spec.is_word(f"{key}.{name}")]
+    words = [name for name in MEDIA if t.spec.is_override(f"{key}.{name}")]
     if words:
         for name in [name for name in files if name not in words]:
             if t.is_stated(f"{key}.{name}") and files[name]:
                 t.report(f"{key}.{name}", "unneeded", f"{key}.{words[0]} of the command line replaces it")
             del files[name]
-    elif t.spec.is_word(f"{key}.annotation_path") and holds_media(root := t.get(f"{key}.annotation_path")):
+    elif t.spec.is_override(f"{key}.annotation_path") and holds_media(root := t.get(f"{key}.annotation_path")):
         others = [name for name, value in files.items() if value and not is_same_folder(value, root)]
         for name in others:
             text = f"{format_value(root)} of the command line contains annotations.json and the media"
@@ -152,23 +175,44 @@ def is_same_folder(one: str, other: str) -> bool:
     return os.path.realpath(one.removeprefix("file://")) == os.path.realpath(other.removeprefix("file://"))
 
 
-def put_saved(t: SpecTranslation, source: str, to: str, folder: str, note: str = "") -> None:
-    """Sets a dataset that was saved with `save_to_disk` of the datasets library."""
+def put_saved_dataset(t: SpecTranslation, source: str, to: str, folder: str, note: str = "") -> None:
+    """Sets a dataset that was saved with `save_to_disk` of the datasets library.
+
+    Args:
+        t: The translation, modified in place.
+        source: Key of the spec that names the folder.
+        to: Dotted path of the dataset's settings.
+        folder: Folder of the saved dataset.
+        note: Text appended to the report line.
+    """
     t.put(f"{to}.type", SAVED, source=source)
     t.assign(source, f"{to}.path", folder, note)
     t.put(f"{to}.column", t.get(COLUMN), source=COLUMN if t.is_stated(COLUMN) else source)
 
 
 def put_column(t: SpecTranslation, form: str) -> None:
-    """Reports the column of the conversations, which only a saved dataset has."""
+    """Reports the spec's key of the conversation column in `t`; the key only has an effect for a saved dataset.
+
+    `form`: "path" for a saved dataset, else another key of `FORMS`.
+    """
     if form == "path":
         t.report(COLUMN, "renamed", f"dataloader_train.dataset.column = {format_value(t.get(COLUMN))}")
     else:
-        t.report(COLUMN, "unneeded", "annotations store it under `conversations`, as in Cosmos-RL")
+        t.report(
+            COLUMN,
+            "unneeded",
+            "only a saved dataset has columns; annotations store conversations under `conversations`, as in Cosmos-RL",
+        )
 
 
-def put_named(t: SpecTranslation, key: str, loader: str) -> None:
-    """Sets a dataset by its name, which must be a local folder."""
+def put_named_dataset(t: SpecTranslation, key: str, loader: str) -> None:
+    """Sets a dataset from a table of the spec that names it; the name must be a local folder.
+
+    Args:
+        t: The translation, modified in place.
+        key: Key of the table.
+        loader: Config section of the data loader, such as "dataloader_train".
+    """
     source = f"{key}.local_dir" if t.get(f"{key}.local_dir") else f"{key}.name"
     folder, to = t.get(source), f"{loader}.dataset"
     if refuse_remote(t, source):
@@ -180,7 +224,7 @@ def put_named(t: SpecTranslation, key: str, loader: str) -> None:
             fix = f"{download}, then {key}.name=FOLDER; or {ADVICE}"
         t.refuse(f"{TRAIN}.annotation_path" if key == NAMES else source, f"no data: {why}", fix)
         return
-    put_saved(t, source, to, folder)
+    put_saved_dataset(t, source, to, folder)
     split = t.get(f"{key}.split")
     for name, value in (("split", "+".join(split) if isinstance(split, list) else split), ("subset", None)):
         value = t.get(f"{key}.{name}") if value is None else value
@@ -196,13 +240,19 @@ def put_named(t: SpecTranslation, key: str, loader: str) -> None:
 
 
 def report_unused_names(t: SpecTranslation, key: str, why: str) -> None:
-    """Reports keys that name a dataset as unneeded, except the test size."""
+    """Reports the stated keys of the dataset table `key` as unneeded for the reason `why`, except the test size."""
     names = (f"{key}.{name}" for name in FIELDS)
     t.report_stated("unneeded", why, *(name for name in names if name != TEST_SIZE))
 
 
 def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
-    """Sets the system prompt: that of the dataset, else of `custom`, else of the policy."""
+    """Sets the system prompt of a dataset: the one of its table, else of `custom`, else of `train.train_policy`.
+
+    Args:
+        t: The translation, modified in place.
+        key: Key of the dataset's table; "" if the table has no prompt.
+        to: Dotted path of the dataset's settings.
+    """
     keys = (*([f"{key}.system_prompt"] if key else []), *PROMPTS)
     given = [name for name in keys if t.is_stated(name) and t.get(name) is not None]
     for number, name in enumerate(given):
@@ -215,7 +265,7 @@ def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
 
 
 def put_validation(t: SpecTranslation) -> None:
-    """Translates the validation data and batch size, or holds out training records."""
+    """Sets the validation data and its batch size in `t`; without such data, holds out training records."""
     enabled = t.get("validation.enable")
     t.assign("validation.enable", "trainer.run_validation", enabled)
     named = f"{VAL_NAMES}.name" if t.get(f"{VAL_NAMES}.name") else f"{VAL_NAMES}.local_dir"
@@ -223,34 +273,41 @@ def put_validation(t: SpecTranslation) -> None:
         unused = (VAL, VAL_NAMES, "validation.val_before_train", "validation.batch_size", TEST_SIZE)
         t.report_stated("unneeded", "validation.enable is false: no validation", *unused)
         return
-    if is_named(t, VAL):
+    if names_files(t, VAL):
         put_files(t, VAL, "dataloader_val")
         report_unused_names(t, VAL_NAMES, f"the data comes from {VAL}")
     elif t.get(named):
-        put_named(t, VAL_NAMES, "dataloader_val")
+        put_named_dataset(t, VAL_NAMES, "dataloader_val")
     else:
         hold_out(t)
         report_unused_names(t, VAL_NAMES, "no dataset is named")
-    if is_named(t, VAL) or t.get(named):
+    if names_files(t, VAL) or t.get(named):
         t.report_stated("unneeded", "there is validation data, so no records are held out", TEST_SIZE)
     t.move("validation.val_before_train", "trainer.run_validation_on_start", "renamed")
     size, source = t.get("validation.batch_size"), "validation.batch_size"
     if size is None:
         size, source = t.get("train.train_policy.mini_batch"), "train.train_policy.mini_batch"
     t.put("dataloader_val.max_samples_per_batch", size, source=source)
-    put_caps(t, "dataloader_val", size, source)
+    put_token_limits(t, "dataloader_val", size, source)
     t.report("validation.batch_size", "renamed", f"dataloader_val.max_samples_per_batch = {size}")
 
 
-def put_caps(t: SpecTranslation, loader: str, samples: int, source: str) -> None:
-    """Sets the maximum tokens of a sample, and of a pack of `samples` such samples."""
+def put_token_limits(t: SpecTranslation, loader: str, samples: int, source: str) -> None:
+    """Sets the max tokens of a sample and of a pack of samples in a data loader.
+
+    Args:
+        t: The translation, modified in place.
+        loader: Config section of the data loader, such as "dataloader_train".
+        samples: Number of samples in a pack.
+        source: Spec key that determines the number of samples.
+    """
     longest = t.get("policy.model_max_length")
     t.put(f"{loader}.max_sample_tokens", longest, source="policy.model_max_length")
     t.put(f"{loader}.max_sequence_length", samples * longest + 1, source=source)
 
 
 def hold_out(t: SpecTranslation) -> None:
-    """Holds out the first training records for validation: a number or a fraction of them, at least one."""
+    """Holds out the first training records for validation in `t`: a number or a fraction of them, at least one."""
     size, train = t.get(TEST_SIZE), t.data.get("dataloader_train", {}).get("dataset", {})
     ways = f"{VAL}.annotation_path=FILE, or validation.enable=false"
     if size is not None and size == 0:
@@ -264,8 +321,8 @@ def hold_out(t: SpecTranslation) -> None:
     except (ValueError, OSError) as error:
         t.refuse("validation.enable", f"the records cannot be counted, so none can be held out: {error}", ways)
         return
-    asked = HELD_OUT if size is None else size
-    count = max(min(int(records * asked) if isinstance(asked, float) else asked, records - 1), 1)
+    requested = HELD_OUT if size is None else size
+    count = max(min(int(records * requested) if isinstance(requested, float) else requested, records - 1), 1)
     if records < 2:
         t.refuse("validation.enable", "a single record cannot be held out for validation", ways)
         return
@@ -274,7 +331,7 @@ def hold_out(t: SpecTranslation) -> None:
         t.put(f"dataloader_val.dataset.{name}", value, source=source)
     t.put("dataloader_val.dataset.limit", count, source=source)
     t.put("dataloader_train.dataset.skip", count, source=source)
-    usual = "" if size is not None else f": no size is given, and {HELD_OUT:.0%} is the default in Cosmos-RL"
+    usual = "" if size is not None else f" (no size is set, and the default of Cosmos-RL is {HELD_OUT:.0%})"
     text = f"held out {count} of {records} records for validation, the first ones{usual}; they are not trained on"
     t.report(TEST_SIZE, "renamed", text, warn=True)
 

@@ -17,7 +17,7 @@ class Parallelism(Config):
     n_init_replicas: Count = 1
     """Number of replicas of the complete run."""
     tp_size: Count = 1
-    """Tensor parallelism, which is not supported; if omitted, it is 2 in Cosmos-RL."""
+    """Degree of tensor parallelism, which is not supported; the default in Cosmos-RL is 2."""
     cp_size: Count = 1
     """Context parallelism."""
     ep_size: Count = 1
@@ -50,7 +50,7 @@ class Lora(Config):
     modules_to_save: list[str] | None = None
     """Modules that are fully trained."""
     use_rslora: bool = False
-    """Divide by the square root of the rank (rsLoRA)."""
+    """Scale adapters by lora_alpha / sqrt(r) instead (rsLoRA)."""
     init_lora_weights: bool | str = True
     """Initialization of the adapters."""
     alpha_pattern: dict[str, float] | None = None
@@ -143,7 +143,7 @@ class Logging(Config):
     wandb_run_name: str | None = None
     """Name of the run in Weights & Biases."""
     wandb_resume: Literal["allow", "must", "never", "auto"] | None = "allow"
-    """Whether it may or must exist."""
+    """Whether wandb_run_id may or must exist."""
 
 
 class SubProfiler(Config):
@@ -230,13 +230,13 @@ class Custom(Config):
     dataset: DataFiles | None = None
     """The training data under its older name."""
     system_prompt: Annotated[str | None, Popular()] = None
-    """System prompt of every conversation of both."""
+    """System prompt of every training and validation conversation."""
     vision: Vision = field(default_factory=Vision)
     """Frames and sizes of images and videos."""
 
 
 class TrainSpec(Config):
-    """A training spec. What a file leaves out has the default of Cosmos-RL."""
+    """Training spec of Cosmos-RL and TAO; an omitted key has the default of Cosmos-RL."""
 
     train: Training = field(default_factory=Training)
     """Optimizer, schedule, precision, checkpoints."""

@@ -33,7 +33,7 @@ class Steps:
     per_epoch: int | None
 
     def of_epochs(self, t: SpecTranslation, key: str, epochs: int) -> int | None:
-        """Returns the steps of `epochs` epochs; None, after adding a problem to `key`, if they are unknown."""
+        """Returns the steps of `epochs` epochs; if unknown, adds a problem at the key `key` to `t` and returns None."""
         if self.per_epoch is None:
             t.refuse(key, "epochs cannot be converted to steps: the samples cannot be counted", "use steps instead")
             return None
@@ -63,7 +63,7 @@ def steps_per_epoch(samples: int, ranks: int, batch: int, *, drop_last: bool) ->
     *("validation.freq", "validation.freq_in_epoch"),
 )
 def steps_of_the_run(t: SpecTranslation) -> None:
-    """Translates batch size, epochs, schedule, and the intervals of checkpoints and validation."""
+    """Sets batch size, number of steps, schedule, and the intervals of checkpoints and validation in `t`."""
     processes = data_processes(t)
     t.report(LAST, "kept", f"the number of steps of an epoch is rounded {'down' if t.get(LAST) else 'up'}")
     put_batch(t, processes)
@@ -76,7 +76,10 @@ def steps_of_the_run(t: SpecTranslation) -> None:
 
 
 def data_processes(t: SpecTranslation) -> int:
-    """Returns the number of data-parallel ranks; with a shard degree of -1, it follows from WORLD_SIZE."""
+    """Returns the number of data-parallel ranks that the spec in `t` requests.
+
+    With a shard degree of -1, it is computed from the environment variable WORLD_SIZE.
+    """
     shard, replicate, context = t.get(SHARD), t.get(REPLICATE), t.get(CONTEXT)
     if shard != -1:
         return int(shard * replicate)
@@ -85,7 +88,12 @@ def data_processes(t: SpecTranslation) -> int:
 
 
 def put_batch(t: SpecTranslation, processes: int) -> None:
-    """Translates the batch and mini-batch to samples per pack and gradient accumulation."""
+    """Sets samples per pack and gradient accumulation in `t` from the spec's batch size and mini-batch size.
+
+    Args:
+        t: The translation, modified in place.
+        processes: Number of data-parallel ranks, for the report.
+    """
     batch, mini = t.get(BATCH), t.get(MINI)
     if batch % mini:
         fitting = max(n for n in range(1, min(batch, mini) + 1) if batch % n == 0)
@@ -96,12 +104,20 @@ def put_batch(t: SpecTranslation, processes: int) -> None:
         return
     packs = batch // mini
     t.assign(MINI, "dataloader_train.max_samples_per_batch", mini)
-    each = f"{batch} samples per step on each of {processes} processes: {batch * processes} together"
+    each = f"{batch} samples per step on each of {processes} processes, {batch * processes} in total"
     t.assign(BATCH, "trainer.grad_accum_iter", packs, f" packs of {mini}; {each}, despite its name")
 
 
 def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
-    """Sets and returns the number of steps; None, after adding a problem, if it is unknown or 0."""
+    """Sets the number of steps of the run and returns it.
+
+    Args:
+        t: The translation, modified in place.
+        ranks: Number of data-parallel ranks.
+
+    Returns:
+        None if the number is unknown or 0, which is reported as a problem.
+    """
     epochs, most = t.get(EPOCH), t.get(MOST)
     if not t.data.get("dataloader_train", {}).get("dataset", {}).get("path"):
         return Steps(most, None) if most else None  # the missing data has been reported
@@ -123,7 +139,7 @@ def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
     rest = "" if whole else f", rounded {'down' if drop_last else 'up'} in each epoch"
     text = f"{epochs} epochs of {per_epoch} steps: {samples} samples, {batch} per step on each of {ranks} ranks{rest}"
     if most is not None and most < total:
-        t.report(EPOCH, "approximated", f"{text}, would be {total} steps; {MOST} ends the run earlier")
+        t.report(EPOCH, "approximated", f"{text}, which would be {total} steps; {MOST} ends the run earlier")
         t.assign(MOST, "trainer.max_iter", most)
         return Steps(most, per_epoch)
     if most is not None:
@@ -134,7 +150,7 @@ def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
 
 
 def refuse_uncounted(t: SpecTranslation, error: str) -> None:
-    """Adds a problem to the key that names the data: epochs cannot be converted to steps."""
+    """Adds a problem to `t`: the samples cannot be counted because of `error`, so epochs have no number of steps."""
     key, text = t.sources[parse_path(DATA)], f"the samples of an epoch cannot be counted: {error}"
     t.lines.append(ReportLine(EPOCH, "refused", text, t.is_stated(EPOCH)))
     fix = f"{key}=PATH with existing data, or {MOST}=N; {UNKNOWN}"
@@ -142,18 +158,21 @@ def refuse_uncounted(t: SpecTranslation, error: str) -> None:
 
 
 def refuse_empty_epoch(t: SpecTranslation, samples: int, ranks: int) -> None:
-    """Adds a problem: an epoch has no complete step. Cosmos-RL would fail at its first save."""
+    """Adds a problem to `t`: a rank has fewer of the `samples` than one step requires.
+
+    Cosmos-RL would fail when it saves its first checkpoint.
+    """
     mini, each = t.get(MINI), -(-samples // ranks)
     fits = each // mini * mini or each
-    why = f"{samples} samples on {ranks} ranks are {each} on each, fewer than the {t.get(BATCH)} of one step"
+    why = f"{samples} samples on {ranks} ranks are {each} per rank, fewer than the {t.get(BATCH)} of one step"
     t.refuse(BATCH, why, f"{BATCH}={fits}{f' {MINI}={fits}' if fits < mini else ''}")
 
 
 def put_schedule(t: SpecTranslation, steps: Steps) -> None:
-    """Sets the learning rate schedule: warm-up, constant phase, decay to the last step.
+    """Sets the learning rate schedule in `t`: warm-up, constant phase, decay to the last step of the run.
 
-    The warm-up reaches factor 1 in its last step. The constant phase is a separate cycle of the multi-cycle scheduler;
-    it ends with factor 1.
+    The warm-up reaches factor 1 in its last step. The constant phase is a separate cycle of the multi-cycle
+    scheduler; it ends with factor 1.
     """
     total, shape = steps.total, t.get(SHAPE)
     warm_up = warm_up_steps(t, total)
@@ -179,26 +198,28 @@ def put_schedule(t: SpecTranslation, steps: Steps) -> None:
 
 
 def warm_up_steps(t: SpecTranslation, total: int) -> int:
-    """Returns the number of warm-up steps, at most `total`.
+    """Returns the number of warm-up steps that the spec requests, at most `total`, and reports it in `t`.
 
     Warm-up epochs have total // epochs steps each, as in TAO's fork. A float up to 1.0 is a fraction of the run.
     """
-    key, asked = (WARM_UP, t.get(WARM_UP)) if t.get(WARM_UP_EPOCHS) is None else (WARM_UP_EPOCHS, t.get(WARM_UP_EPOCHS))
+    key, requested = (
+        (WARM_UP, t.get(WARM_UP)) if t.get(WARM_UP_EPOCHS) is None else (WARM_UP_EPOCHS, t.get(WARM_UP_EPOCHS))
+    )
     each, whole = 1, total
     if key == WARM_UP_EPOCHS:
         each = total // t.get("train.epoch")
         whole = each * t.get("train.epoch")
         t.report_stated("dead", f"{WARM_UP_EPOCHS} replaces it", WARM_UP)
-    is_fraction = isinstance(asked, float) and asked <= 1
-    found = int(asked * (whole if is_fraction else each))
+    is_fraction = isinstance(requested, float) and requested <= 1
+    found = int(requested * (whole if is_fraction else each))
     t.report(
-        key, "renamed", f"a warm-up of {min(found, total)} steps{f'; {found} are more than the run' * (found > total)}"
+        key, "renamed", f"a warm-up of {min(found, total)} steps{f'; {found} would exceed the run' * (found > total)}"
     )
     return min(found, total)
 
 
 def put_saves(t: SpecTranslation, steps: Steps) -> None:
-    """Translates the checkpoint interval."""
+    """Sets the checkpoint interval in `t`, in steps; `steps` converts an interval in epochs."""
     enable, key, in_epochs = (f"train.ckpt.{name}" for name in ("enable_checkpoint", "save_freq", "save_freq_in_epoch"))
     if not t.get(enable):
         note = ": the end of a run is always saved"
@@ -210,7 +231,7 @@ def put_saves(t: SpecTranslation, steps: Steps) -> None:
 
 
 def put_validations(t: SpecTranslation, steps: Steps) -> None:
-    """Translates the validation interval."""
+    """Sets the validation interval in `t`, in steps; `steps` converts an interval in epochs."""
     if t.get("validation.enable"):
         put_interval(t, steps, "validation.freq", "validation.freq_in_epoch", "trainer.validation_iter")
     else:
@@ -218,7 +239,15 @@ def put_validations(t: SpecTranslation, steps: Steps) -> None:
 
 
 def put_interval(t: SpecTranslation, steps: Steps, key: str, in_epochs: str, to: str) -> None:
-    """Sets the interval `to` in steps from `in_epochs`, else from `key` in steps."""
+    """Sets an interval in steps from a spec key in epochs if it is above 0, else from a key in steps.
+
+    Args:
+        t: The translation, modified in place.
+        steps: Number of steps of the run and of an epoch.
+        key: Spec key of the interval in steps.
+        in_epochs: Spec key of the interval in epochs.
+        to: Dotted path of the setting.
+    """
     epochs, every = t.get(in_epochs), t.get(key)
     if epochs:
         found = steps.of_epochs(t, in_epochs, epochs)
@@ -226,7 +255,7 @@ def put_interval(t: SpecTranslation, steps: Steps, key: str, in_epochs: str, to:
             t.assign(in_epochs, to, found, f", the steps of {epochs} epochs")
         t.report_stated("dead", f"{in_epochs} replaces it", key)
     elif every == 0:
-        t.refuse(key, f"after every 0 steps, and {in_epochs} is also 0", f"{key}=20, or {in_epochs}=1")
+        t.refuse(key, f"the interval is 0 steps, and {in_epochs} is also 0", f"{key}=20, or {in_epochs}=1")
     else:
         t.assign(key, to, every)
         t.report_stated("unneeded", f"{key} sets it in steps", in_epochs)

@@ -35,11 +35,11 @@ class Ckpt(Config):
     enable_checkpoint: Annotated[bool, Popular()] = False
     """Save during training."""
     save_freq: NotNegative = 20
-    """Save every this many steps."""
+    """Checkpoint interval in steps."""
     save_freq_in_epoch: Annotated[NotNegative, Popular()] = 0
-    """Save every this many epochs; above 0 it replaces save_freq."""
+    """Checkpoint interval in epochs; above 0, it replaces save_freq."""
     save_mode: Literal["async", "sync"] = "async"
-    """Write in the background, or block the training."""
+    """async: write checkpoints in the background; sync: block the training."""
     max_keep: Annotated[int, Range(ge=1, also=-1)] = 5
     """Number of checkpoints to keep; -1: all."""
     export_safetensors: bool = True
@@ -57,7 +57,7 @@ class Ckpt(Config):
 
 
 class DatasetNames(Config):
-    """A data set of the hub; for annotations in files it names a cache."""
+    """Dataset by name: a hub repository or a folder. If `custom` names data files, only the name of their cache."""
 
     name: str = ""
     """Repository, or name of the cache."""
@@ -77,7 +77,7 @@ class TrainPolicy(Config):
     type_: Annotated[Literal["", "sft", "grpo"], Example("sft", required=True)] = ""
     """sft: supervised fine-tuning, as in every run here."""
     trainer_type: str = "sft"
-    """Trainer of that type."""
+    """Trainer for the training type."""
     dataset: DatasetNames = field(default_factory=DatasetNames)
     """The dataset, unless `custom` names files."""
     mini_batch: Annotated[Count, Popular()] = 2
@@ -107,15 +107,15 @@ class TrainPolicy(Config):
     enable_dp_load_balancing: bool = False
     """Batches of similar lengths."""
     load_balanced_pool_size: Count = 32
-    """Number of samples that they are selected from."""
+    """Number of samples from which balanced batches are selected."""
     load_balanced_max_tokens_for_batch: Count | None = None
-    """Their token limit."""
+    """Max tokens of a balanced batch."""
     load_balanced_batching_strategy: Literal["prefer_closest", "prefer_first"] = "prefer_closest"
     """Selection strategy of balanced batches."""
     load_balanced_batches_per_optimizer_step: Count = 1
     """Balanced batches per optimizer step."""
     dataloader_broadcast: bool = False
-    """Read on one process of a mesh for all."""
+    """Load data on one process of a mesh and broadcast it to the others."""
 
 
 class Training(Config):
@@ -124,13 +124,13 @@ class Training(Config):
     output_dir: str = "./outputs"
     """Folder of the results."""
     timestamp: str = ""
-    """Folder below it."""
+    """Subfolder of output_dir for this run."""
     epoch: Annotated[Count, Search(low=1, high=20, on=True), Popular()] = 1
     """Number of epochs."""
     max_num_steps: Annotated[Count | None, Example(1000)] = None
-    """Steps at most."""
+    """Max number of steps."""
     resume: bool | str = False
-    """Resume from the newest checkpoint, or from this one."""
+    """true: resume from the newest checkpoint; a path: resume from this checkpoint."""
     train_batch_per_replica: Annotated[Count, Search(choices=(8, 16, 32)), Popular()] = 8
     """Samples per step on EACH data-parallel process."""
     optm_name: Literal["AdamW", "Adam"] = "AdamW"
@@ -151,13 +151,13 @@ class Training(Config):
     epsilon: Factor = 1e-6
     """AdamW's epsilon."""
     optm_warmup_steps: Annotated[int | float, Range(ge=0, finite=True)] = 20
-    """Warm-up steps; up to 1.0 with a decimal point: a fraction of all steps."""
+    """Number of warm-up steps; a float up to 1.0 is a fraction of all steps."""
     optm_warmup_epochs: (
         Annotated[int | float, Range(ge=0, finite=True), Search(choices=(0, 0.05, 0.1), ratio_of="epoch")] | None
     ) = None
-    """Epochs of warm-up, instead of the steps; up to 1.0 with a decimal point: a fraction of all steps."""
+    """Number of warm-up epochs, instead of steps; a float up to 1.0 is a fraction of all steps."""
     optm_warmup_start_factor: Share = 0.0
-    """Factor of the learning rate in the first step."""
+    """Factor of the learning rate in the first warm-up step."""
     optm_decay_type: Annotated[
         Literal["sqrt", "cosine", "linear", "none"] | None,
         Search(choices=("linear", "sqrt", "cosine", "none"), weights=(0.1, 0.1, 0.4, 0.4), on=True),
@@ -166,9 +166,9 @@ class Training(Config):
     optm_decay_ratio: Share | None = None
     """Fraction of all steps with decay; before that the learning rate is constant."""
     optm_min_lr_factor: Factor = 0.0
-    """Factor at the end."""
+    """Factor of the learning rate at the end of the decay."""
     optm_grad_norm_clip: float = 1.0
-    """Max norm of the gradient; 0 and less: it is only measured."""
+    """Max gradient norm; with 0 or less, the norm is only measured."""
     ema_enable: bool = False
     """Maintain EMA weights."""
     ema_decay: Share = 0.9999
@@ -202,7 +202,7 @@ class Training(Config):
     seed: int | None = None
     """Seed of all random numbers."""
     sequence_packing: bool = False
-    """Pack the samples of a mini-batch into one row."""
+    """Pack all samples of a mini-batch into one sequence."""
     fp8: Fp8 = field(default_factory=Fp8)
     """8-bit computation."""
     fp4: Fp4 = field(default_factory=Fp4)

@@ -27,16 +27,17 @@ TRAIN = "train"
 
 
 def spec_files(forms: Mapping[str, Callable[[], SpecForm]], style: str) -> dict[str, str | None]:
-    """Returns the files of a schema folder: relative path -> text, with the manifest last.
+    """Returns the files of a schema folder: a schema and a template for each action, and a manifest.
 
-    The texts depend only on the formats and the style.
+    The contents depend only on the formats and the style.
 
     Args:
         forms: Functions that build the spec formats, by action.
         style: "json-schema" or "tao".
 
     Returns:
-        The texts. None stands for a file that could not be built; the manifest has the reason.
+        Text of each file by relative path, with the manifest last. None stands for a file that could not be built;
+        the manifest has the reason.
     """
     files: dict[str, str | None] = {}
     actions: dict[str, Any] = {}
@@ -74,7 +75,7 @@ def spec_files(forms: Mapping[str, Callable[[], SpecForm]], style: str) -> dict[
 
 
 def as_text(schema: Any) -> str:
-    """Returns a schema as indented JSON. Raises ValueError for infinity or NaN."""
+    """Returns a schema as indented JSON text. Raises ValueError for infinity or NaN."""
     return json.dumps(schema, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -87,7 +88,7 @@ def tao_schema(form: SpecForm) -> Schema:
         "type": "object",
         "description": schema.get("description", ""),
         "default": schema["default"],
-        "properties": {key: _property(key, field) for key, field in _live(schema)},
+        "properties": {key: _property(key, field) for key, field in _active_keys(schema)},
         "popular": popular(schema),
         "required": schema.get("required", []),
         "automl_default_parameters": searched,
@@ -105,9 +106,9 @@ def tao_schema(form: SpecForm) -> Schema:
 
 
 def popular(schema: Schema) -> dict[str, Any]:
-    """Returns the keys that are marked as popular, nested, with their defaults."""
+    """Returns the keys that a schema marks as popular (`x-popular`), as nested tables with their defaults."""
     found: dict[str, Any] = {}
-    for key, field in _live(schema):
+    for key, field in _active_keys(schema):
         if "properties" in field:
             if inner := popular(field):
                 found[key] = inner
@@ -117,15 +118,15 @@ def popular(schema: Schema) -> dict[str, Any]:
 
 
 def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
-    """Returns the dotted keys that are searched by default, and all others, including sections."""
+    """Returns two lists of dotted keys: those that are searched by default, and all others, including sections."""
     keys: tuple[list[str], list[str]] = ([], [])
-    for key, field in _fields(schema):
+    for key, field in _all_active_keys(schema):
         keys[not field.get("x-automl", {}).get("enabled")].append(key)
     return keys
 
 
-def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yields the keys of a section that are not deprecated, without null as an alternative."""
+def _active_keys(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """Yields (key, schema) for each key of a section that is not deprecated; `null` alternatives are removed."""
     for key, field in schema["properties"].items():
         if not field.get("deprecated"):
             options = [option for option in field.get("anyOf", []) if option != {"type": "null"}]
@@ -133,32 +134,35 @@ def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
             yield key, {**{name: value for name, value in field.items() if name != "anyOf"}, **several}
 
 
-def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Yields the dotted keys below a section that are not deprecated, with their schemas."""
-    for key, field in _live(schema):
+def _all_active_keys(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """Yields (dotted key, schema) for each key of a section and its subsections that is not deprecated.
+
+    `path`: prefix of the dotted keys, empty or ending in a dot.
+    """
+    for key, field in _active_keys(schema):
         yield f"{path}{key}", field
         if "properties" in field:
-            yield from _fields(field, f"{path}{key}.")
+            yield from _all_active_keys(field, f"{path}{key}.")
 
 
 def _property(key: str, field: Schema) -> Schema:
-    """Returns the description of one key in TAO's style."""
+    """Converts the JSON Schema `field` of one key to TAO's format."""
     automl, copied = field.get("x-automl", {}), {name: field[name] for name in COPIED if name in field}
     if ranges := _ranges(automl.get("cases", [])):
         copied["description"] = f"{copied['description']} {ranges}"
     if "properties" in field:
-        inner = {name: _property(name, below) for name, below in _live(field)}
+        inner = {name: _property(name, below) for name, below in _active_keys(field)}
         return {"title": key, "type": "collection", **copied, "properties": inner, "automl_enabled": "FALSE"}
-    drawn = {} if TIMES in automl.get("cond", "") else automl  # the sampled number is a factor there, not the value
-    choices = drawn.get("choices", field.get("enum", [field["const"]] if "const" in field else None))
-    kind = "ordered_int" if drawn.get("choices") and field.get("type") == "integer" else _kind(field)
-    limits = {name: drawn.get(name, field.get(name, field.get(f"exclusive{name.title()}"))) for name in ENDS}
-    condition = CONDITIONS.get(drawn.get("scale", "")) or (f"> {limits['minimum']}" if _is_above(field) else None)
+    search = {} if TIMES in automl.get("cond", "") else automl  # the sampled number is a factor there, not the value
+    choices = search.get("choices", field.get("enum", [field["const"]] if "const" in field else None))
+    kind = "ordered_int" if search.get("choices") and field.get("type") == "integer" else _kind(field)
+    limits = {name: search.get(name, field.get(name, field.get(f"exclusive{name.title()}"))) for name in ENDS}
+    condition = CONDITIONS.get(search.get("scale", "")) or (f"> {limits['minimum']}" if _is_above(field) else None)
     own = {
         **{name: limit for name, limit in limits.items() if limit != sys.float_info.max},
         "enum": choices,
-        "option_weights": drawn.get("weights"),
-        "math_cond": condition if drawn is automl else "> depends_on",
+        "option_weights": search.get("weights"),
+        "math_cond": condition if search is automl else "> depends_on",
         "parent_param": "TRUE" if field.get("x-parent") else None,
         "depends_on": ", ".join(field.get("x-depends-on", [])) or None,
         "automl_enabled": "TRUE" if automl.get("enabled") else "FALSE",
@@ -169,7 +173,10 @@ def _property(key: str, field: Schema) -> Schema:
 
 
 def _ranges(cases: list[Schema]) -> str:
-    """Returns the conditional search ranges as text, because the format stores only one range."""
+    """Describes the conditional search ranges of a key in a sentence, because TAO's format stores only one range.
+
+    `cases`: search ranges of the JSON Schema (`x-automl`), each with an optional condition.
+    """
     texts = []
     for case in cases:
         ends = "one of {choices}" if "choices" in case else "{minimum} to {maximum}"

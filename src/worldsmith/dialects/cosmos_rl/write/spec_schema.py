@@ -27,7 +27,7 @@ NOTES = ("description", "default", "examples")
 
 
 def spec_schema(form: SpecForm) -> Schema:
-    """Returns the JSON Schema of a spec format, with aliases and the values that leave keys of templates open."""
+    """Returns the JSON Schema of a spec format, including aliases and the placeholder values of templates."""
     root = key_schema(form)
     for key, value in form.left_open.items():
         _leave_open(_place(root, key), key.rpartition(".")[2], value)
@@ -44,7 +44,7 @@ def spec_schema(form: SpecForm) -> Schema:
 
 
 def key_schema(form: SpecForm) -> Schema:
-    """Returns the JSON Schema of a spec format without aliases."""
+    """Returns the JSON Schema of a spec format without aliases and placeholder values."""
     root = _SpecTypes(form).section(form.spec, ())
     for rule in form.rules:
         for key in rule.keys if rule.outside else ():
@@ -79,7 +79,7 @@ def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
 
 
 class _SpecTypes(_Types):
-    """Converts types to schemas; sections are inlined instead of referenced."""
+    """Converts type hints of a spec format to JSON Schemas; sections are inlined instead of referenced."""
 
     def __init__(self, form: SpecForm) -> None:
         self.form = form
@@ -92,7 +92,7 @@ class _SpecTypes(_Types):
         return self.section(hint, self.path)
 
     def section(self, cls: type[Config], path: Path) -> Schema:
-        """Returns the schema of a section at a field path."""
+        """Returns the JSON Schema of a section with the config class `cls` at the field path `path`."""
         docs, known, properties = field_docs(cls), class_defaults(cls), {}
         for name, hint in annotated_hints(cls).items():
             self.path = (*path, name)
@@ -123,7 +123,7 @@ def _from_root(path: str, section: Path) -> Path:
 
 
 def _leave_open(properties: dict[str, Schema], key: str, value: Any) -> None:
-    """Allows the value that leaves a key open, unless the type of the key already allows it."""
+    """Changes the schema of `key` in place so that it allows the placeholder `value`, unless it is a string anyway."""
     field = properties[key]
     if field.get("type") == "string" and isinstance(value, str):
         return
@@ -134,7 +134,7 @@ def _leave_open(properties: dict[str, Schema], key: str, value: Any) -> None:
 
 
 def _pointer(root: Schema, key: str) -> str:
-    """Returns the JSON pointer of a dotted key."""
+    """Returns the JSON pointer of a dotted key in the schema `root`."""
     node, pointer = root, "#"
     for part in key.split("."):
         for number, option in enumerate(node.get("anyOf", [])):
@@ -145,7 +145,11 @@ def _pointer(root: Schema, key: str) -> str:
 
 
 def _require_one_name(root: Schema, form: SpecForm) -> list[Schema]:
-    """Makes required keys with several spellings optional; returns schemas that each require one of the spellings."""
+    """Makes required keys that have aliases optional, in place.
+
+    Returns:
+        Schemas that each require one of the spellings of such a key.
+    """
     choices = []
     for path in list(_required(root)):
         key = ".".join(path)
@@ -167,7 +171,7 @@ def _require_one_name(root: Schema, form: SpecForm) -> list[Schema]:
 
 
 def _required(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yields the paths of all required values."""
+    """Yields the key paths of all required values of a schema; each path begins with `path`."""
     for name in schema.get("required", []):
         field = schema["properties"][name]
         if "required" in field:
@@ -177,13 +181,16 @@ def _required(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[str,
 
 
 def _needs(path: tuple[str, ...]) -> Schema:
-    """Returns the schema of a table that requires a value at a path."""
+    """Returns a JSON Schema that requires a value at a key path."""
     name, *rest = path
     return {"required": [name], **({"properties": {name: _needs(tuple(rest))}} if rest else {})}
 
 
 def _place(root: Schema, key: str, description: str = "") -> dict[str, Any]:
-    """Returns the properties of the table that contains a dotted key; adds the table if it does not exist."""
+    """Returns the `properties` of the table that contains a dotted key; adds missing tables to the schema `root`.
+
+    `description`: description of an added table.
+    """
     node = root
     for part in key.split(".")[:-1]:
         described = {"description": description} if description else {}

@@ -25,14 +25,16 @@ INTRODUCTION = (
     "The spec of {name}. Every key has its default, or an example if it is required; a key behind a # is omitted. "
 )
 WAYS = (
-    "Flags win over the file: worldsmith {command} --settings FILE",
-    "Arguments win over the file: worldsmith {command} --spec FILE {key}=VALUE",
+    "Flags override the file: worldsmith {command} --settings FILE",
+    "Arguments override the file: worldsmith {command} --spec FILE {key}=VALUE",
 )
 """Ways in which a command accepts its settings and specs."""
 
 
 def spec_template(form: SpecForm, file: str) -> str:
-    """Returns the text of a spec template.
+    """Returns the text of a template file of a spec: every key with its default or an example.
+
+    TOML and YAML templates explain each key in a comment.
 
     Args:
         form: Format of the spec.
@@ -56,7 +58,10 @@ def spec_template(form: SpecForm, file: str) -> str:
 
 
 def _yaml(cls: type[Config], values: dict[str, Any] | None, indent: str) -> list[str]:
-    """Returns the YAML lines of a section; without values all lines are commented out."""
+    """Returns the YAML lines of a section, indented by `indent`.
+
+    `values`: content of the section by key; None: all lines are commented out.
+    """
     lines: list[str] = []
     off = "" if values is not None else "#"
     for key, doc, section in _fields(cls):
@@ -73,7 +78,10 @@ def _yaml(cls: type[Config], values: dict[str, Any] | None, indent: str) -> list
 
 
 def _toml(cls: type[Config], values: dict[str, Any] | None, path: tuple[str, ...]) -> list[str]:
-    """Returns the TOML lines of a section: single values first, as TOML requires."""
+    """Returns the TOML lines of a section at the key path `path`: single values first, as TOML requires.
+
+    `values`: content of the section by key; None: all values are commented out.
+    """
     lines: list[str] = []
     fields = _fields(cls)
     for key, doc, section in fields:
@@ -91,7 +99,7 @@ def _toml(cls: type[Config], values: dict[str, Any] | None, path: tuple[str, ...
 
 
 def _fields(cls: type[Config]) -> list[tuple[str, str, type[Config] | None]]:
-    """Returns (key, docstring with type, class of the section or None) of each field."""
+    """Returns (key, description with type, config class of the section or None) for each field of a spec class."""
     docs = field_docs(cls)
     found = []
     for name, hint in annotated_hints(cls).items():
