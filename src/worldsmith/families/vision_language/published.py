@@ -13,10 +13,10 @@ from typing import Any
 from worldsmith.models.model_files import cached, hub_name, is_local, local_path, read_settings
 
 VISUAL = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Model types whose images and videos are supported: patches of two frames, and positions in four rows."""
+"""Model types with images and videos that are supported; their patches contain two frames each."""
 REFUSED = {
-    "cosmos3_edge": "its images are cut into patches of one frame with the color channels last, those of Qwen3-VL "
-    "into patches of two frames with the channels first, and the former are not supported",
+    "cosmos3_edge": "it cuts images into patches of one frame with the color channels last; expected patches of two "
+    "frames with the channels first, as in Qwen3-VL",
     "cosmos3_omni": "first create a folder with its language model and a vision tower, with `worldsmith convert "
     "--to vlm`",
 }
@@ -37,7 +37,16 @@ def _vision(large: bool, out: int) -> dict[str, Any]:
 def _qwen3_vl(
     hidden: int, layers: int, inside: int, heads: tuple[int, int], *, large: bool = True, experts: int = 0
 ) -> dict[str, Any]:
-    """`inside`: channels in a feed-forward layer, or in one expert. `heads`: of queries, of keys and values."""
+    """Returns the config.json content of a released Qwen3-VL model.
+
+    Args:
+        hidden: Hidden size of the language model.
+        layers: Number of decoder layers.
+        inside: Intermediate size of a feed-forward layer, or of one expert.
+        heads: Number of query heads, number of key and value heads.
+        large: Whether the model has the larger vision encoder and an untied LM head.
+        experts: Number of experts per layer; 0: a dense model.
+    """
     mixture = {"num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": inside}
     return {
         "model_type": "qwen3_vl_moe" if experts else "qwen3_vl",
@@ -59,7 +68,16 @@ def _qwen3_vl(
 def _qwen2_5_vl(
     hidden: int, layers: int, inside: int, heads: tuple[int, int], *, vision: int = 3420, words: int = 152064
 ) -> dict[str, Any]:
-    """`vision`: channels in a feed-forward layer of the vision encoder; `words`: the vocabulary's size."""
+    """Returns the config.json content of a released Qwen2.5-VL model.
+
+    Args:
+        hidden: Hidden size of the language model.
+        layers: Number of decoder layers.
+        inside: Intermediate size of a feed-forward layer.
+        heads: Number of query heads, number of key and value heads.
+        vision: Intermediate size of a feed-forward layer of the vision encoder.
+        words: Vocabulary size.
+    """
     tied = words == 151936
     return {
         "model_type": "qwen2_5_vl",
@@ -109,30 +127,33 @@ PICTURES: dict[str, dict[str, Any]] = {
     "preprocessor_config.json": {**_PATCHES, "size": {"shortest_edge": 65536, "longest_edge": 16777216}},
     "video_preprocessor_config.json": {**_PATCHES, "size": {"shortest_edge": 4096, "longest_edge": 25165824}},
 }
-"""Limits of image and video sizes of Qwen3-VL, by the files that contain them."""
+"""Preprocessor settings of Qwen3-VL by file name."""
 PICTURES_2_5: dict[str, dict[str, Any]] = {
     "preprocessor_config.json": {
         "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056,
         "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
 }  # fmt: skip
-"""Preprocessor settings of Qwen2.5-VL, which has no file for videos."""
+"""Preprocessor settings of Qwen2.5-VL by file name; it has no file for videos."""
 
 
 def pictures_of(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns preprocessor settings of a released model by file name; `settings` is the content of its config.json."""
+    """Returns preprocessor files (name → content) of the released model whose config.json content is `settings`."""
     return PICTURES_2_5 if settings["model_type"] == "qwen2_5_vl" else PICTURES
 
 
 def published_config(name: str) -> dict[str, Any] | None:
-    """Returns the config.json content of a known hub repository, for `AutoConfig.for_model`; None if it is unknown."""
+    """Returns the config.json content of the released model with this hub name; None if the name is unknown."""
     hub = hub_name(name)
     size = None if hub is None or hub.inner else PUBLISHED.get(hub.repo)
     return None if size is None else copy.deepcopy(SIZES[size])
 
 
 def find_config(name: str) -> dict[str, Any] | None:
-    """Returns config.json of a folder or cached repository, else of the released model; None if neither is available.
+    """Returns the config.json content of a model folder or hub repository, without downloads; None if not available.
+
+    Args:
+        name: Folder, or hub name; an uncached repository is looked up in the table of released models.
 
     Raises:
         UserError: If config.json cannot be read or has implausible sizes.
@@ -147,7 +168,10 @@ def find_config(name: str) -> dict[str, Any] | None:
 
 
 def why_not_trained(config: Mapping[str, Any]) -> str | None:
-    """Returns the reason why the network of a config.json cannot be trained; None if it can, and for text models."""
+    """Returns why the network that a config.json content describes cannot be trained; None if it can.
+
+    Only networks with a vision encoder are checked; text decoders always return None.
+    """
     kind = config.get("model_type")
     if kind in REFUSED:
         return f"model_type {kind!r} cannot be trained: {REFUSED[kind]}"

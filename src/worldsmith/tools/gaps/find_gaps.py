@@ -102,7 +102,10 @@ class FindGaps(Action):
 
     @cached_property
     def annotations(self) -> Annotations | None:
-        """The annotations; None if the results name all media and no annotations are written. Raises UserError."""
+        """Annotations of the evaluated questions; None if the results name all media and no annotations are written.
+
+        Raises UserError if they are not found.
+        """
         config = self.config
         is_needed = config.kpi_ann_path is not None or config.annotations_out is not None
         if not is_needed and all("media" in answer.row for answer in self.evaluation.answers):
@@ -111,7 +114,7 @@ class FindGaps(Action):
 
     @property
     def summary(self) -> str:
-        """Path or URL of the summary."""
+        """Path or URL of the JSON file of the counts."""
         table = self.config.gaps_parquet
         return self.config.summary or f"{table.removesuffix('.json').removesuffix('.parquet')}.summary.json"
 
@@ -125,13 +128,13 @@ class FindGaps(Action):
                 raise FileExistsError(f"{place} already exists: choose another name, or use --force")
 
     def lines(self, facts: Mapping[str, Any]) -> Iterator[str]:
-        """Yields the output lines."""
+        """Yields output lines for the user from the counts `facts`: output files, missing media, failures by slice."""
         kinds = ", ".join(f"{kind} {count}" for kind, count in facts["error_types"].items()) or "none"
         yield f"table      {facts['table']}"
         yield f"summary    {self.summary}"
         if self.config.annotations_out is not None:
             yield f"records    {self.config.annotations_out}"
-            yield "           measure a model that is trained on them on other data"
+            yield "           evaluate a model that is trained on these records on other data"
         if facts["media_missing"]:
             yield f"missing    the images or videos of {facts['media_missing']} failure cases"
         if facts["media_unknown"]:
@@ -145,7 +148,7 @@ class FindGaps(Action):
         yield f"format     {facts['format_only']}: correct, but not in the form that `{facts['mode']}` compares"
 
     def record(self) -> None:
-        """Writes lineage records for the output files on this machine."""
+        """Writes lineage records for the output files on this machine, but not for URLs."""
         config = self.config
         made = [place for place in (config.gaps_parquet, config.annotations_out) if place and not is_remote(place)]
         inputs = [Input("results", file) for file in self.evaluation.files]
@@ -156,9 +159,18 @@ class FindGaps(Action):
 
 
 def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mode: Mode) -> list[dict[str, Any]]:
-    """Compares all answers with the ground truth; returns one table row per wrong answer (see `COLUMNS`).
+    """Compares all answers with the ground truth.
 
-    Raises UserError if an answer belongs to no annotation, or if a ground truth cannot be parsed.
+    Args:
+        evaluation: Results of the evaluation.
+        annotations: Annotations of the questions; None: the results name the media.
+        mode: Comparison mode.
+
+    Returns:
+        One table row per wrong answer, with the columns of `COLUMNS`.
+
+    Raises:
+        UserError: If an answer belongs to no annotation, or if a ground truth cannot be parsed.
     """
     found, lost, unreadable = [], [], []
     ids = {record.folder: record.id for record in reversed(evaluation.records)}
@@ -207,7 +219,10 @@ def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mo
 
 
 def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the numbers of wrong answers by error type and by slice, and the accuracy."""
+    """Returns the number of answers and of wrong answers, in total, by error type and by slice, and the accuracy.
+
+    `gaps` are the table rows of `find_gaps` for the wrong ones of `answers`.
+    """
     total, wrong = len(answers), len(gaps)
     types = Counter(row["error_type"] for row in gaps)
     places = {(row["results_file"], row["row"]) for row in gaps}
@@ -228,7 +243,7 @@ def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) 
 
 
 def are_there(media: Sequence[str]) -> bool | None:
-    """Returns whether all media files exist; None without files, or if a storage location is not reachable."""
+    """Returns whether all media files exist; None if the list is empty or a storage location is not reachable."""
     try:
         return all(map(exists, media)) if media else None
     except UserError:
@@ -236,19 +251,22 @@ def are_there(media: Sequence[str]) -> bool | None:
 
 
 def parts_of(row: Mapping[str, Any]) -> list[str]:
-    """Returns the slices of the data that a row belongs to, as "name: value"."""
+    """Returns the task and the slices of the data that a row of results.json states, each as "name: value"."""
     slices = row.get("slice")
     parts = [f"{name}: {value}" for name, value in slices.items()] if isinstance(slices, Mapping) else []
     return [*([f"task: {row['task']}"] if row.get("task") else []), *parts]
 
 
 def write_json(place: str, data: Any) -> None:
-    """Writes data as JSON to a path or a URL."""
+    """Writes data as JSON to `place`, a path or a URL."""
     write_bytes(place, (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode())
 
 
 def write_table(place: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the rows as parquet (or JSON, by suffix) to a path or URL. Raises UserError if it cannot be written."""
+    """Writes the rows to a path or URL: as JSON if it ends with .json, else as parquet.
+
+    Raises UserError if the file cannot be written or pyarrow is not installed.
+    """
     if place.endswith(".json"):
         write_json(place, rows)
         return
@@ -261,7 +279,10 @@ def write_table(place: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def require_pyarrow(place: str) -> tuple[Any, Any]:
-    """Returns the modules pyarrow and pyarrow.parquet. Raises UserError if they are not installed."""
+    """Returns the modules pyarrow and pyarrow.parquet.
+
+    Raises UserError if they are not installed; the message names the output file `place`.
+    """
     try:
         import pyarrow
         from pyarrow import parquet

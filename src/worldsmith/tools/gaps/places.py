@@ -15,24 +15,24 @@ SCHEME = "://"
 
 
 def is_remote(place: str) -> bool:
-    """Returns whether a path is a URL, except a file:// URL."""
+    """Returns whether `place` is a URL, except a file:// URL."""
     return SCHEME in place and not place.startswith("file://")
 
 
 def local(place: str) -> Path:
-    """Returns a local path or file:// URL as a path."""
+    """Returns a local path or file:// URL as a Path."""
     return Path(place.removeprefix("file://")).expanduser()
 
 
 def join(root: str, name: str) -> str:
-    """Returns `name` below `root`; an absolute path or URL is returned unchanged."""
+    """Returns the path or URL of `name` below `root`; an absolute path or URL `name` is returned unchanged."""
     if SCHEME in name or name.startswith("/"):
         return name
     return posixpath.join(root, name) if is_remote(root) else str(local(root) / name)
 
 
 def read_bytes(place: str) -> bytes:
-    """Returns the content of a file. Raises UserError, which names the file, if it cannot be read."""
+    """Returns the content of a file at a path or URL. Raises UserError, which names the file, if it cannot be read."""
     with explained(place):
         if not is_remote(place):
             return local(place).read_bytes()
@@ -42,7 +42,7 @@ def read_bytes(place: str) -> bytes:
 
 
 def write_bytes(place: str, data: bytes) -> None:
-    """Writes a file and its parent folders; on this machine atomically. Raises UserError on failure."""
+    """Writes a file at a path or URL, and its parent folders; local files atomically. Raises UserError on failure."""
     with explained(place):
         if is_remote(place):
             files, path = open_system(place)
@@ -55,7 +55,7 @@ def write_bytes(place: str, data: bytes) -> None:
 
 
 def exists(place: str) -> bool:
-    """Returns whether a file exists. Raises UserError if the storage location is not reachable."""
+    """Returns whether a file or folder exists at a path or URL. Raises UserError if the location is not reachable."""
     with explained(place):
         if not is_remote(place):
             return local(place).exists()
@@ -64,7 +64,7 @@ def exists(place: str) -> bool:
 
 
 def find(root: str, name: str) -> list[str]:
-    """Returns the files with this name anywhere below a folder, or `root` itself if it is a file; sorted."""
+    """Returns the sorted paths or URLs of files called `name` at any depth in `root`, or `root` if it is a file."""
     with explained(root):
         if not is_remote(root):
             place = local(root)
@@ -76,7 +76,7 @@ def find(root: str, name: str) -> list[str]:
 
 
 def open_system(place: str) -> tuple[Any, str]:
-    """Returns the fsspec file system of a URL, and the path in it."""
+    """Returns the fsspec file system of a URL, and the path of the URL in it."""
     from fsspec.core import url_to_fs
 
     return url_to_fs(place)
@@ -84,11 +84,11 @@ def open_system(place: str) -> tuple[Any, str]:
 
 @contextmanager
 def explained(place: str) -> Iterator[None]:
-    """Context manager: converts errors of a storage location into a UserError that names it."""
+    """Context manager: converts errors of reading or writing `place` to a UserError that names this path or URL."""
     try:
         yield
     except ImportError as error:
-        raise UserError(f"{place}: this type of location needs another package: {error}") from None
+        raise UserError(f"{place}: this type of URL needs another Python package: {error}") from None
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
             raise UserError(f"{place}: no such file or folder") from None

@@ -36,7 +36,7 @@ FAILURES = 5
 
 @dataclass(slots=True)
 class AtWork:
-    """Running trial: its plan, its run and its pruning decider."""
+    """Running trial: its plan, its run, and the object that decides on its pruning."""
 
     plan: TrialPlan
     run: TrialRun
@@ -45,7 +45,7 @@ class AtWork:
 
 @dataclass(slots=True)
 class Trials:
-    """Assigns trials to slots and records their results."""
+    """Runs the trials of a study in parallel slots, and records their results."""
 
     record: Record
     setup: StudySetup
@@ -53,17 +53,17 @@ class Trials:
     """Called when a trial has been recorded."""
     at_work: dict[int, AtWork] = field(default_factory=dict)
     waiting: dict[int, FrozenTrial] = field(default_factory=dict)
-    """Trials that ended before one with a lower number."""
+    """Ended trials that are not recorded yet, because a trial with a lower number has not ended."""
     told: set[int] = field(default_factory=set)
-    """Trials whose waiting was already logged."""
+    """Numbers of trials for which a message about a run folder in use was printed."""
     failed: int = 0
     """Number of consecutive failed trials in this command."""
 
     def work(self, asked: Callable[[], str | None], deadline: float = math.inf) -> str | None:
-        """Runs trials until there are enough; kills running ones if an exception ends it.
+        """Runs trials until their requested number has ended; kills running ones if an exception ends it.
 
         Args:
-            asked: Returns a text if the command was requested to stop, else None.
+            asked: Returns a string if the command was requested to stop, else None.
             deadline: Time, as of `time.monotonic()`, after which no trial starts.
 
         Returns:
@@ -101,7 +101,7 @@ class Trials:
         return len(self.record.finished) + len(self.waiting) + len(self.at_work)
 
     def may_start(self) -> bool:
-        """Returns whether a trial may start: one is missing, a slot is free, and the results it uses exist."""
+        """Returns whether the next trial may start: it is needed, a slot is free, and the results it uses exist."""
         return (
             self.next < self.setup.config.trials
             and len(self.at_work) < self.setup.config.parallel
@@ -129,11 +129,11 @@ class Trials:
         self.at_work[number] = AtWork(plan, self.make_run(plan, slot), judge)
 
     def plan(self, number: int) -> TrialPlan | None:
-        """Returns the plan of a started trial; None if it was not started."""
+        """Returns the plan of trial `number`; None if it was not started."""
         return self.at_work[number].plan if number in self.at_work else self.record.plan(number)
 
     def known(self, number: int) -> list[FrozenTrial]:
-        """Returns the results of earlier trials that trial `number` may use."""
+        """Returns the earlier trials that trial `number` may use, as Optuna trials; the latest ones are running."""
         done = self.record.finished[: max(0, number - self.setup.config.parallel + 1)]
         plans = (self.plan(n) for n in range(len(done), number))
         return [*done, *(plan.at_work() for plan in plans if plan)]
@@ -141,7 +141,7 @@ class Trials:
     def look(self, trial: AtWork) -> str | None:
         """Starts a trial when its folder is free, stops it if it is pruned, and stores its result at its end.
 
-        Returns "stopped" if the run was stopped from outside.
+        Returns "stopped" if the run was stopped from outside, else None. It is called repeatedly.
         """
         number, run = trial.plan.number, trial.run
         if run.process is None:
@@ -151,7 +151,7 @@ class Trials:
                 run.start(self.environment(run.slot))
             elif number not in self.told:
                 self.told.add(number)
-                print_message(f"trial {number} waits for its folder {run.folder}: {holder}")
+                print_message(f"trial {number} is waiting for its run folder {run.folder}: {holder}")
             return None
         code = run.code()
         self.listen(trial)
@@ -171,7 +171,7 @@ class Trials:
         return None
 
     def listen(self, trial: AtWork) -> None:
-        """Passes new validation metrics to the pruning decider until it prunes the trial."""
+        """Passes new validation metrics of a trial to its pruning decision, until that prunes it."""
         judge = trial.judge
         for value in trial.run.values()[len(judge.heard) :]:
             if not judge.has_hope and trial.plan.number > 0:
@@ -179,9 +179,17 @@ class Trials:
             judge.hear(value)
 
     def outcome(self, trial: AtWork, code: int, *, pruned: bool) -> FrozenTrial:
-        """Returns the result of a trial that has ended. Raises UserError if the baseline has failed.
+        """Returns the result of a trial that has ended, as an Optuna trial.
 
-        A trial whose metric is not finite counts as failed, without an exception.
+        A trial whose metric is not finite has the state "failed", without an exception.
+
+        Args:
+            trial: The trial.
+            code: Exit code of its process.
+            pruned: Whether it was stopped because it was pruned.
+
+        Raises:
+            UserError: If the baseline has failed.
         """
         run, judge, value, reason = trial.run, trial.judge, None, None
         if pruned:
@@ -211,7 +219,7 @@ class Trials:
         )
 
     def keep(self) -> None:
-        """Stores ended trials in the order of their numbers. Raises UserError after `FAILURES` failures in a row."""
+        """Records ended trials in the order of their numbers. Raises UserError after `FAILURES` failures in a row."""
         while (number := len(self.record.finished)) in self.waiting:
             trial = self.waiting.pop(number)
             self.record.add(trial)
@@ -225,7 +233,7 @@ class Trials:
                 )
 
     def tidy(self) -> None:
-        """Deletes checkpoints of trials that are neither the baseline nor the best one, unless all are kept."""
+        """Deletes the checkpoints of trials other than the baseline and the best, unless the settings keep all."""
         best = self.record.best
         for number in () if self.setup.config.checkpoints == "all" else range(1, len(self.record.finished)):
             checkpoints = self.record.path(number) / "checkpoints"
@@ -233,7 +241,7 @@ class Trials:
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
     def make_run(self, plan: TrialPlan, slot: int) -> TrialRun:
-        """Returns the run for the plan of a trial."""
+        """Returns the run of a trial, not yet started, for its plan and the index of its slot."""
         config, source, folder = self.setup.config, self.setup.source, self.record.path(plan.number)
         words = as_words(plan.settings)
         processes = processes_of(source.load(words).tree) if words else self.setup.processes
@@ -244,13 +252,13 @@ class Trials:
         return TrialRun(folder, command, config.metric, slot=slot, after=after if config.evaluate else ())
 
     def environment(self, slot: int) -> dict[str, str]:
-        """Returns the environment variables of the processes in a slot."""
+        """Returns the environment variables for the processes of the trial in a slot."""
         parallel, root = self.setup.config.parallel, self.record.folder.absolute().parent
         devices = visible_devices() if parallel > 1 else []
         return environment_of(slot, parallel, root, devices, self.setup.processes)
 
     def score(self, run: TrialRun) -> float | None:
-        """Returns the objective value of a completed run; None if it is not finite.
+        """Returns the objective value of a completed trial run; None if it is not finite.
 
         Of several validations the last one counts, or the best one if the run keeps the weights of the best one. Raises
         UserError if the run does not have the metric.
@@ -258,7 +266,9 @@ class Trials:
         config, direction = self.setup.config, self.setup.direction
         figures = run.facts() if config.evaluate else dict.fromkeys(run.validations.names)
         if config.metric not in figures:
-            raise UserError(f"there is no metric '{config.metric}'; available: {', '.join(sorted(figures)) or 'none'}")
+            raise UserError(
+                f"the run has no metric '{config.metric}'; available: {', '.join(sorted(figures)) or 'none'}"
+            )
         values = [figures[config.metric]] if config.evaluate else run.values()
         checkpoint = self.setup.base.tree.checkpoint
         keeps_best = checkpoint.keep_best == config.metric and checkpoint.best_mode == direction

@@ -52,12 +52,13 @@ class Tune(Action):
         words: list[str] = field(default_factory=list)
         """Overrides of the run, such as trainer.max_iter=200."""
         parent_run: Annotated[str | None, Example("outputs/train/demo/questions/first:best")] = None
-        """Run or result with the initial weights of every trial, as in `worldsmith train`; parent_job_id of a spec."""
+        """Run or result with the initial weights of every trial, as in `worldsmith train`; null: parent_job_id if the
+        source is a spec."""
         out: Annotated[str | None, Example("studies/first")] = None
         """Folder of the study; null: `tune` in the results_dir, or else the train.output_dir, of a spec."""
         search: list[str] = field(default_factory=list)
-        """PATH=LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C, A|B@3 or OTHER*A|B, optionally followed by "if
-        PATH=VALUE"."""
+        """Field to search, with its range: PATH=LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C, A|B@3 or OTHER*A|B,
+        optionally followed by "if PATH=VALUE"."""
         keep: list[str] = field(default_factory=list)
         """Searchable fields that are not searched."""
         marked: bool = True
@@ -88,18 +89,19 @@ class Tune(Action):
         least_validations: Count = 1
         """Min number of validations before a trial can be pruned."""
         seed: Seed = 0
-        """Seed of the search; the runs have their own."""
+        """Seed of the search; each run has a seed of its own."""
         request: str = ""
         """Request in natural language, such as "plain training"; automl_policy=auto|off in `words` has precedence."""
         schemas: str | None = None
-        """Folder of `worldsmith schema --all`; without a readable schema and template in it there is no search."""
+        """Folder that `worldsmith schema --all` wrote; without a readable schema and template in it, the run is trained
+        without a search."""
         checkpoints: Literal["best", "all"] = "best"
         """Which trials keep their checkpoints: only the best and the baseline, or all."""
 
     config: Config
 
     def run(self) -> Result:
-        """Runs the study. Raises UserError.
+        """Runs the study and returns its results. Raises UserError.
 
         If the policy requests no search, this process is replaced by the training process.
         """
@@ -136,7 +138,7 @@ class Tune(Action):
             return
         setup.check()
         require_same_study(setup.folder, setup.identity)
-        yield f"study       {setup.folder}: {config.trials} trials, {config.parallel} at once"
+        yield f"study       {setup.folder}: {config.trials} trials, {config.parallel} in parallel"
         yield f"run         {setup.base.source}"
         if setup.processes > 1:
             yield f"processes   {setup.processes} for each trial (worldsmith launch --nproc-per-node {setup.processes})"
@@ -153,7 +155,7 @@ class Tune(Action):
             yield f"final data  {' '.join(config.final_data)}"
 
     def first_trials(self) -> Iterator[str]:
-        """Yields lines with the settings of the first trials after trial 0."""
+        """Yields output lines for the user with the settings of the first trials after the baseline."""
         config, setup = self.config, self.setup
         known = [setup.strategy.plan(0, setup.space, [], {}, setup.refusal).at_work()]
         tried: dict[int, dict[str, Any]] = {0: {}}
@@ -169,7 +171,7 @@ class Tune(Action):
             tried[number] = plan.settings
 
     def preflight(self) -> list[str]:
-        """Returns the lines of a dry run of the baseline. Raises UserError if it would fail before its first step."""
+        """Returns the output lines of a dry run of the baseline. Raises UserError if the run would not start."""
         tree, folder, processes = self.setup.base.tree, self.setup.folder / RUNS / "0000", self.setup.processes
 
         def lines() -> list[str]:
@@ -191,16 +193,16 @@ def format_value(value: float | None) -> str:
 
 @dataclass(slots=True)
 class Results:
-    """Results of a study: its files, its HTML report, and the output of the command."""
+    """Results of a study: writes its files and its HTML report, and formats the output of the command."""
 
     record: Record
     setup: StudySetup
     at_work: bool = True
     final: dict[str, Any] | None = None
-    """Metrics on the final data, `best` and `as_it_is` (the baseline)."""
+    """Metric on the final data of the best trial (`best`) and of the baseline (`as_it_is`); None: not measured."""
 
     def changed(self) -> None:
-        """Prints the result of the last trial and updates the files."""
+        """Prints the result of the last ended trial and updates the files of the study."""
         record, best = self.record, self.record.best
         trial = record.finished[-1]
         line = line_of(trial, record.path(trial.number))
@@ -245,7 +247,7 @@ class Results:
         write_lineage(record.folder, action="tune", settings=to_dict(self.setup.config), inputs=inputs, outputs=outputs)
 
     def write_page(self, facts: Mapping[str, Any]) -> None:
-        """Writes the HTML report of the study."""
+        """Writes the HTML report of the study; `facts` is the content of best.json."""
         from worldsmith.tools.tune.page import write_page
 
         record, config = self.record, self.setup.config
@@ -265,7 +267,7 @@ class Results:
 
     @property
     def next(self) -> str:
-        """Command that trains with the best settings; for a spec with its own overrides."""
+        """Command line that trains with the best settings; for a spec it contains the overrides of the spec."""
         best = self.record.best
         words = [] if best is None else line_of(best, self.record.path(best.number))["words"]
         processes = processes_of(self.setup.source.load(words).tree)
@@ -274,7 +276,7 @@ class Results:
         return f"worldsmith {shlex.join(launched(['train', str(self.record.folder / BEST_RUN)], processes))}"
 
     def tell(self, ending: str | None) -> Iterator[str]:
-        """Yields the final output lines of the command; `ending` is the result of `Trials.work`."""
+        """Yields the final output lines of the command; `ending` is the reason of an early end, as in `Trials.work`."""
         config, record, counts, best = self.setup.config, self.record, self.record.counts(), self.record.best
         ended = ", ".join(f"{counts[name]} {name}" for name in ("complete", "pruned", "failed"))
         draws = f"; {counts['refused_draws']} configurations were rejected" if counts["refused_draws"] else ""
@@ -297,8 +299,8 @@ class Results:
             yield f"on data that no trial has seen: {values}"
         elif best.number:
             yield (
-                f"selected from {counts['complete']} values on the same data, so it is too optimistic: use "
-                "--final-data to measure it on data that no trial has seen"
+                f"the best value was selected from {counts['complete']} values on the same data, so it is too "
+                "optimistic: use --final-data to measure it on data that no trial has seen"
             )
         yield f"next: {self.next}"
         yield f"page: {record.folder / PAGE}"
