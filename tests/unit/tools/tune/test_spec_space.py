@@ -204,7 +204,7 @@ def test_the_command_says_what_it_searches(
     for source in ([spec], ["--spec", spec]):
         assert main(["tune", *source, *words]) == 0, capsys.readouterr().err
         said = capsys.readouterr().out.splitlines()
-        assert f"study       {tmp_path}/tune: 20 trials, 1 at once" in said
+        assert f"study       {tmp_path}/tune: 20 trials, 1 in parallel" in said
         assert "search      policy.lora.lora_alpha: 1, 2, 4 times policy.lora.r" in said
         assert not [line for line in said if "train.epoch" in line]
         assert said[-1] == "note        the disk is small"

@@ -39,7 +39,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["trainer.run_validation=false"], "the run does not validate"),
         (["--metric", "val_ema/loss"], "keeps no EMA weights"),
         (["--pruner", "asha", "trainer.validation_iter=50"], "validates only at its end"),
-        (["~trainer.callbacks.metrics"], "needs the callback metrics"),
+        (["~trainer.callbacks.metrics"], "add the callback `metrics`"),
         (["--pruner", "ahsa"], "did you mean 'asha'"),
         (["--trails", "5"], "trails"),
         (["optimizer.lrr=3"], "did you mean 'optimizer.lr'"),
