@@ -61,19 +61,19 @@ def generate_tokens(
         seconds = [prompt.video_seconds for prompt in prompts if prompt.video_seconds is not None]
         if seconds and hasattr(network.config.vision_config, "tokens_per_second"):
             given["second_per_grid_ts"] = torch.cat(seconds).to(device)
-    draws = [Drawn(decoding, seeds)] if decoding.temperature else []
+    processors = [GumbelSampling(decoding, seeds)] if decoding.temperature else []
     out = network.generate(
         **given,
         max_new_tokens=max_new_tokens,
         do_sample=False,
         repetition_penalty=decoding.repetition_penalty,
-        logits_processor=LogitsProcessorList(draws),
+        logits_processor=LogitsProcessorList(processors),
         pad_token_id=pad_token,
     )
     return [trim(row, pad_token) for row in out[:, longest:].tolist()]
 
 
-class Drawn:
+class GumbelSampling:
     """Logits processor that turns argmax decoding into sampling, with independent noise per row.
 
     The argmax of logits plus Gumbel noise is a sample from their softmax (Gumbel 1954). A row's samples do not depend
@@ -88,7 +88,7 @@ class Drawn:
         from transformers import TopPLogitsWarper
 
         self.temperature = decoding.temperature
-        self.most = TopPLogitsWarper(decoding.top_p) if decoding.top_p < 1 else None
+        self.top_p = TopPLogitsWarper(decoding.top_p) if decoding.top_p < 1 else None
         self.streams = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Drawn:
             scores: Logits of the next token, [rows, vocabulary].
         """
         scores = scores.float() / self.temperature
-        scores = scores if self.most is None else self.most(ids, scores)
+        scores = scores if self.top_p is None else self.top_p(ids, scores)
         even = torch.stack([torch.rand(scores.shape[-1], generator=stream) for stream in self.streams])
         return scores - torch.log(-torch.log(even.clamp(1e-20, 1 - 1e-7))).to(scores.device)
 

@@ -64,12 +64,14 @@ def make_inputs(
         device: Device of the inputs.
     """
     with real_values():
-        rows = arrange(samples, network, packed=packed, device=device)
+        rows = collate_tokens(samples, network, packed=packed, device=device)
     shown = {} if visual_of(network) is None else collate_media(samples, network, normalize=normalize, device=device)
     return Inputs(**rows, **shown)
 
 
-def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, device: torch.device) -> dict[str, Any]:
+def collate_tokens(
+    samples: Sequence[Conversation], network: Any, *, packed: bool, device: torch.device
+) -> dict[str, Any]:
     """Returns the fields of `Inputs` that describe tokens (ids, positions, mask, targets) for a batch, by field name.
 
     Args:
@@ -82,13 +84,13 @@ def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, devi
     positions = [positions_of(sample, network) for sample in samples]
     if packed:
         ids = torch.cat([sample.input_ids for sample in samples])[None]
-        places = torch.cat(positions, dim=-1)[..., None, :]
+        position_ids = torch.cat(positions, dim=-1)[..., None, :]
         starts = [sum(lengths[:index]) for index in range(len(samples))]
         mask = None
     else:
         longest = max(lengths)
-        ids = torch.stack([fill_up(sample.input_ids, longest) for sample in samples])
-        places = torch.stack([fill_up(position, longest) for position in positions], dim=-2)
+        ids = torch.stack([pad_to_length(sample.input_ids, longest) for sample in samples])
+        position_ids = torch.stack([pad_to_length(position, longest) for position in positions], dim=-2)
         starts = [index * longest for index in range(len(samples))]
         mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
     supervised = [(sample.labels[1:] != IGNORED).nonzero()[:, 0] for sample in samples]
@@ -96,7 +98,7 @@ def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, devi
     predicting = [start + chosen for start, chosen in zip(starts, supervised)]
     return {
         "input_ids": ids.to(device),
-        "position_ids": (places[0] if visual_of(network) is None else places).to(device),
+        "position_ids": (position_ids[0] if visual_of(network) is None else position_ids).to(device),
         "attention_mask": None if mask is None else mask.to(device),
         "predicting": torch.cat(predicting).to(device),
         "targets": torch.cat(targets).to(device),
@@ -155,6 +157,6 @@ def collate_media(
     return {"patches": torch.cat(patches), "grids": joined, "vision": vision, "visual_tokens": tokens}
 
 
-def fill_up(tokens: Tensor, length: int) -> Tensor:
+def pad_to_length(tokens: Tensor, length: int) -> Tensor:
     """Returns `tokens` [..., N] padded with zeros at the end to [..., length]."""
     return F.pad(tokens, (0, length - tokens.shape[-1]))

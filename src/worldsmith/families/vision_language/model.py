@@ -14,7 +14,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.freezing import freeze, frozen_names
 from worldsmith.families.vision_language.network.arithmetic import HEAD, linear_layers, parameter_shapes
 from worldsmith.families.vision_language.policy import FILES, PolicyConfig, check_device
-from worldsmith.families.vision_language.published import find_config, published_config, why_not_trained
+from worldsmith.families.vision_language.published import find_config, find_training_obstacle, published_config
 from worldsmith.models.decoding import GREEDY, Decoding
 from worldsmith.models.model import Model
 from worldsmith.models.model_files import local_folder
@@ -92,7 +92,7 @@ class VisionLanguageModel(Model):
                 raise ValueError(str(error)) from error
             if config is None:
                 return "its config.json is not on this machine, so its network is only known when the run starts"
-            if (reason := why_not_trained(config)) is not None:
+            if (reason := find_training_obstacle(config)) is not None:
                 raise ValueError(reason)
             known = "assumed to be the released one" if config == published_config(name) else "by its config.json"
             return f"a {config.get('model_type')}, {known}"
@@ -233,16 +233,16 @@ class VisionLanguageModel(Model):
 
     def describe_batches(self) -> str:
         """Returns text on the batch layout: packed into one row, or padded with the reason."""
-        from worldsmith.families.vision_language.network.backbone import why_not_packed
+        from worldsmith.families.vision_language.network.backbone import find_packing_obstacle
 
         if self.packs:
             return "samples share one row, without padding"
-        reason = why_not_packed(self.network) if self.config.policy.sequence_packing else "as requested"
+        reason = find_packing_obstacle(self.network) if self.config.policy.sequence_packing else "as requested"
         return f"one row per sample, padded ({reason})"
 
     @property
     def packs(self) -> bool:
         """Whether the samples of a batch are packed into one row."""
-        from worldsmith.families.vision_language.network.backbone import why_not_packed
+        from worldsmith.families.vision_language.network.backbone import find_packing_obstacle
 
-        return self.config.policy.sequence_packing and why_not_packed(self.network) is None
+        return self.config.policy.sequence_packing and find_packing_obstacle(self.network) is None

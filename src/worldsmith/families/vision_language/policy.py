@@ -9,7 +9,7 @@ from typing import Any, Literal
 from worldsmith.config import Config, wrong
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import check_patterns
-from worldsmith.families.vision_language.published import pictures_of, published_config
+from worldsmith.families.vision_language.published import preprocessor_files, published_config
 from worldsmith.models.model_files import PublishedPart, look_for, tokenizer_files
 
 FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
@@ -32,7 +32,7 @@ class BackboneConfig(Config):
         settings = published_config(self.model_name) if self.model_name else None
         if settings is None:
             return None
-        contents = {"config.json": settings, **pictures_of(settings), **tokenizer_files("tiny_reasoner")}
+        contents = {"config.json": settings, **preprocessor_files(settings), **tokenizer_files("tiny_reasoner")}
         return PublishedPart("model_name", f"the sizes of {self.model_name}", (FILES,), contents)
 
     def check_files(self) -> None:
@@ -78,30 +78,30 @@ class PolicyConfig(Config):
     """Frozen parameters."""
 
 
-def choose_attention(asked: str, kind: Any) -> str:
+def choose_attention(requested: str, kind: Any) -> str:
     """Returns the name of the attention implementation in transformers; `cosmos` selects the best available one.
 
     Args:
-        asked: Value of `attn_implementation`.
+        requested: Value of `attn_implementation`.
         kind: Model class of transformers.
 
     Raises:
         ValueError: If the class does not support the attention implementation.
     """
-    if asked == "cosmos":
-        quick = [] if why_not_flash() else ["flash_attention_2"]
+    if requested == "cosmos":
+        quick = [] if find_flash_obstacle() else ["flash_attention_2"]
         return next((name for name in (*quick, "sdpa") if getattr(kind, NEEDS[name], False)), "eager")
-    if asked in NEEDS and not getattr(kind, NEEDS[asked], False):
+    if requested in NEEDS and not getattr(kind, NEEDS[requested], False):
         raise ValueError(
-            f"model.config.policy.attn_implementation = {asked!r}: transformers' {kind.__name__} does not support "
+            f"model.config.policy.attn_implementation = {requested!r}: transformers' {kind.__name__} does not support "
             "it; use 'cosmos' for the best supported one"
         )
-    return asked
+    return requested
 
 
-def check_device(asked: str, device: str) -> None:
-    """Raises UserError if the `attn_implementation` given as `asked` does not run on `device`, such as "cpu"."""
-    reason = why_not_flash(device) if asked == "flash_attention_2" else None
+def check_device(requested: str, device: str) -> None:
+    """Raises UserError if the `attn_implementation` given as `requested` does not run on `device`, such as "cpu"."""
+    reason = find_flash_obstacle(device) if requested == "flash_attention_2" else None
     if reason is not None:
         raise UserError(
             f"model.config.policy.attn_implementation = 'flash_attention_2': {reason}; use 'sdpa', or 'cosmos' for the "
@@ -109,7 +109,7 @@ def check_device(asked: str, device: str) -> None:
         )
 
 
-def why_not_flash(device: str = "") -> str | None:
+def find_flash_obstacle(device: str = "") -> str | None:
     """Returns why FlashAttention 2 cannot be used on `device` ("": on any device of this machine); None if it can."""
     import torch
 

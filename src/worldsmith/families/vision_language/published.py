@@ -35,19 +35,19 @@ def _vision(large: bool, out: int) -> dict[str, Any]:
 
 
 def _qwen3_vl(
-    hidden: int, layers: int, inside: int, heads: tuple[int, int], *, large: bool = True, experts: int = 0
+    hidden: int, layers: int, intermediate: int, heads: tuple[int, int], *, large: bool = True, experts: int = 0
 ) -> dict[str, Any]:
     """Returns the config.json content of a released Qwen3-VL model.
 
     Args:
         hidden: Hidden size of the language model.
         layers: Number of decoder layers.
-        inside: Intermediate size of a feed-forward layer, or of one expert.
+        intermediate: Intermediate size of a feed-forward layer, or of one expert.
         heads: Number of query heads, number of key and value heads.
         large: Whether the model has the larger vision encoder and an untied LM head.
         experts: Number of experts per layer; 0: a dense model.
     """
-    mixture = {"num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": inside}
+    mixture = {"num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": intermediate}
     return {
         "model_type": "qwen3_vl_moe" if experts else "qwen3_vl",
         "tie_word_embeddings": not large,
@@ -59,33 +59,34 @@ def _qwen3_vl(
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
             },
-            **(mixture if experts else {"intermediate_size": inside}),
+            **(mixture if experts else {"intermediate_size": intermediate}),
         },
         "vision_config": _vision(large, hidden),
     }  # fmt: skip
 
 
 def _qwen2_5_vl(
-    hidden: int, layers: int, inside: int, heads: tuple[int, int], *, vision: int = 3420, words: int = 152064
+    hidden: int, layers: int, intermediate: int, heads: tuple[int, int], *, vision: int = 3420, vocabulary: int = 152064
 ) -> dict[str, Any]:
     """Returns the config.json content of a released Qwen2.5-VL model.
 
     Args:
         hidden: Hidden size of the language model.
         layers: Number of decoder layers.
-        inside: Intermediate size of a feed-forward layer.
+        intermediate: Intermediate size of a feed-forward layer.
         heads: Number of query heads, number of key and value heads.
         vision: Intermediate size of a feed-forward layer of the vision encoder.
-        words: Vocabulary size.
+        vocabulary: Vocabulary size.
     """
-    tied = words == 151936
+    tied = vocabulary == 151936
     return {
         "model_type": "qwen2_5_vl",
         "tie_word_embeddings": tied,
         "text_config": {
             "model_type": "qwen2_5_vl_text",
-            "vocab_size": words, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads[0],
-            "num_key_value_heads": heads[1], "intermediate_size": inside, "rms_norm_eps": 1e-6,
+            "vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": layers,
+            "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "intermediate_size": intermediate,
+            "rms_norm_eps": 1e-6,
             "max_position_embeddings": 128000, "tie_word_embeddings": tied, "use_sliding_window": False,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
         },
@@ -108,7 +109,7 @@ SIZES = {
 PUBLISHED = {f"Qwen/Qwen3-VL-{size}-{kind}": size for size in SIZES for kind in ("Instruct", "Thinking")}
 PUBLISHED |= {f"nvidia/Cosmos-Reason2-{size}": size for size in ("2B", "8B")}  # trained on from those of Qwen
 SIZES |= {
-    "2.5 3B": _qwen2_5_vl(2048, 36, 11008, (16, 2), words=151936),
+    "2.5 3B": _qwen2_5_vl(2048, 36, 11008, (16, 2), vocabulary=151936),
     "2.5 7B": _qwen2_5_vl(3584, 28, 18944, (28, 4)),
     "2.5 32B": _qwen2_5_vl(5120, 64, 27648, (40, 8), vision=3456),
     "2.5 72B": _qwen2_5_vl(8192, 80, 29568, (64, 8), vision=3456),
@@ -137,7 +138,7 @@ PICTURES_2_5: dict[str, dict[str, Any]] = {
 """Preprocessor settings of Qwen2.5-VL by file name; it has no file for videos."""
 
 
-def pictures_of(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def preprocessor_files(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns preprocessor files (name → content) of the released model whose config.json content is `settings`."""
     return PICTURES_2_5 if settings["model_type"] == "qwen2_5_vl" else PICTURES
 
@@ -167,7 +168,7 @@ def find_config(name: str) -> dict[str, Any] | None:
     return published_config(name) if file is None else read_settings(file.parent) if file.is_file() else None
 
 
-def why_not_trained(config: Mapping[str, Any]) -> str | None:
+def find_training_obstacle(config: Mapping[str, Any]) -> str | None:
     """Returns why the network that a config.json content describes cannot be trained; None if it can.
 
     Only networks with a vision encoder are checked; text decoders always return None.

@@ -87,7 +87,7 @@ class AnnotateFps(Action):
         dataset = self.dataset()
         out = self.check_out(dataset)
         before = dataset.file.read_bytes()
-        done = annotate(dataset, replace=self.config.replace, shown=share_done("reading rates"))
+        done = annotate(dataset, replace=self.config.replace, progress=share_done("reading rates"))
         facts = self.facts(dataset, done, before, out)
         write_text(out, done.text)
         write_text(provenance_file(out), json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
@@ -116,8 +116,8 @@ class AnnotateFps(Action):
     def lines(self, dataset: ChatFile, done: Annotated, out: Path) -> Iterator[str]:
         """Yields output lines for the user: counts of the copy `done`, and examples of records with problems."""
         yield f"{out}: {dataset.num_records} records, video_fps added to {done.added}, replaced in {done.replaced}"
-        said = (f"{done.stated} already had one", f"{done.without_video} have no video")
-        yield f"  {', '.join([*said, f'{done.not_records} cannot be used by a run and are copied unchanged'])}"
+        known_counts = (f"{done.stated} already had one", f"{done.without_video} have no video")
+        yield f"  {', '.join([*known_counts, f'{done.not_records} cannot be used by a run and are copied unchanged'])}"
         for name, what in (
             (
                 "disagrees",
@@ -166,26 +166,26 @@ class Annotated:
     timestamps."""
 
 
-def annotate(dataset: ChatFile, *, replace: bool, shown: Callable[[int, int], None] | None = None) -> Annotated:
+def annotate(dataset: ChatFile, *, replace: bool, progress: Callable[[int, int], None] | None = None) -> Annotated:
     """Returns a copy of a dataset's records with `video_fps`, and with `video_fps_from` if the rate is new.
 
     Args:
         dataset: The source; its files are only read.
         replace: Replace stated rates that differ from the stream by more than 1 %.
-        shown: Called with (done, total) after each record, to report progress.
+        progress: Called with (done, total) after each record, to report progress.
     """
     dataset.open_media()
     done = Annotated(not_records=dataset.num_records - len(dataset.entries))
     changed: dict[int, dict[str, Any]] = {}
     with ThreadPoolExecutor(READERS) as pool:
-        looks = pool.map(lambda entry: read_rates(dataset, entry), dataset.entries)
-        for number, (entry, found) in enumerate(zip(dataset.entries, looks), start=1):
+        headers = pool.map(lambda entry: read_rates(dataset, entry), dataset.entries)
+        for number, (entry, found) in enumerate(zip(dataset.entries, headers), start=1):
             record = entry.record if isinstance(entry.record, dict) else {"messages": entry.record}
             rate = choose_rate(done, entry, record, found, replace=replace)
             if rate is not None:
                 changed[entry.number] = {**record, FPS: rate, ORIGIN: STREAM}
-            if shown is not None:
-                shown(number, len(dataset.entries))
+            if progress is not None:
+                progress(number, len(dataset.entries))
     done.text = replace_records(dataset, changed)
     return done
 

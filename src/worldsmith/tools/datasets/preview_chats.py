@@ -94,12 +94,12 @@ class PreviewChats(Action):
         lines = [f"{dataset.name}: {dataset.num_records} records; skipped: {left_out}"]
         lines += [f"  {rejection.key}: {rejection.reason}: {rejection.detail}" for rejection in dataset.rejections[:3]]
         shown = [
-            self.show(dataset, processor, index, lines)
+            self.show_conversation(dataset, processor, index, lines)
             for index in range(config.first, min(config.first + config.count, len(dataset)))
         ]
         return Result(lines, {"records": dataset.num_records, "left_out": dict(reasons), "samples": shown})
 
-    def show(self, dataset: Any, processor: ChatProcessor, index: int, lines: list[str]) -> dict[str, Any]:
+    def show_conversation(self, dataset: Any, processor: ChatProcessor, index: int, lines: list[str]) -> dict[str, Any]:
         """Appends output lines on the conversation `index` to `lines`, and returns its content as plain data."""
         key = dataset.place(index)[0]
         try:
@@ -121,7 +121,7 @@ class PreviewChats(Action):
         """
         if processor.media is None:
             return
-        for number, (kind, frames) in enumerate(pictures(sample, processor.media)):
+        for number, (kind, frames) in enumerate(decode_media(sample, processor.media)):
             count, _, height, width = frames.shape
             fact: dict[str, Any] = {"kind": kind, "frames": count, "height": height, "width": width}
             line = f"{kind}: {width}×{height} px" + (f", {count} frames" if kind == "video" else "")
@@ -180,7 +180,7 @@ def format_spans(found: list[TokenSpan], *, colour: bool) -> str:
     return "".join(texts)
 
 
-def pictures(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, np.ndarray]]:
+def decode_media(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (kind, frames) for every image and video of a sample: "image" or "video", and uint8 [T, 3, H, W].
 
     `media` provides the patch sizes.
@@ -202,9 +202,9 @@ def pictures(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, n
             yield kind, frames[:1] if kind == "image" else frames
 
 
-def contact_sheet(frames: np.ndarray, most: int) -> Image.Image:
-    """Returns an image with at most `most` evenly spaced frames of a video [T, 3, H, W] side by side."""
-    chosen = np.linspace(0, len(frames) - 1, min(most, len(frames))).round().astype(int)
+def contact_sheet(frames: np.ndarray, max_frames: int) -> Image.Image:
+    """Returns an image with at most `max_frames` evenly spaced frames of a video [T, 3, H, W] side by side."""
+    chosen = np.linspace(0, len(frames) - 1, min(max_frames, len(frames))).round().astype(int)
     return Image.fromarray(np.concatenate(list(frames[chosen].transpose(0, 2, 3, 1)), axis=1))
 
 

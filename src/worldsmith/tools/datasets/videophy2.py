@@ -291,8 +291,8 @@ def conversation(row: dict[str, str], wanted: ConversationSettings) -> dict[str,
         {"type": "video", "video": wanted.media_name},
         {"type": "text", "text": prompt_text(wanted.score_field, caption)},
     ]
-    said = [{"type": "text", "text": answer_text(wanted.score_field, row[wanted.score_field])}]
-    return {"conversations": [{"role": "user", "content": question}, {"role": "assistant", "content": said}]}
+    answer = [{"type": "text", "text": answer_text(wanted.score_field, row[wanted.score_field])}]
+    return {"conversations": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def prompt_text(score_field: str, caption: str) -> str:

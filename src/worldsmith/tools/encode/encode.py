@@ -77,11 +77,11 @@ class Encode(RunAction):
             shares = [self.encode_share(rank, size, shown, local_rank=local_rank)]
         done = Encoded(*(sum(column) for column in zip(*(asdict(share).values() for share in shares))))
         folders = ", ".join(dict.fromkeys(str(each.require_cache()) for each in self.encoders(World()).values()))
-        said = (
+        summary = (
             f"{here}{done.encoded} samples encoded, {done.found} already cached, {done.left_out} skipped; "
             f"{format_duration(time.monotonic() - start)}; cache: {folders}"
         )
-        return Result([said], {**asdict(done), "processes": size * count, "cache": folders})
+        return Result([summary], {**asdict(done), "processes": size * count, "cache": folders})
 
     def check(self) -> None:
         """Raises UserError if the run has no latent cache, or if it is not writable."""

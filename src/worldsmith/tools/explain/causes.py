@@ -111,7 +111,7 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
             order = distance, later, sources.index(stream.source), hit.line.number
             if order < cause.order:
                 cause.order, cause.text, cause.groups = order, hit.line.text.strip(), hit.groups
-    meant = {id: cause for id, cause in found.items() if is_meant(cause, streams)}
+    meant = {id: cause for id, cause in found.items() if is_confirmed(cause, streams)}
     less = {other for cause in meant.values() for other in cause.pattern.over}
     causes = sorted((cause for id, cause in meant.items() if id not in less), key=lambda cause: cause.order)
     known = any(not (cause.pattern.fallback or cause.pattern.consequence) for cause in causes)
@@ -135,16 +135,16 @@ def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]
 
     Args:
         stream: Output of a process.
-        seen: Cache that is extended: result of `shape` for a line → the patterns and named groups it matches.
+        seen: Cache that is extended: result of `line_key` for a line → the patterns and named groups it matches.
     """
     chain, linked = 0, False
     for line, frame in with_frames(stream.lines):
         if starts_traceback(line.text):
             chain, linked = chain + (not linked), False
         linked = linked or line.text.strip().startswith(LINKS)
-        key = shape(line.text)
+        key = line_key(line.text)
         if key not in seen:
-            seen[key] = list(shown_by(line.text))
+            seen[key] = list(match_patterns(line.text))
         shown = [(patterns()[id], groups) for id, groups in seen[key] if patterns()[id].is_raised_in(frame)]
         known = any(not pattern.fallback and not pattern.needs for pattern, _ in shown)
         for pattern, groups in shown:
@@ -181,12 +181,12 @@ def starts_traceback(text: str) -> bool:
     return text.strip() == TRACEBACK or BOX.match(text) is not None
 
 
-def shape(text: str) -> str:
+def line_key(text: str) -> str:
     """Returns a key of a log line; lines that differ only in insignificant numbers have the same key."""
     return text if TELLING.search(text) else DIGITS.sub("#", text)
 
 
-def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
+def match_patterns(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Yields (id, named groups) of the patterns that a log line matches: by its error codes, else by its text.
 
     A pattern that is `over` the pattern of a code is more specific, and is found in addition to it.
@@ -200,7 +200,7 @@ def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
             yield pattern.id, groups
 
 
-def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:
+def is_confirmed(cause: Cause, streams: Sequence[Stream]) -> bool:
     """Returns whether the logs confirm a cause: enough matching lines, and a match of one of its other conditions."""
     pattern = cause.pattern
     if len(cause.places) < pattern.at_least:
@@ -263,7 +263,7 @@ class ErrorPattern:
     def groups_in(self, text: str) -> Mapping[str, str] | None:
         """Returns the named groups of the first expression that matches a log line; None if no expression matches."""
         if is_lower_case(text):
-            found = (regex.search(text) for regex in any_case(self.match))
+            found = (regex.search(text) for regex in ignore_case(self.match))
         else:
             found = (regex.search(text) for part, regex in zip(self.parts, self.match, strict=True) if part in text)
         if match := next(filter(None, found), None):
@@ -282,7 +282,7 @@ class ErrorPattern:
 
 
 @functools.cache
-def any_case(expressions: tuple[re.Pattern[str], ...]) -> tuple[re.Pattern[str], ...]:
+def ignore_case(expressions: tuple[re.Pattern[str], ...]) -> tuple[re.Pattern[str], ...]:
     """Returns the regular expressions compiled without case sensitivity."""
     return tuple(re.compile(regex.pattern, re.IGNORECASE) for regex in expressions)
 
@@ -292,11 +292,11 @@ def patterns() -> Mapping[int, ErrorPattern]:
     """Returns all error patterns by id: up to 58 for errors of Cosmos-RL and TAO, from 101 for all others."""
     files = sorted((Path(__file__).parent / "patterns").glob("*.toml"))
     rows = [row for file in files for row in tomllib.loads(file.read_text(encoding="utf-8"))["pattern"]]
-    return {row["id"]: read(**row) for row in rows}
+    return {row["id"]: build_pattern(**row) for row in rows}
 
 
 @functools.cache
-def rows_by_gram() -> tuple[Mapping[str, Sequence[int]], Sequence[int]]:
+def index_patterns() -> tuple[Mapping[str, Sequence[int]], Sequence[int]]:
     """Returns an index of the error patterns, to find the candidates for a log line quickly.
 
     Returns:
@@ -328,7 +328,7 @@ def candidates(text: str) -> Iterable[ErrorPattern]:
     """
     if is_lower_case(text):
         return patterns().values()
-    index, always = rows_by_gram()
+    index, always = index_patterns()
     ids = set(always).union(*(index[gram] for gram in grams(text) if gram in index))
     return [pattern for id, pattern in patterns().items() if id in ids]
 
@@ -338,7 +338,7 @@ def is_lower_case(text: str) -> bool:
     return LOWER_CASE.match(text) is not None and text == text.lower()
 
 
-def read(*, match: Sequence[str], **row: Any) -> ErrorPattern:
+def build_pattern(*, match: Sequence[str], **row: Any) -> ErrorPattern:
     """Builds an error pattern from a `[[pattern]]` table of a TOML file, whose keys are passed as arguments.
 
     The keys `with` and `try` become `needs` and `remedies`. Raises TypeError for an unknown key.

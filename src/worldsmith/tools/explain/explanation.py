@@ -70,8 +70,8 @@ def render_remedy(sentence: str, run: Run | None, groups: Mapping[str, str]) -> 
         if run is None or not has_sample_cap(run):
             return text
         if match[2] == TOKENS and word is not None:
-            words.append(f"{PACK_CAP}={pack_for(run, word)}")
-            text = f"{text} and {words[-1]} (now {shown(run.value(PACK_CAP))})"
+            words.append(f"{PACK_CAP}={scale_pack_limit(run, word)}")
+            text = f"{text} and {words[-1]} (now {format_value(run.value(PACK_CAP))})"
         key = SPEC_KEYS.get(match[2].partition("=")[0])
         return f"{text}, in a spec {key}" if key else text
 
@@ -108,13 +108,13 @@ def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, s
         raise NotHereError
     now = run.value(path)
     if operation == "see":
-        return f"{path} (now {shown(now)})", None
+        return f"{path} (now {format_value(now)})", None
     if operation == "less" and now is None:
         return f"{path} (not set now)", None
-    new = wanted if operation == "set" else shown(changed(operation, now, groups))
-    if new == shown(now):
+    new = wanted if operation == "set" else format_value(compute_change(operation, now, groups))
+    if new == format_value(now):
         raise NotHereError
-    return f"{path}={new} (now {shown(now)})", f"{path}={new}"
+    return f"{path}={new} (now {format_value(now)})", f"{path}={new}"
 
 
 def has_sample_cap(run: Run) -> bool:
@@ -122,7 +122,7 @@ def has_sample_cap(run: Run) -> bool:
     return all(isinstance(run.value(path), int) for path in (SAMPLE_CAP, PACK_CAP))
 
 
-def pack_for(run: Run, word: str) -> int:
+def scale_pack_limit(run: Run, word: str) -> int:
     """Returns the token limit of a pack that fits a new token limit of samples.
 
     A pack then has room for the same number of longest samples as before.
@@ -135,7 +135,7 @@ def pack_for(run: Run, word: str) -> int:
     return max(1, pack // cap) * int(word.partition("=")[2]) + 1
 
 
-def changed(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
+def compute_change(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
     """Returns the number that an explanation suggests instead of the present value of a setting.
 
     Args:
@@ -149,7 +149,7 @@ def changed(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
     if isinstance(now, bool) or not isinstance(now, (int, float)):
         raise NotHereError
     if operation == "fit":
-        return fitting(now, groups)
+        return compute_fit(now, groups)
     new = now * 2 if operation == "double" else now / (10 if operation == "tenth" else 2)
     if isinstance(now, int):
         new = int(new)
@@ -158,7 +158,7 @@ def changed(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
     return float(f"{new:.6g}") if isinstance(new, float) else new
 
 
-def fitting(now: float, groups: Mapping[str, str]) -> int:
+def compute_fit(now: float, groups: Mapping[str, str]) -> int:
     """Returns the smallest suitable token limit, rounded up to a multiple of `ROUND`, for the sample in a message.
 
     Args:
@@ -179,7 +179,7 @@ def fitting(now: float, groups: Mapping[str, str]) -> int:
     return -(-need // ROUND) * ROUND
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Returns a value formatted as in an override."""
     return write(value, WORD)
 
@@ -203,21 +203,21 @@ def facts_for(cause: Cause, run: Run | None) -> list[str]:
     return [fact for name in cause.pattern.facts if (fact := FACTS[name](run))]
 
 
-def in_full(cause: Cause, run: Run | None) -> Iterator[str]:
+def explain_in_detail(cause: Cause, run: Run | None) -> Iterator[str]:
     """Yields the output lines of a detailed explanation of a known error.
 
     They contain name, code, position, log line, meaning, fixes, and facts of the run unless it is unknown (None).
     """
     yield f"{cause.pattern.name} (E{cause.pattern.id})"
     if cause.places:
-        yield f"  {where(cause)}: {cut(cause.text)}"
+        yield f"  {describe_position(cause)}: {shorten_line(cause.text)}"
     yield f"  {cause.pattern.means}"
     yield from (f"  - {remedy.text}" for remedy in remedies_for(cause, run))
     if facts := facts_for(cause, run):
         yield f"  here: {'; '.join(facts)}"
 
 
-def as_data(cause: Cause, run: Run | None) -> Mapping[str, Any]:
+def explanation_data(cause: Cause, run: Run | None) -> Mapping[str, Any]:
     """Returns the explanation of a known error as plain data for JSON; `run` is None for an unknown run."""
     remedies = remedies_for(cause, run)
     place = cause.place if cause.places else None
@@ -237,7 +237,7 @@ def as_data(cause: Cause, run: Run | None) -> Mapping[str, Any]:
     }
 
 
-def where(cause: Cause) -> str:
+def describe_position(cause: Cause) -> str:
     """Returns text with the position of an error in the log, its number of occurrences and their ranks."""
     place, count, ranks = cause.place, len(cause.places), cause.ranks
     rank = "" if place.rank is None else f", rank {place.rank}"
@@ -245,7 +245,7 @@ def where(cause: Cause) -> str:
     return f"{place.source}:{place.line}{rank}{f' ({count} times{on})' if count > 1 else ''}"
 
 
-def cut(text: str) -> str:
+def shorten_line(text: str) -> str:
     """Returns a log line shortened to `LONGEST` characters."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 

@@ -89,12 +89,12 @@ def messages_of(run: RunFiles) -> Iterator[Stream]:
     for number, text in enumerate(place.read_text(errors="replace").splitlines() if place.exists() else [], 1):
         try:
             message = json.loads(text)
-            time, level, said = when(message["time"]), message["level"], message["text"]
+            time, level, text = when(message["time"]), message["level"], message["text"]
         except (ValueError, KeyError, TypeError):
             continue
         if level != "info" and not (started and time and time < started):
             word = f"{level}: " if level == "error" else ""
-            stream.lines += [Line(number, f"{word}{line}") for line in str(said).splitlines()]
+            stream.lines += [Line(number, f"{word}{line}") for line in str(text).splitlines()]
     yield stream
 
 
@@ -105,5 +105,5 @@ def state_of(run: RunFiles) -> Iterator[Stream]:
     """
     status = find_status(run)
     if status.state not in AT_WORK and status.state not in ("finished", "stopped", "interrupted"):
-        said = f"error: {status.reason}" if status.reason else MEANING[status.state]
-        yield Stream(str(run.folder / "status.json"), None, [Line(1, said)])
+        text = f"error: {status.reason}" if status.reason else MEANING[status.state]
+        yield Stream(str(run.folder / "status.json"), None, [Line(1, text)])

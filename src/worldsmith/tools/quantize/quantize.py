@@ -176,7 +176,7 @@ class Quantize(AnswerAction, WritingAction):
             if found.calibration is not None:
                 facts["calibration"] = self.observe(found.quantizer, answerer, found.calibration)
             if asked:
-                before = self.ask(answerer, asked, "answering with the original model")
+                before = self.answer_questions(answerer, asked, "answering with the original model")
             del answerer
         with folder_aside(out) as aside:
             about = found.quantizer.fill(aside, out.name)
@@ -184,9 +184,11 @@ class Quantize(AnswerAction, WritingAction):
             passed = True
             if before is not None and questions is not None:
                 answerer = Answerer(quantizing(model.spec.name).load_quantized(aside, device), self.settings(model))
-                check = compare_answers(asked, before, self.ask(answerer, asked, "answering with the quantized model"))
+                check = compare_answers(
+                    asked, before, self.answer_questions(answerer, asked, "answering with the quantized model")
+                )
                 check["left_out"] += min(config.max_questions, len(questions)) - len(asked)
-                passed = falls_by(check) <= config.tolerance / 100 + 1e-9
+                passed = accuracy_drop(check) <= config.tolerance / 100 + 1e-9
                 facts["check"] = {
                     "dataset": questions.name,
                     **check,
@@ -229,7 +231,7 @@ class Quantize(AnswerAction, WritingAction):
             questions = dataset_of(model, config.questions, "questions", "dataloader_val", purpose)
         return QuantizationInputs(model, quantizer, data, questions)
 
-    def ask(self, answerer: Answerer, asked: Asked, what: str) -> TimedAnswers:
+    def answer_questions(self, answerer: Answerer, asked: Asked, what: str) -> TimedAnswers:
         """Returns a model's answers to all questions with the time they take, after one warm-up answer.
 
         Args:
@@ -353,7 +355,7 @@ def sizes_of(quantizer: Quantizer, folder: Path) -> dict[str, Any]:
     }
 
 
-def falls_by(check: dict[str, Any]) -> float:
+def accuracy_drop(check: dict[str, Any]) -> float:
     """Returns the decrease of the accuracy (a fraction from 0 to 1) in a result of `compare_answers`."""
     return float(check["accuracy_before"] - check["accuracy_after"])
 
@@ -394,7 +396,7 @@ def summarize_quantization(facts: dict[str, Any], place: Path) -> list[str]:
     if "check" not in facts:
         return [*lines, "not checked: no questions were answered"]
     check = facts["check"]
-    fall, allowed = 100 * falls_by(check), 100 * check["tolerance"]
+    fall, allowed = 100 * accuracy_drop(check), 100 * check["tolerance"]
     lines += [
         f"answers      {check['questions']} questions: {check['same_answers']:.0%} unchanged, "
         f"{check['became_wrong']} became wrong, {check['became_right']} became right (p = {check['p_value']:.2g}); "

@@ -78,7 +78,7 @@ class Dimension:
         """
         mark = self.mark
         if mark.choices:
-            found = mark.choices[share_index(mark.weights, drawn) if mark.weights else self.labels.index(drawn)]
+            found = mark.choices[interval_index(mark.weights, drawn) if mark.weights else self.labels.index(drawn)]
         else:
             found = 2**drawn if mark.power_of_two else drawn
         if mark.ratio_of:
@@ -119,15 +119,15 @@ class Dimension:
         return f"{self.path}: {said}{kind}{ratio}{f', if {mark.when}' if mark.when else ''}"
 
 
-def share_index(weights: Sequence[float], share: float) -> int:
-    """Returns the index of the interval that contains `share`, a number from 0 to 1.
+def interval_index(weights: Sequence[float], fraction: float) -> int:
+    """Returns the index of the interval that contains `fraction`, a number from 0 to 1.
 
     The intervals divide 0 to 1 in proportion to `weights`.
     """
     total, end = sum(weights), 0.0
     for index, weight in enumerate(weights):
         end += weight / total
-        if share < end:
+        if fraction < end:
             return index
     return max(index for index, weight in enumerate(weights) if weight > 0)
 

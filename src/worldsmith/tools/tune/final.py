@@ -46,7 +46,7 @@ class FinalData:
         Data of `worldsmith evaluate` is not checked.
         """
         if not self.evaluate:
-            in_own_process(self.require_unseen)
+            run_in_child(self.require_unseen)
 
     def measure(self, record: Record, best: FrozenTrial) -> dict[str, Any]:
         """Returns the metric on the final data of the best trial ("best") and of the baseline ("as_it_is").
@@ -58,10 +58,10 @@ class FinalData:
             record: The study.
             best: The best trial.
         """
-        both: dict[str, float | None] = {}
+        values: dict[str, float | None] = {}
         for name, trial in (("best", best), ("as_it_is", record.finished[0])):
-            if trial.number == best.number and both:
-                both[name] = both["best"]
+            if trial.number == best.number and values:
+                values[name] = values["best"]
                 continue
             run, folder = record.path(trial.number), record.folder / f"final_{trial.number:04d}"
             settings = as_words(trial.user_attrs["settings"])
@@ -69,12 +69,12 @@ class FinalData:
                 if self.evaluate:
                     figures: Mapping[str, float | None] = self.evaluated(run, folder)
                 else:
-                    figures = in_own_process(lambda: self.validated(settings, run, folder))  # noqa: B023
+                    figures = run_in_child(lambda: self.validated(settings, run, folder))  # noqa: B023
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             value = figures.get(self.metric)
-            both[name] = value if value is not None and math.isfinite(value) else None
-        return {**both, "data": list(self.data)}
+            values[name] = value if value is not None and math.isfinite(value) else None
+        return {**values, "data": list(self.data)}
 
     def require_unseen(self) -> None:
         """Raises UserError if samples of the final data are in the training or validation data of the trials."""
@@ -85,9 +85,9 @@ class FinalData:
         dataset = task.loader(dry=True).dataset
         for split, what in (("train", "are trained"), ("val", "are measured")):
             other = getattr(seen, f"dataloader_{split}").dataset.build()
-            if both := dataset.count_overlap(other):
+            if overlap := dataset.count_overlap(other):
                 raise UserError(
-                    f"--final-data: {both} of {dataset.num_samples} samples of {dataset.name} are also in "
+                    f"--final-data: {overlap} of {dataset.num_samples} samples of {dataset.name} are also in "
                     f"{other.name}, on which the trials {what}; select data that no trial uses"
                 )
 
@@ -150,7 +150,7 @@ class FinalData:
         return [f"{VALIDATION}.{word}" if first_part(key_of_word(word)) in fields else word for word in self.data]
 
 
-def in_own_process(work: Callable[[], T]) -> T:
+def run_in_child(work: Callable[[], T]) -> T:
     """Runs `work` in a child process and returns its result.
 
     This process therefore never imports torch or uses a device. Raises UserError if the child process fails.

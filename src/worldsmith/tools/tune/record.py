@@ -83,7 +83,7 @@ class Record:
 
     def lines(self) -> list[dict[str, Any]]:
         """Returns the ended trials as plain data, in the format of trials.jsonl."""
-        return [line_of(trial, self.path(trial.number)) for trial in self.finished]
+        return [trial_as_line(trial, self.path(trial.number)) for trial in self.finished]
 
     def write_lines(self) -> None:
         """Writes the ended trials to trials.jsonl."""
@@ -109,7 +109,7 @@ class Record:
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 
-def line_of(trial: FrozenTrial, run: Path) -> dict[str, Any]:
+def trial_as_line(trial: FrozenTrial, run: Path) -> dict[str, Any]:
     """Returns an ended trial as plain data, in the format of trials.jsonl; `run` is the folder of its run."""
     about = trial.user_attrs
     return {
@@ -137,7 +137,7 @@ def ended(
     state: str,
     *,
     value: float | None = None,
-    heard: Sequence[float] = (),
+    reported: Sequence[float] = (),
     notes: Mapping[str, Any] | None = None,
     reason: str | None = None,
     seconds: float = 0.0,
@@ -148,7 +148,7 @@ def ended(
         plan: The settings of the trial.
         state: "complete", "pruned" or "failed".
         value: Objective value; None if the trial failed.
-        heard: Validation metrics of the trial, in order.
+        reported: Validation metrics of the trial, in order.
         notes: Attributes that the pruner needs for later trials.
         reason: Reason of a failure or of pruning.
         seconds: Duration of the run.
@@ -161,7 +161,7 @@ def ended(
         value=value,
         params=plan.drawn,
         distributions=plan.distributions,
-        intermediate_values=dict(enumerate(heard, 1)),
+        intermediate_values=dict(enumerate(reported, 1)),
         system_attrs=dict(notes or {}),
         user_attrs={
             "settings": plan.settings,

@@ -81,8 +81,8 @@ class Source:
         if LOAD_PATH in map(key_of_word, of_run):
             raise UserError(f"{LOAD_PATH} and {PARENT} {parent} both set the initial weights; omit one of them")
         start, model = start_of(parent)
-        given = [] if of_spec is None else [*of_spec, word_of(SPEC_MODEL, model)]
-        return Source(self.name, [*given, *of_run, word_of(LOAD_PATH, start)])
+        given = [] if of_spec is None else [*of_spec, make_override(SPEC_MODEL, model)]
+        return Source(self.name, [*given, *of_run, make_override(LOAD_PATH, start)])
 
     def load(self, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
         """Returns the loaded config of the run with the further overrides `words`. Raises ConfigError.
@@ -176,7 +176,7 @@ def key_of_word(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
-def word_of(key: str, text: str) -> str:
+def make_override(key: str, text: str) -> str:
     """Returns the override KEY=TEXT; the text is quoted only if it would be parsed as another value."""
     return f"{key}={text if read_text(text, str | None) == text else write(text, WORD)}"
 

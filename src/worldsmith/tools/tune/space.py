@@ -89,7 +89,7 @@ class Space:
             if mark is None and path not in marks:
                 raise UserError(f"--search {word}: the field has no range of its own; write {path}=… with {FORMS}")
             if mark is not None:
-                refuse_outside(word, mark, self.hint(path, declared=True))
+                require_within_limits(word, mark, self.hint(path, declared=True))
             chosen[path] = marks[path] if mark is None else ((mark,), self.hint(path))
         self.leave_out(chosen, given)
         found = [
@@ -327,7 +327,7 @@ def ordered(fields: Mapping[str, tuple[Sequence[Search], Any]]) -> dict[str, tup
     return found
 
 
-def refuse_outside(word: str, mark: Search, hint: Any) -> None:
+def require_within_limits(word: str, mark: Search, hint: Any) -> None:
     """Raises UserError if a value of the search range `mark` violates the limits that a field's type declares.
 
     `word` is the `--search` argument, `hint` the declared type.

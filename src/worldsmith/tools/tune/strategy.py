@@ -134,14 +134,14 @@ class Strategy:
             "necessary"
         )
 
-    def judge(self, known: Sequence[FrozenTrial], most: int | None = None) -> Judge:
+    def start_pruning(self, known: Sequence[FrozenTrial], most: int | None = None) -> PruningDecision:
         """Returns an object that decides on the pruning of a trial.
 
         Args:
             known: Results of earlier trials that the decision may use.
             most: Number of validations of the trial; None: as many as in the baseline.
         """
-        return Judge(self._study(known, pruner=self._pruner()), most or self.most)
+        return PruningDecision(self._study(known, pruner=self._pruner()), most or self.most)
 
     def _study(
         self, known: Sequence[FrozenTrial], *, sampler: BaseSampler | None = None, pruner: BasePruner | None = None
@@ -181,7 +181,7 @@ class Strategy:
         return pruners.NopPruner()
 
 
-class Judge:
+class PruningDecision:
     """Decides after each validation of a trial whether the trial continues; after the last one it always does.
 
     Args:
@@ -192,15 +192,15 @@ class Judge:
     def __init__(self, study: Study, most: int) -> None:
         self.study, self.most = study, most
         self.trial = study.ask()
-        self.heard: list[float] = []
-        self.has_hope = True
+        self.reported: list[float] = []
+        self.should_continue = True
 
-    def hear(self, value: float | None) -> bool:
+    def report(self, value: float | None) -> bool:
         """Adds the next validation metric of the trial (None: not finite); returns whether it should continue."""
-        self.heard.append(math.nan if value is None else value)
-        self.trial.report(self.heard[-1], len(self.heard))
-        self.has_hope = len(self.heard) >= self.most or not self.trial.should_prune()
-        return self.has_hope
+        self.reported.append(math.nan if value is None else value)
+        self.trial.report(self.reported[-1], len(self.reported))
+        self.should_continue = len(self.reported) >= self.most or not self.trial.should_prune()
+        return self.should_continue
 
     @property
     def notes(self) -> dict[str, Any]:

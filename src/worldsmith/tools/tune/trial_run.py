@@ -140,10 +140,10 @@ class TrialRun:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             lines = []
-        return f"exit code {code}: {said_why(lines)}"
+        return f"exit code {code}: {find_reason(lines)}"
 
 
-def said_why(lines: Sequence[str]) -> str:
+def find_reason(lines: Sequence[str]) -> str:
     """Returns the last line of a log that names an error, with the lines after it; else the last line."""
     for index in range(len(lines) - 1, -1, -1):
         if match := REASON.match(lines[index].strip()):

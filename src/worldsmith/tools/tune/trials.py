@@ -21,7 +21,7 @@ from worldsmith.tools.tune.record import RUNS, Record, ended
 from worldsmith.tools.tune.setup import StudySetup
 from worldsmith.tools.tune.source import processes_of
 from worldsmith.tools.tune.space import as_words
-from worldsmith.tools.tune.strategy import ExhaustedError, Judge, TrialPlan
+from worldsmith.tools.tune.strategy import ExhaustedError, PruningDecision, TrialPlan
 from worldsmith.tools.tune.trial_run import TrialRun, environment_of, visible_devices
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ FAILURES = 5
 
 
 @dataclass(slots=True)
-class AtWork:
+class RunningTrial:
     """Running trial: its plan, its run, and the object that decides on its pruning."""
 
     plan: TrialPlan
     run: TrialRun
-    judge: Judge
+    pruning: PruningDecision
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Trials:
     setup: StudySetup
     changed: Callable[[], None]
     """Called when a trial has been recorded."""
-    at_work: dict[int, AtWork] = field(default_factory=dict)
+    at_work: dict[int, RunningTrial] = field(default_factory=dict)
     waiting: dict[int, FrozenTrial] = field(default_factory=dict)
     """Ended trials that are not recorded yet, because a trial with a lower number has not ended."""
     told: set[int] = field(default_factory=set)
@@ -82,7 +82,7 @@ class Trials:
                 elif time.monotonic() > deadline:
                     ending = ending or "time"
                 for trial in list(self.at_work.values()):
-                    ending = self.look(trial) or ending
+                    ending = self.advance(trial) or ending
                 try:
                     while ending is None and self.may_start():
                         self.start()
@@ -125,8 +125,8 @@ class Trials:
         slot = next(
             n for n in range(self.setup.config.parallel) if all(n != trial.run.slot for trial in self.at_work.values())
         )
-        judge = self.setup.strategy.judge(known, self.setup.validations(plan.settings))
-        self.at_work[number] = AtWork(plan, self.make_run(plan, slot), judge)
+        pruning = self.setup.strategy.start_pruning(known, self.setup.validations(plan.settings))
+        self.at_work[number] = RunningTrial(plan, self.make_run(plan, slot), pruning)
 
     def plan(self, number: int) -> TrialPlan | None:
         """Returns the plan of trial `number`; None if it was not started."""
@@ -138,7 +138,7 @@ class Trials:
         plans = (self.plan(n) for n in range(len(done), number))
         return [*done, *(plan.at_work() for plan in plans if plan)]
 
-    def look(self, trial: AtWork) -> str | None:
+    def advance(self, trial: RunningTrial) -> str | None:
         """Starts a trial when its folder is free, stops it if it is pruned, and stores its result at its end.
 
         Returns "stopped" if the run was stopped from outside, else None. It is called repeatedly.
@@ -154,31 +154,31 @@ class Trials:
                 print_message(f"trial {number} is waiting for its run folder {run.folder}: {holder}")
             return None
         code = run.code()
-        self.listen(trial)
+        self.report_validations(trial)
         if code is None:
-            if not (number == 0 or trial.judge.has_hope):
+            if not (number == 0 or trial.pruning.should_continue):
                 run.ask_to_stop()
             return None
-        has_hope = number == 0 or trial.judge.has_hope
-        if has_hope and code == PREEMPTED:
+        should_continue = number == 0 or trial.pruning.should_continue
+        if should_continue and code == PREEMPTED:
             del self.at_work[number]
             return "stopped"
-        if has_hope and code == 0 and run.start_next(self.environment(run.slot)):
+        if should_continue and code == 0 and run.start_next(self.environment(run.slot)):
             return None
         del self.at_work[number]
-        self.waiting[number] = self.outcome(trial, code, pruned=not has_hope)
-        self.keep()
+        self.waiting[number] = self.outcome(trial, code, pruned=not should_continue)
+        self.record_ended()
         return None
 
-    def listen(self, trial: AtWork) -> None:
+    def report_validations(self, trial: RunningTrial) -> None:
         """Passes new validation metrics of a trial to its pruning decision, until that prunes it."""
-        judge = trial.judge
-        for value in trial.run.values()[len(judge.heard) :]:
-            if not judge.has_hope and trial.plan.number > 0:
+        pruning = trial.pruning
+        for value in trial.run.values()[len(pruning.reported) :]:
+            if not pruning.should_continue and trial.plan.number > 0:
                 return
-            judge.hear(value)
+            pruning.report(value)
 
-    def outcome(self, trial: AtWork, code: int, *, pruned: bool) -> FrozenTrial:
+    def outcome(self, trial: RunningTrial, code: int, *, pruned: bool) -> FrozenTrial:
         """Returns the result of a trial that has ended, as an Optuna trial.
 
         A trial whose metric is not finite has the state "failed", without an exception.
@@ -191,9 +191,9 @@ class Trials:
         Raises:
             UserError: If the baseline has failed.
         """
-        run, judge, value, reason = trial.run, trial.judge, None, None
+        run, pruning, value, reason = trial.run, trial.pruning, None, None
         if pruned:
-            reason = f"behind the others at validation {len(judge.heard)}"
+            reason = f"behind the others at validation {len(pruning.reported)}"
         elif code:
             reason = run.reason()
         else:
@@ -205,26 +205,26 @@ class Trials:
             raise UserError(f"trial 0, the baseline, has failed: {reason}. Its log is {run.log}")
         state = "pruned" if pruned else "failed" if value is None else "complete"
         reason = NOT_FINITE if state == "failed" and reason is None else reason
-        heard = judge.heard
-        if pruned and not math.isfinite(heard[-1]):
-            state, reason = "failed", f"{NOT_FINITE} at validation {len(heard)}"
+        reported = pruning.reported
+        if pruned and not math.isfinite(reported[-1]):
+            state, reason = "failed", f"{NOT_FINITE} at validation {len(reported)}"
         return ended(
             trial.plan,
             state,
-            value=value if state == "complete" else heard[-1] if state == "pruned" else None,
-            heard=heard,
-            notes=judge.notes,
+            value=value if state == "complete" else reported[-1] if state == "pruned" else None,
+            reported=reported,
+            notes=pruning.notes,
             reason=reason,
             seconds=run.seconds,
         )
 
-    def keep(self) -> None:
+    def record_ended(self) -> None:
         """Records ended trials in the order of their numbers. Raises UserError after `FAILURES` failures in a row."""
         while (number := len(self.record.finished)) in self.waiting:
             trial = self.waiting.pop(number)
             self.record.add(trial)
             self.failed = self.failed + 1 if trial.state.name == "FAIL" else 0
-            self.tidy()
+            self.delete_checkpoints()
             self.changed()
             if self.failed >= FAILURES:
                 raise UserError(
@@ -232,7 +232,7 @@ class Trials:
                     "cause; the same command then continues with new trials"
                 )
 
-    def tidy(self) -> None:
+    def delete_checkpoints(self) -> None:
         """Deletes the checkpoints of trials other than the baseline and the best, unless the settings keep all."""
         best = self.record.best
         for number in () if self.setup.config.checkpoints == "all" else range(1, len(self.record.finished)):

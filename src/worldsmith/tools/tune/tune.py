@@ -22,8 +22,8 @@ from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
 from worldsmith.files.atomic import write_text
 from worldsmith.monitor.lineage import read_lineage, record_of, write_lineage
 from worldsmith.monitor.terminal_text import print_message
-from worldsmith.tools.tune.final import in_own_process
-from worldsmith.tools.tune.record import BEST, PAGE, RUNS, TRIALS, Record, held, line_of, require_same_study
+from worldsmith.tools.tune.final import run_in_child
+from worldsmith.tools.tune.record import BEST, PAGE, RUNS, TRIALS, Record, held, require_same_study, trial_as_line
 from worldsmith.tools.tune.setup import StudySetup
 from worldsmith.tools.tune.source import launched, processes_of
 from worldsmith.tools.tune.space import as_words
@@ -128,7 +128,7 @@ class Tune(Action):
             results.at_work = False
             facts = results.write()
             results.write_record()
-        return Result(list(results.tell(ending)), facts, PREEMPTED if ending == "stopped" else 0)
+        return Result(list(results.summary_lines(ending)), facts, PREEMPTED if ending == "stopped" else 0)
 
     def plan(self) -> Iterator[str]:
         config, setup = self.config, self.setup
@@ -179,7 +179,7 @@ class Tune(Action):
 
             return list(plan_run(tree, folder, world_size=processes))
 
-        return in_own_process(lines)
+        return run_in_child(lines)
 
     @cached_property
     def setup(self) -> StudySetup:
@@ -205,7 +205,7 @@ class Results:
         """Prints the result of the last ended trial and updates the files of the study."""
         record, best = self.record, self.record.best
         trial = record.finished[-1]
-        line = line_of(trial, record.path(trial.number))
+        line = trial_as_line(trial, record.path(trial.number))
         value = f"{self.setup.config.metric} {format_value(line['value'])}" if line["value"] is not None else ""
         what = ", ".join(filter(None, [line["state"], value, line["reason"]]))
         beside = (
@@ -221,7 +221,7 @@ class Results:
         record.write_lines()
         if best is None:
             return {"metric": self.setup.config.metric, "trials": record.counts()}
-        line = line_of(best, record.path(best.number))
+        line = trial_as_line(best, record.path(best.number))
         facts = {
             "metric": self.setup.config.metric,
             "direction": self.setup.direction,
@@ -269,13 +269,13 @@ class Results:
     def next(self) -> str:
         """Command line that trains with the best settings; for a spec it contains the overrides of the spec."""
         best = self.record.best
-        words = [] if best is None else line_of(best, self.record.path(best.number))["words"]
+        words = [] if best is None else trial_as_line(best, self.record.path(best.number))["words"]
         processes = processes_of(self.setup.source.load(words).tree)
         if best is not None and self.setup.source.is_spec:
             return f"worldsmith {shlex.join(self.setup.source.command(words, processes=processes))}"
         return f"worldsmith {shlex.join(launched(['train', str(self.record.folder / BEST_RUN)], processes))}"
 
-    def tell(self, ending: str | None) -> Iterator[str]:
+    def summary_lines(self, ending: str | None) -> Iterator[str]:
         """Yields the final output lines of the command; `ending` is the reason of an early end, as in `Trials.work`."""
         config, record, counts, best = self.setup.config, self.record, self.record.counts(), self.record.best
         ended = ", ".join(f"{counts[name]} {name}" for name in ("complete", "pruned", "failed"))
@@ -292,7 +292,7 @@ class Results:
         first = record.finished[0]
         values = f"{format_value(best.value)}; baseline: {format_value(first.value)}"
         yield f"best: trial {best.number}, {config.metric} {values}"
-        for word in line_of(best, record.path(best.number))["words"]:
+        for word in trial_as_line(best, record.path(best.number))["words"]:
             yield f"  {word}"
         if self.final is not None:
             values = f"{format_value(self.final['best'])}; baseline: {format_value(self.final['as_it_is'])}"

@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from worldsmith.families.vision_language.network.forward import IN_WINDOWS, loss_of
 from worldsmith.families.vision_language.policy import choose_attention
-from worldsmith.families.vision_language.published import TRAINED, VISUAL, why_not_trained
+from worldsmith.families.vision_language.published import TRAINED, VISUAL, find_training_obstacle
 from worldsmith.files.errors import UserError
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.fill import chosen, fill, seed_of
@@ -51,7 +51,7 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
     settings = read_settings(folder)
     model_type = settings.get("model_type")
     visual = model_type in VISUAL
-    reason = why_not_trained(settings)
+    reason = find_training_obstacle(settings)
     if reason is None and not visual and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         reason = f"model_type is {model_type!r}; {TRAINED}"
     if reason is not None:
@@ -63,7 +63,8 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
             f"{folder / 'config.json'}: quantization_config: quantized weights cannot be trained; use the original "
             "model"
         )
-    if (reason := why_not_trained(config.to_dict())) is not None:  # also for parts that the file leaves to defaults
+    # the config object also contains settings that the file leaves to defaults
+    if (reason := find_training_obstacle(config.to_dict())) is not None:
         raise ValueError(f"{folder / 'config.json'}: {reason}")
     text = config.get_text_config()
     for name, neutral in LOGIT_CHANGES.items():
@@ -78,7 +79,7 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
         network: PreTrainedModel = kind.from_config(
             config, dtype=torch.float32, attn_implementation=chosen, trust_remote_code=False
         )
-    if packed_attention and chosen == "sdpa" and why_not_packed(network) is None:
+    if packed_attention and chosen == "sdpa" and find_packing_obstacle(network) is None:
         decoder_of(network).set_attn_implementation(packed_attention)
     if chosen == "sdpa" and visual:
         network.model.visual.config._attn_implementation = IN_WINDOWS
@@ -150,7 +151,7 @@ def decoder_of(network: Any) -> Any:
     return network.model.language_model if network.config.model_type in VISUAL else network.model
 
 
-def why_not_packed(network: Any) -> str | None:
+def find_packing_obstacle(network: Any) -> str | None:
     """Returns the reason why samples cannot be packed into one row of this network; None if they can."""
     model_type = network.config.model_type
     return None if model_type in PACKABLE else f"it is unknown whether {model_type} separates samples in one row"
@@ -170,26 +171,26 @@ def initialize_backbone(network: Any, seed: int, names: Collection[str] | None =
     Raises:
         ValueError: If a name is unknown, or transformers does not initialize a parameter.
     """
-    places = {native_name(place): place for place, _ in network.named_parameters()}
-    for name, place in chosen(places, names).items():
-        fill(network.get_parameter(place), initial_backbone_value(network, name, place, seed))
+    paths = {native_name(parameter_path): parameter_path for parameter_path, _ in network.named_parameters()}
+    for name, parameter_path in chosen(paths, names).items():
+        fill(network.get_parameter(parameter_path), initial_backbone_value(network, name, parameter_path, seed))
 
 
-def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Tensor:
+def initial_backbone_value(network: Any, name: str, parameter_path: str, seed: int) -> Tensor:
     """Returns the complete initial value of a parameter as a float32 tensor on the CPU.
 
     Args:
         network: The transformers model.
         name: Internal parameter name; value and seed depend on it.
-        place: Name of the parameter in `network.named_parameters()`.
+        parameter_path: Name of the parameter in `network.named_parameters()`.
         seed: Seed of the run.
 
     Raises:
         ValueError: If transformers does not initialize the parameter.
     """
-    path, _, leaf = place.rpartition(".")
+    path, _, leaf = parameter_path.rpartition(".")
     owner = network.get_submodule(path)
-    fresh = nn.Parameter(torch.full(network.get_parameter(place).shape, torch.nan))
+    fresh = nn.Parameter(torch.full(network.get_parameter(parameter_path).shape, torch.nan))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, name))
         if is_adapter(name):
@@ -198,7 +199,7 @@ def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Te
         others = [tensor for key, tensor in kept.items() if key != leaf and tensor is not None]
         try:
             owner._parameters[leaf] = fresh
-            with marked([*others, *owner.buffers(recurse=False)]):
+            with skip_initialization([*others, *owner.buffers(recurse=False)]):
                 owning_model(network, path)._init_weights(owner)
         finally:
             owner._parameters.update(kept)
@@ -229,14 +230,14 @@ def compute_buffers(network: Any) -> None:
             continue
         for buffer in buffers.values():
             buffer.fill_(torch.nan) if buffer.is_floating_point() or buffer.is_complex() else buffer.zero_()
-        with marked(owner.parameters(recurse=False)):
+        with skip_initialization(owner.parameters(recurse=False)):
             owning_model(network, path)._init_weights(owner)
         for name, buffer in owner.named_buffers(recurse=False):
             if not in_simulation() and buffer.isnan().any():
                 raise RuntimeError(f"transformers does not compute the buffer {path}.{name}, so it is uninitialized")
 
 
-class marked:  # noqa: N801 (a context manager)
+class skip_initialization:  # noqa: N801 (a context manager)
     """Context manager: within the block, transformers does not initialize `tensors`; None entries are ignored."""
 
     def __init__(self, tensors: Any) -> None:

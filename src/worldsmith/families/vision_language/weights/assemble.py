@@ -73,7 +73,9 @@ def assemble(
     require_place(out, CONFIG)
     require_free(out, CONFIG, force=force)
     source = open_weights(path, field="SOURCE")
-    folder = local_folder(base or stock_of(source), file_patterns=("*.safetensors", *FILES), field="--vlm-model-name")
+    folder = local_folder(
+        base or find_released_base(source), file_patterns=("*.safetensors", *FILES), field="--vlm-model-name"
+    )
     config = read_json_object(folder / CONFIG)
     language = language_weights(source.family, source, config)
     stock = required_tower(open_weights(folder, field="--vlm-model-name", family=FAMILY))
@@ -103,7 +105,7 @@ def assemble(
     return describe_sources(source, visual, stock, chosen, len(language))
 
 
-def stock_of(source: WeightSource) -> str:
+def find_released_base(source: WeightSource) -> str:
     """Returns the hub name of the released Qwen3-VL whose vision tower fits the language model in `source`.
 
     Raises:

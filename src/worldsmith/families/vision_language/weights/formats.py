@@ -29,7 +29,7 @@ from worldsmith.families.vision_language.weights.model_folder import (
     model_kind,
     settings_of,
     unexpected_patterns,
-    write_picture_settings,
+    write_media_limits,
 )
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name, read_settings
@@ -176,7 +176,7 @@ class VisionLanguageFormats(FamilyFormats):
         media = section(section(section(tree, "dataloader_train"), "processor"), "media")
         name = str(section(section(section(section(tree, "model"), "config"), "policy"), "backbone").get("model_name"))
         kind = read_json_object(find_folder(name, field=FIELD) / CONFIG).get("model_type")
-        write_picture_settings(media, folder, str(kind))
+        write_media_limits(media, folder, str(kind))
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
         return (adapter_card if about["format"] == "adapter" else folder_card)(name, about)

@@ -192,7 +192,7 @@ def matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def write_picture_settings(media: Mapping[str, Any], folder: Path, model_type: str = "") -> None:
+def write_media_limits(media: Mapping[str, Any], folder: Path, model_type: str = "") -> None:
     """Writes the image and video limits of a run into the preprocessor files of its export.
 
     Missing files are not created, except for the video file where transformers would apply the limits of images.
@@ -251,42 +251,42 @@ def for_videos(
         changed = with_size(stated, None, given.get("total_pixels"))
     else:
         stated = {**stated, **by_frame} if given.get("video_limits") == "qwen_vl_utils" else stated
-        least, most = given.get("min_pixels"), given.get("max_pixels")
+        min_value, max_value = given.get("min_pixels"), given.get("max_pixels")
         stated_least = section(stated, "size").get("shortest_edge") or stated["min_pixels"]
-        changed = with_size(stated, least or (most and min(stated_least, most)), most)
-        if most is not None and most < stated_least:
-            changed["cap_pixels_per_frame"] = False  # it would allow a frame more than `most` pixels
+        changed = with_size(stated, min_value or (max_value and min(stated_least, max_value)), max_value)
+        if max_value is not None and max_value < stated_least:
+            changed["cap_pixels_per_frame"] = False  # it would allow a frame more than `max_value` pixels
         if "total_pixels" in given:
             token = 2 * (stated["patch_size"] * stated["merge_size"]) ** 2 * CAPPED_SHARE
             changed |= {"cap_pixels_per_frame": True, "max_video_tokens": math.ceil(given["total_pixels"] / token)}
     if "fps" in given:
         changed["fps"] = given["fps"]
-    least, most = (given.get("nframes", given.get(name)) for name in ("min_frames", "max_frames"))
-    if most is not None:
-        changed["max_frames"] = most
-        least = least or min(changed.get("min_frames") or MIN_FRAMES, most)
-    if least is not None:
-        changed["min_frames"] = least
-        changed["max_frames"] = max(changed.get("max_frames") or MAX_FRAMES, least)
+    min_value, max_value = (given.get("nframes", given.get(name)) for name in ("min_frames", "max_frames"))
+    if max_value is not None:
+        changed["max_frames"] = max_value
+        min_value = min_value or min(changed.get("min_frames") or MIN_FRAMES, max_value)
+    if min_value is not None:
+        changed["min_frames"] = min_value
+        changed["max_frames"] = max(changed.get("max_frames") or MAX_FRAMES, min_value)
     return changed
 
 
-def with_size(stated: dict[str, Any], least: int | None, most: int | None) -> dict[str, Any]:
+def with_size(stated: dict[str, Any], min_pixels: int | None, max_pixels: int | None) -> dict[str, Any]:
     """Returns preprocessor settings with other pixel limits, always stored under `size`.
 
     Args:
         stated: Settings in the file; older files state the limits outside of `size`.
-        least: Min number of pixels; None: unchanged.
-        most: Max number of pixels; None: unchanged.
+        min_pixels: Min number of pixels; None: unchanged.
+        max_pixels: Max number of pixels; None: unchanged.
     """
-    if least is None and most is None:
+    if min_pixels is None and max_pixels is None:
         return dict(stated)
     changed = {name: value for name, value in stated.items() if name not in ("min_pixels", "max_pixels")}
     size = section(stated, "size")
     return changed | {
         "size": {
-            "shortest_edge": least or size.get("shortest_edge") or stated.get("min_pixels"),
-            "longest_edge": most or size.get("longest_edge") or stated.get("max_pixels"),
+            "shortest_edge": min_pixels or size.get("shortest_edge") or stated.get("min_pixels"),
+            "longest_edge": max_pixels or size.get("longest_edge") or stated.get("max_pixels"),
         }
     }
 

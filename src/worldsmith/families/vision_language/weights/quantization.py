@@ -123,7 +123,7 @@ class Quantization:
         from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
         weight = weight.float()
-        top = self.tops(weight)
+        top = self.group_maxima(weight)
         state: dict[str, Tensor] = {"weight": weight}
         if self.has_global_scale:
             shared = state["weight_global_scale"] = generate_gparam(-largest, largest)
@@ -164,7 +164,7 @@ class Quantization:
 
         return round_columns(state["weight"].to(moments.device), moments, nearest).cpu()
 
-    def tops(self, weight: Tensor) -> Tensor:
+    def group_maxima(self, weight: Tensor) -> Tensor:
         """Returns the largest absolute weight of each group with a scale of its own; `weight` is [outputs, inputs]."""
         if self.weights.strategy == "tensor":
             return weight.abs().amax().reshape(1)
@@ -231,9 +231,9 @@ class QuantizedWeights(WeightSource):
         for layer, parts in layers.items():
             made = self.quantization.compress(
                 self.weight(layer),
-                self.largest_together(layer),
+                self.largest_of_group(layer),
                 self.seen.largest.get(layer),
-                self.seen.moments.get(first_together(layer, self.quantization.layers)),
+                self.seen.moments.get(first_with_same_input(layer, self.quantization.layers)),
             )
             for part, tensor in parts.items():
                 tensor.copy_(made[part])
@@ -241,26 +241,26 @@ class QuantizedWeights(WeightSource):
     def weight(self, layer: str) -> Tensor:
         return self.source.read(f"{layer}.weight", average=self.average).float()
 
-    def largest_together(self, layer: str) -> Tensor:
+    def largest_of_group(self, layer: str) -> Tensor:
         """Returns the largest absolute weight of all layers that share a global scale with `layer`."""
         if not self.quantization.has_global_scale:
             return torch.ones(1)
-        near = together(layer, self.quantization.layers)
+        near = layers_with_same_input(layer, self.quantization.layers)
         return torch.stack([self.weight(other).abs().amax() for other in near]).amax()
 
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
         return self.dtypes[name] if name in self.dtypes else self.source.dtype(name, average=self.average)
 
 
-def together(layer: str, layers: Collection[str]) -> list[str]:
+def layers_with_same_input(layer: str, layers: Collection[str]) -> list[str]:
     """Returns the `layers` with the same input as `layer` (such as q_proj, k_proj and v_proj), including itself."""
     before, _, name = layer.rpartition(".")
     group = next((names for names in TOGETHER if name in names), (name,))
     return [path for path in (f"{before}.{other}" for other in group) if path in layers]
 
 
-def first_together(layer: str, layers: Collection[str]) -> str:
-    return together(layer, layers)[0]
+def first_with_same_input(layer: str, layers: Collection[str]) -> str:
+    return layers_with_same_input(layer, layers)[0]
 
 
 def require_library() -> None:
@@ -309,7 +309,7 @@ class ReasonerQuantizer(Quantizer):
 
     def observe(self, model: Any, samples: Iterable[Any], *, normalize: Callable[[Tensor, str], Tensor]) -> None:
         layers = self.quantization.layers
-        moments = {first_together(layer, layers) for layer in layers} if self.method == "gptq" else set()
+        moments = {first_with_same_input(layer, layers) for layer in layers} if self.method == "gptq" else set()
         with watch_inputs(model.network, layers, moments) as seen:
             for sample in samples:
                 model.read(sample, normalize=normalize)

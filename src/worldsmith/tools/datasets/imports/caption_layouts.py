@@ -101,7 +101,7 @@ def read_line_lists(source: Path, choices: Choices) -> Iterator[Found]:
     """
     for folder in folders_of(source):
         names = [*LINE_FILES, *[IMAGE_LIST] * (folder / IMAGE_LIST).is_file()]
-        files = {name: without_end(read_text_lines(folder / name)) for name in names}
+        files = {name: strip_blank_end(read_text_lines(folder / name)) for name in names}
         require_same_length(folder, files)
         if IMAGE_LIST in files:
             count = sum(1 for line in files[IMAGE_LIST] if line.strip())
@@ -170,7 +170,7 @@ def csv_rows(table: Path) -> Iterator[tuple[int, dict[str, Any] | SampleError]]:
         raise ValueError(f"{table}, line {reader.line_num}: {error}") from None
 
 
-def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str, ...], what: str) -> str:
+def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str, ...], content_name: str) -> str:
     """Returns the name of a column: the chosen one, else the first of `known` that the table has.
 
     Args:
@@ -178,7 +178,7 @@ def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str
         row: Column names of the table.
         chosen: Column that the user selected; None: not selected.
         known: Default column names, by preference.
-        what: Content of the column, for the error message.
+        content_name: Content of the column, for the error message.
 
     Raises:
         ValueError: If the table lacks the column.
@@ -186,7 +186,9 @@ def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str
     for name in [chosen] if chosen is not None else known:
         if name in row:
             return name
-    raise ValueError(f"{table} has no column {chosen or ' or '.join(known)} for {what}; its columns: {', '.join(row)}")
+    raise ValueError(
+        f"{table} has no column {chosen or ' or '.join(known)} for {content_name}; its columns: {', '.join(row)}"
+    )
 
 
 def caption_columns(table: Path, row: Iterable[str], chosen: str | None) -> list[str]:
@@ -226,7 +228,7 @@ def folders_of(source: Path) -> list[Path]:
     return [folder for folder in (source, *inside) if all((folder / name).is_file() for name in LINE_FILES)]
 
 
-def without_end(lines: list[str]) -> list[str]:
+def strip_blank_end(lines: list[str]) -> list[str]:
     """Returns the lines without blank lines at the end."""
     while lines and not lines[-1].strip():
         lines = lines[:-1]
@@ -241,7 +243,7 @@ def require_same_length(folder: Path, files: dict[str, list[str]]) -> None:
     counts = {name: len(lines) for name, lines in files.items()}
     if len(set(counts.values())) == 1:
         return
-    told = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
+    listing = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
     blank = next(
         (
             f"; {name} is blank in line {number}"
@@ -251,7 +253,7 @@ def require_same_length(folder: Path, files: dict[str, list[str]]) -> None:
         ),
         "",
     )
-    raise ValueError(f"{folder}: {told}; expected the same number of lines in each, one line per clip{blank}")
+    raise ValueError(f"{folder}: {listing}; expected the same number of lines in each, one line per clip{blank}")
 
 
 def recognise_sidecars(source: Path) -> str:
@@ -395,25 +397,25 @@ def read_sat_shards(source: Path, choices: Choices) -> Iterator[Found]:
     """
     columns = [choices.caption_column] if choices.caption_column else ["caption_json", *TEXT_KEYS]
     for tar in shards_of(source):
-        told: dict[str, dict[str, Any]] = {}
+        entries: dict[str, dict[str, Any]] = {}
         meta = meta_of(tar)
         for number, line in read_lines(meta):
             try:
                 item = parse_json(line)
                 if not isinstance(item, dict) or not isinstance(item.get("key"), str):
                     raise SampleError("bad_record", "expected an object with a string under 'key'")
-                told[item["key"]] = {**told.get(item["key"], {}), **item}
+                entries[item["key"]] = {**entries.get(item["key"], {}), **item}
             except SampleError as error:
                 yield Rejection(f"{meta.name}:{number}", error.reason, error.detail, str(meta), number)
-        yield from clips_of_shard(tar, told, columns, source)
+        yield from clips_of_shard(tar, entries, columns, source)
 
 
-def clips_of_shard(tar: Path, told: dict[str, dict[str, Any]], columns: list[str], source: Path) -> Iterator[Found]:
+def clips_of_shard(tar: Path, entries: dict[str, dict[str, Any]], columns: list[str], source: Path) -> Iterator[Found]:
     """Yields the clips and rejections of one tar shard.
 
     Args:
         tar: The shard.
-        told: Entries of its .meta.jsonl file by key.
+        entries: Entries of its .meta.jsonl file by key.
         columns: Keys of the captions in an entry.
         source: The imported folder or file.
     """
@@ -422,7 +424,7 @@ def clips_of_shard(tar: Path, told: dict[str, dict[str, Any]], columns: list[str
     split = split_of(Path(name))
     for sample in samples_of(index):
         try:
-            yield clip_of_sample(sample, tar, f"{name}/{sample.key}", told, columns, split)
+            yield clip_of_sample(sample, tar, f"{name}/{sample.key}", entries, columns, split)
         except SampleError as error:
             yield Rejection(f"{name}/{sample.key}", error.reason, error.detail, str(tar))
     if index.fault is not None:
@@ -431,7 +433,7 @@ def clips_of_shard(tar: Path, told: dict[str, dict[str, Any]], columns: list[str
 
 
 def clip_of_sample(
-    sample: ShardSample, tar: Path, key: str, told: dict[str, dict[str, Any]], columns: list[str], split: str
+    sample: ShardSample, tar: Path, key: str, entries: dict[str, dict[str, Any]], columns: list[str], split: str
 ) -> Clip:
     """Returns a sample of a tar shard as a clip.
 
@@ -439,7 +441,7 @@ def clip_of_sample(
         sample: The sample, with its members in the shard.
         tar: The shard.
         key: Name of the clip.
-        told: Entries of the .meta.jsonl file by key.
+        entries: Entries of the .meta.jsonl file by key.
         columns: Keys of the captions in an entry.
         split: Split of the clip.
 
@@ -451,10 +453,10 @@ def clip_of_sample(
     video = next((sample.members[ending] for ending in VIDEOS if ending in sample.members), None)
     if video is None:
         raise SampleError("missing_file", f"no video has this key; found {', '.join(sample.members)}")
-    said = told.get(sample.key.split(COPY)[0], {}) if "id" in sample.members else {}
-    captions = caption_of({name: said[name] for name in columns if name in said})
-    if len(columns) == 1 and columns[0] in said:
-        captions = caption_of(said[columns[0]])
+    entry = entries.get(sample.key.split(COPY)[0], {}) if "id" in sample.members else {}
+    captions = caption_of({name: entry[name] for name in columns if name in entry})
+    if len(columns) == 1 and columns[0] in entry:
+        captions = caption_of(entry[columns[0]])
     if not captions and "txt" in sample.members:
         captions = caption_of(text_of(sample.members["txt"]))
     return Clip(Path(part_address(str(tar), video.start, video.size)), captions, split, key)

@@ -231,7 +231,7 @@ def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cu
     for scene in split_at(
         frames, scene_starts(path, mtime_ns, cut.threshold) if cut.scenes and len(frames) > 1 else ()
     ):
-        yield from by_length(scene, length, cut.overlap) if length is not None else [scene]
+        yield from split_by_length(scene, length, cut.overlap) if length is not None else [scene]
 
 
 def split_at(frames: range, starts: Sequence[int]) -> list[range]:
@@ -243,7 +243,7 @@ def split_at(frames: range, starts: Sequence[int]) -> list[range]:
     return [range(*ends) for ends in pairwise(places)]
 
 
-def by_length(frames: range, length: int, overlap: float) -> Iterator[range]:
+def split_by_length(frames: range, length: int, overlap: float) -> Iterator[range]:
     """Yields windows of `length` frames; the last one is shorter if the frames do not fill it.
 
     Consecutive windows share the fraction `overlap` of their frames.

@@ -164,8 +164,8 @@ def json_lines(file: Path) -> list[dict[str, Any]]:
 
 def is_depth(feature: dict[str, Any]) -> bool:
     """Returns whether a feature, as meta/info.json describes it, is a depth video."""
-    about = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
-    return bool(about.get("is_depth_map") or about.get("video.is_depth_map"))
+    details = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
+    return bool(details.get("is_depth_map") or details.get("video.is_depth_map"))
 
 
 def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejection]:
@@ -179,7 +179,7 @@ def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejec
         try:
             split, start = dataset.split(episode), first_episode_frame(dataset, episode, camera, str(video))
             row, tasks = episode_rows(dataset, episode, data)
-            for number, (task, part) in enumerate(stretches(tasks)):
+            for number, (task, part) in enumerate(split_by_task(tasks)):
                 extra = {"episode": index, "camera": camera}
                 if row is not None:
                     extra |= {"first_row": row + part.start, "first_frame": start + part.start, "columns": kept}
@@ -259,7 +259,7 @@ def data_rows(data: Path, mtime_ns: int) -> dict[int, tuple[int, list[int]]]:
     return found
 
 
-def stretches(tasks: list[str]) -> Iterator[tuple[str, range]]:
+def split_by_task(tasks: list[str]) -> Iterator[tuple[str, range]]:
     """Yields (task, frame range) for each run of consecutive frames with the same task."""
     start = 0
     for task, group in groupby(tasks):
