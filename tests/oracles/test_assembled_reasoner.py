@@ -128,7 +128,10 @@ def test_a_generator_without_a_tower_gets_that_of_the_model_folder(
     """And that is said; of every tensor the folder tells where it comes from."""
     source = write_generator(tmp_path / "generator", layout, trained, None)
     lines = assemble(str(source), tmp_path / "out", base=str(stock))
-    assert "since the source has none: correct for a language model that was never trained with images" in lines[1]
+    assert (
+        "because the source has no vision tower; correct if the language model was never trained with images"
+        in lines[1]
+    )
     model, other = from_pretrained(tmp_path / "out"), from_pretrained(stock)
     expected = {**dict(trained.named_parameters()), **dict(other.model.visual.named_parameters(prefix="model.visual"))}
     assert all(torch.equal(p, expected[name]) for name, p in model.named_parameters())

@@ -15,7 +15,7 @@ from tiny_runs import moving_gradient
 
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.families.vision_language.weights.model_folder import write_picture_settings
+from worldsmith.families.vision_language.weights.model_folder import write_media_limits
 from worldsmith.sampling.video_writer import write_mp4
 
 
@@ -62,7 +62,7 @@ def test_a_video_is_planned_as_in_the_run(settings: dict[str, Any], form: Any, c
     run = MediaProcessor.Config(**settings)
     expected = run.build(folder=tmp_path).plan_video(clip)
     plain = MediaProcessor.Config().build(folder=tmp_path).plan_video(clip)
-    write_picture_settings(to_dict(run), tmp_path)
+    write_media_limits(to_dict(run), tmp_path)
     found = MediaProcessor.Config().build(folder=tmp_path).plan_video(clip)
     assert found == expected
     assert (found != plain) == bool(settings)
@@ -87,7 +87,7 @@ def test_a_video_of_qwen2_5_vl_is_planned_as_in_the_run(
     expected = run.build(folder=tmp_path).plan_video(clip)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        write_picture_settings(to_dict(run), tmp_path, "qwen2_5_vl")
+        write_media_limits(to_dict(run), tmp_path, "qwen2_5_vl")
         assert MediaProcessor.Config().build(folder=tmp_path).plan_video(clip) == expected
     assert caplog.text == ""
 
@@ -100,7 +100,7 @@ def test_limits_of_images_are_kept_and_what_they_mean_for_videos_is_said(
     run = MediaProcessor.Config(max_pixels=100_000, min_pixels=70_000)
     expected = run.build(folder=tmp_path).plan_image(str(tmp_path / "a.png"))
     with caplog.at_level(logging.WARNING):
-        write_picture_settings(to_dict(run), tmp_path)
+        write_media_limits(to_dict(run), tmp_path)
     assert MediaProcessor.Config().build(folder=tmp_path).plan_image(str(tmp_path / "a.png")) == expected
     assert "min_pixels = 70000 and max_pixels = 100000" in caplog.text
 
@@ -108,5 +108,5 @@ def test_limits_of_images_are_kept_and_what_they_mean_for_videos_is_said(
 def test_without_settings_the_files_keep_their_bytes(tmp_path: Path) -> None:
     write_limits(tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    write_picture_settings(to_dict(MediaProcessor.Config()), tmp_path)
+    write_media_limits(to_dict(MediaProcessor.Config()), tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

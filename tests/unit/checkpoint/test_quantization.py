@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="group_size 32 has no effect: FP8_DYNAMIC"):
         quantizer(folder, "FP8_DYNAMIC", 32)
     write_model(tmp_path / "experts", decoder("qwen3_moe"))
-    with pytest.raises(UserError, match="experts in one tensor"):
+    with pytest.raises(UserError, match="experts that are stored as one tensor"):
         quantizer(tmp_path / "experts", "FP8_DYNAMIC")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import TopPLogitsWarper
 
-from worldsmith.families.vision_language.generation import Drawn
+from worldsmith.families.vision_language.generation import GumbelSampling
 from worldsmith.models.decoding import Decoding
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, 3.0]])
@@ -15,7 +15,7 @@ DRAWS = 4000
 
 def drawn(decoding: Decoding) -> torch.Tensor:
     """How often each token is drawn, of DRAWS rows."""
-    found = Drawn(decoding, range(DRAWS))(IDS.expand(DRAWS, 1), LOGITS.expand(DRAWS, -1)).argmax(dim=-1)
+    found = GumbelSampling(decoding, range(DRAWS))(IDS.expand(DRAWS, 1), LOGITS.expand(DRAWS, -1)).argmax(dim=-1)
     return torch.bincount(found, minlength=5) / DRAWS
 
 
@@ -35,8 +35,8 @@ def test_only_the_likeliest_are_drawn() -> None:
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
     decoding = Decoding(temperature=1.0)
-    together = Drawn(decoding, [1, 2, 3])(IDS.expand(3, 1), LOGITS.expand(3, -1))
-    alone = Drawn(decoding, [2])(IDS, LOGITS)
+    together = GumbelSampling(decoding, [1, 2, 3])(IDS.expand(3, 1), LOGITS.expand(3, -1))
+    alone = GumbelSampling(decoding, [2])(IDS, LOGITS)
     assert torch.equal(together[1:2], alone)
     assert not torch.equal(together[0], together[1])
 

@@ -25,10 +25,11 @@ def backbone_part(name: str) -> str:
 
 
 def freeze(network: Any, config: FreezeConfig) -> None:
-    """Freezes parameters in place; never unfreezes any.
+    """Freezes the parameters of `network` that `config` selects, in place; never unfreezes any.
 
     Raises:
-        ValueError: As `frozen_names`, or if all parameters are frozen.
+        ValueError: If `config` names a module that the network lacks, a pattern matches no parameter, or all parameters
+            are frozen.
     """
     parameters = native_parameters(network)
     for name in frozen_names(list(parameters), tied_names(network), config):
@@ -38,11 +39,11 @@ def freeze(network: Any, config: FreezeConfig) -> None:
 
 
 def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], config: FreezeConfig) -> set[str]:
-    """Returns the names of frozen parameters.
+    """Returns the names of the parameters that `config` freezes.
 
     Args:
-        names: Names of all parameters.
-        aliases: Additional names of shared parameters.
+        names: Names of all parameters of the network.
+        aliases: Further names of tied parameters, by their name in `names`; patterns may match any of them.
         config: Modules and patterns to freeze.
 
     Raises:
@@ -72,7 +73,7 @@ def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], con
 
 
 def tied_names(network: Any) -> dict[str, list[str]]:
-    """Returns the further names of each shared parameter, by its internal parameter name."""
+    """Returns the tied parameters of a network: internal name of each → the other names of the same tensor."""
     own = {id(parameter): native_name(name) for name, parameter in network.named_parameters()}
     every = [(native_name(name), p) for name, p in network.named_parameters(remove_duplicate=False)]
     tied: dict[str, list[str]] = {}
@@ -83,10 +84,12 @@ def tied_names(network: Any) -> dict[str, list[str]]:
 
 
 def describe_parts(network: Any, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
-    """Yields (component, text) for each component: numbers of trained and frozen elements, and learning rates.
+    """Yields (component, description) for the components "vision", "projector" and "language" that the network has.
+
+    The description counts the elements and tensors that are trained at each learning rate, and those that are frozen.
 
     Args:
-        network: The network.
+        network: The transformers model.
         rates: Learning rates of the trained parameters by internal parameter name.
     """
     parameters = native_parameters(network)

@@ -14,7 +14,7 @@ from worldsmith.families.vision_language.network.backbone import visual_of
 from worldsmith.models.decoding import GREEDY, Decoding
 
 NAMES = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
-"""Argument names of patches and grids in transformers."""
+"""Names of the (patches, grid sizes) arguments of transformers models, by kind of media."""
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def generate_tokens(
     """Generates the tokens that follow each prompt, including the end token; rows are padded on the left.
 
     Args:
-        network: Network of transformers.
+        network: The transformers model.
         prompts: Conversations without the answer.
         normalize: Converts uint8 patches of an "image" or "video" to float32.
         pad_token: Id of the padding token.
@@ -61,36 +61,45 @@ def generate_tokens(
         seconds = [prompt.video_seconds for prompt in prompts if prompt.video_seconds is not None]
         if seconds and hasattr(network.config.vision_config, "tokens_per_second"):
             given["second_per_grid_ts"] = torch.cat(seconds).to(device)
-    draws = [Drawn(decoding, seeds)] if decoding.temperature else []
+    processors = [GumbelSampling(decoding, seeds)] if decoding.temperature else []
     out = network.generate(
         **given,
         max_new_tokens=max_new_tokens,
         do_sample=False,
         repetition_penalty=decoding.repetition_penalty,
-        logits_processor=LogitsProcessorList(draws),
+        logits_processor=LogitsProcessorList(processors),
         pad_token_id=pad_token,
     )
     return [trim(row, pad_token) for row in out[:, longest:].tolist()]
 
 
-class Drawn:
-    """Logits processor that turns argmax into sampling, with independent noise per row.
+class GumbelSampling:
+    """Logits processor that turns argmax decoding into sampling, with independent noise per row.
 
     The argmax of logits plus Gumbel noise is a sample from their softmax (Gumbel 1954). A row's samples do not depend
     on the rest of the batch.
+
+    Args:
+        decoding: Settings of the sampling; temperature (above 0) and top-p are used.
+        seeds: Seed of the noise of each row.
     """
 
     def __init__(self, decoding: Decoding, seeds: Sequence[int]) -> None:
         from transformers import TopPLogitsWarper
 
         self.temperature = decoding.temperature
-        self.most = TopPLogitsWarper(decoding.top_p) if decoding.top_p < 1 else None
+        self.top_p = TopPLogitsWarper(decoding.top_p) if decoding.top_p < 1 else None
         self.streams = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Returns the scores with noise [rows, vocabulary], for `ids` [rows, tokens] and `scores` of that shape."""
+        """Returns next-token scores [rows, vocabulary] with temperature, top-p and Gumbel noise applied.
+
+        Args:
+            ids: Token ids so far, [rows, tokens].
+            scores: Logits of the next token, [rows, vocabulary].
+        """
         scores = scores.float() / self.temperature
-        scores = scores if self.most is None else self.most(ids, scores)
+        scores = scores if self.top_p is None else self.top_p(ids, scores)
         even = torch.stack([torch.rand(scores.shape[-1], generator=stream) for stream in self.streams])
         return scores - torch.log(-torch.log(even.clamp(1e-20, 1 - 1e-7))).to(scores.device)
 
@@ -102,7 +111,14 @@ def media_inputs(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Returns patches and grids of all prompts under transformers' names; absent kinds of media are omitted."""
+    """Returns the image and video arguments of a transformers model for a batch of prompts, by argument name.
+
+    Args:
+        prompts: Conversations without the answer; arguments for kinds of media that none of them has are omitted.
+        normalize: Converts uint8 patches of an "image" or "video" to float32.
+        dtype: Dtype of the patches.
+        device: Device of the arguments.
+    """
     given = {}
     for kind, (patches, grids) in NAMES.items():
         own = [(getattr(prompt, f"{kind}_patches"), getattr(prompt, f"{kind}_grids")) for prompt in prompts]
@@ -114,7 +130,7 @@ def media_inputs(
 
 
 def trim(tokens: list[int], pad_token: int) -> list[int]:
-    """Removes the padding after an answer that is shorter than the longest one of its batch."""
+    """Returns the tokens of an answer without the padding tokens at its end."""
     while tokens and tokens[-1] == pad_token:
         tokens = tokens[:-1]
     return tokens

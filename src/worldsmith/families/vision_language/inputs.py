@@ -17,7 +17,7 @@ IGNORED = -100
 
 
 class Conversation(Protocol):
-    """Interface of a tokenized conversation; sequence tensors are int64 [N]."""
+    """Protocol of a tokenized conversation with its images and videos; sequence tensors are int64 [N], N the tokens."""
 
     @property
     def input_ids(self) -> Tensor: ...
@@ -43,7 +43,7 @@ class Conversation(Protocol):
     def video_grids(self) -> Tensor | None: ...
     @property
     def video_seconds(self) -> Tensor | None:
-        """Seconds between consecutive times of a video's grid, float32 [videos]."""
+        """Seconds between consecutive temporal positions of a video's patch grid, float32 [videos]."""
 
 
 def make_inputs(
@@ -54,34 +54,43 @@ def make_inputs(
     normalize: Callable[[Tensor, str], Tensor],
     device: torch.device,
 ) -> Inputs:
-    """Builds the inputs of a forward pass.
+    """Returns the inputs of a forward pass over a batch of conversations.
 
     Args:
         samples: Conversations of the batch.
-        network: Network of transformers.
+        network: The transformers model.
         packed: Whether the samples share one row. False: a padded row per sample.
         normalize: Converts uint8 patches of an "image" or "video" to float32.
         device: Device of the inputs.
     """
     with real_values():
-        rows = arrange(samples, network, packed=packed, device=device)
+        rows = collate_tokens(samples, network, packed=packed, device=device)
     shown = {} if visual_of(network) is None else collate_media(samples, network, normalize=normalize, device=device)
     return Inputs(**rows, **shown)
 
 
-def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, device: torch.device) -> dict[str, Any]:
-    """Builds the token fields of `Inputs`."""
+def collate_tokens(
+    samples: Sequence[Conversation], network: Any, *, packed: bool, device: torch.device
+) -> dict[str, Any]:
+    """Returns the fields of `Inputs` that describe tokens (ids, positions, mask, targets) for a batch, by field name.
+
+    Args:
+        samples: Conversations of the batch.
+        network: The transformers model.
+        packed: Whether the samples share one row; False: a padded row per sample.
+        device: Device of the tensors.
+    """
     lengths = [len(sample.input_ids) for sample in samples]
     positions = [positions_of(sample, network) for sample in samples]
     if packed:
         ids = torch.cat([sample.input_ids for sample in samples])[None]
-        places = torch.cat(positions, dim=-1)[..., None, :]
+        position_ids = torch.cat(positions, dim=-1)[..., None, :]
         starts = [sum(lengths[:index]) for index in range(len(samples))]
         mask = None
     else:
         longest = max(lengths)
-        ids = torch.stack([fill_up(sample.input_ids, longest) for sample in samples])
-        places = torch.stack([fill_up(position, longest) for position in positions], dim=-2)
+        ids = torch.stack([pad_to_length(sample.input_ids, longest) for sample in samples])
+        position_ids = torch.stack([pad_to_length(position, longest) for position in positions], dim=-2)
         starts = [index * longest for index in range(len(samples))]
         mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
     supervised = [(sample.labels[1:] != IGNORED).nonzero()[:, 0] for sample in samples]
@@ -89,7 +98,7 @@ def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, devi
     predicting = [start + chosen for start, chosen in zip(starts, supervised)]
     return {
         "input_ids": ids.to(device),
-        "position_ids": (places[0] if visual_of(network) is None else places).to(device),
+        "position_ids": (position_ids[0] if visual_of(network) is None else position_ids).to(device),
         "attention_mask": None if mask is None else mask.to(device),
         "predicting": torch.cat(predicting).to(device),
         "targets": torch.cat(targets).to(device),
@@ -99,7 +108,7 @@ def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, devi
 
 
 def positions_of(sample: Conversation, network: Any) -> Tensor:
-    """Returns position ids of a sample: [1, N] for a text decoder, else [4, N]."""
+    """Returns position ids of a sample of N tokens: [1, N] for a text decoder, else [4, N] (text, three mRoPE axes)."""
     plain = torch.arange(len(sample.input_ids))[None]
     if visual_of(network) is None:
         return plain
@@ -116,10 +125,16 @@ def positions_of(sample: Conversation, network: Any) -> Tensor:
 def collate_media(
     samples: Sequence[Conversation], network: Any, *, normalize: Callable[[Tensor, str], Tensor], device: torch.device
 ) -> dict[str, Any]:
-    """Builds the image and video fields of `Inputs`. Without media, the encoder gets a dummy image that is not used.
+    """Returns the fields of `Inputs` that describe images and videos for a batch, by field name.
 
-    With the dummy image all ranks call the same collectives, whichever media their batches contain; its gradients are
-    zero.
+    A batch without media gets a dummy image whose features are not used and whose gradients are zero. So all ranks call
+    the same collectives, whichever media their batches contain.
+
+    Args:
+        samples: Conversations of the batch.
+        network: The vision-language model of transformers.
+        normalize: Converts uint8 patches of an "image" or "video" to float32.
+        device: Device of the tensors, except for `grids`.
     """
     settings = network.config.vision_config
     merge = settings.spatial_merge_size
@@ -142,6 +157,6 @@ def collate_media(
     return {"patches": torch.cat(patches), "grids": joined, "vision": vision, "visual_tokens": tokens}
 
 
-def fill_up(tokens: Tensor, length: int) -> Tensor:
-    """Appends zeros to [..., N] up to `length`."""
+def pad_to_length(tokens: Tensor, length: int) -> Tensor:
+    """Returns `tokens` [..., N] padded with zeros at the end to [..., length]."""
     return F.pad(tokens, (0, length - tokens.shape[-1]))

@@ -14,7 +14,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.freezing import freeze, frozen_names
 from worldsmith.families.vision_language.network.arithmetic import HEAD, linear_layers, parameter_shapes
 from worldsmith.families.vision_language.policy import FILES, PolicyConfig, check_device
-from worldsmith.families.vision_language.published import find_config, published_config, why_not_trained
+from worldsmith.families.vision_language.published import find_config, find_training_obstacle, published_config
 from worldsmith.models.decoding import GREEDY, Decoding
 from worldsmith.models.model import Model
 from worldsmith.models.model_files import local_folder
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 class VisionLanguageModel(Model):
-    """Vision-language model or text decoder of transformers, of the class that the folder's config.json names.
+    """Vision-language model or text decoder of transformers; config.json in the model folder determines its class.
 
-    Parameters have the names of the checkpoints of that class.
+    Parameters have the same names as in checkpoints of that class.
 
     Raises:
         ValueError: If the folder describes a network that cannot be trained here, or a pattern of `policy.freeze` or an
@@ -56,7 +56,10 @@ class VisionLanguageModel(Model):
                 raise wrong(self, "parallelism.cfg_parallel_shard_degree", why=why, remedy="write 1")
 
         def own_weights(self) -> tuple[str, str] | None:
-            """Returns the field and path of the initial weights: `safetensors_path`, else those of the backbone."""
+            """Returns (config field, value) for the initial weights: `safetensors_path`, else `model_name`.
+
+            None if both are empty.
+            """
             backbone, field = self.policy.backbone, "model.config.policy.backbone"
             if backbone.safetensors_path:
                 return f"{field}.safetensors_path", backbone.safetensors_path
@@ -69,12 +72,15 @@ class VisionLanguageModel(Model):
             check_device(self.policy.attn_implementation, device)
 
         def shapes(self) -> Shapes | None:
-            """Returns parameter shapes from config.json if it is available, else from the table of released models."""
+            """Returns parameter shapes by name, from config.json if available, else as in the released model.
+
+            None if neither is available or the model type is not supported.
+            """
             found = find_config(self.policy.backbone.model_name)
             return None if found is None else parameter_shapes(found)
 
         def describe_network(self) -> str:
-            """Describes the network of the backbone, and whether its config.json or that of a release is used.
+            """Returns text with the backbone's model type and whether config.json or a release determines it.
 
             Raises:
                 ValueError: If the network cannot be trained, or its config.json cannot be read.
@@ -86,13 +92,13 @@ class VisionLanguageModel(Model):
                 raise ValueError(str(error)) from error
             if config is None:
                 return "its config.json is not on this machine, so its network is only known when the run starts"
-            if (reason := why_not_trained(config)) is not None:
+            if (reason := find_training_obstacle(config)) is not None:
                 raise ValueError(reason)
             known = "assumed to be the released one" if config == published_config(name) else "by its config.json"
             return f"a {config.get('model_type')}, {known}"
 
         def count_parameters(self) -> None:
-            """Returns None: the count is known only from config.json, which is not read for a list of recipes."""
+            """Returns None: the count requires config.json, which is not read when recipes are listed."""
 
         def linear_layers(self, shapes: Shapes) -> list[str]:
             return linear_layers(shapes)
@@ -102,7 +108,7 @@ class VisionLanguageModel(Model):
             return frozen_names(names, shared, self.policy.freeze)
 
         def adaptable_layers(self) -> None:
-            """Returns None: the layers are known only from config.json, when the network is built."""
+            """Returns None: the layers for adapters are known only when the network is built from config.json."""
 
     config: Config
     network: Any
@@ -154,7 +160,7 @@ class VisionLanguageModel(Model):
             logger.info("batches: %s", self.describe_batches())
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Converts the parameters to `dtype`; buffers, which contain rotary frequencies, keep their dtype."""
+        """Converts the parameters to `dtype`, in place; buffers, which contain rotary frequencies, keep their dtype."""
         buffers = [
             (module, name, buffer)
             for module in self.network.modules()
@@ -174,7 +180,19 @@ class VisionLanguageModel(Model):
         decoding: Decoding = GREEDY,
         seeds: Sequence[int] = (),
     ) -> list[list[int]]:
-        """Generates the tokens that follow each prompt; arguments and result as in `generation.generate_tokens`."""
+        """Generates the tokens that follow each prompt, including the end token.
+
+        Args:
+            prompts: Conversations without the answer.
+            normalize: Converts uint8 patches of an "image" or "video" to float32.
+            pad_token: Id of the padding token.
+            max_new_tokens: Max number of generated tokens per prompt.
+            decoding: Settings of token selection.
+            seeds: Seed of each prompt; used only if tokens are sampled (`decoding.temperature` above 0).
+
+        Returns:
+            Token ids of each answer, without padding.
+        """
         from worldsmith.families.vision_language.generation import generate_tokens
 
         return generate_tokens(
@@ -193,7 +211,7 @@ class VisionLanguageModel(Model):
 
         Args:
             sample: The conversation.
-            normalize: Called with the pixels of a medium and its kind, image or video; returns normalized pixels.
+            normalize: Converts uint8 patches of an "image" or "video" to float32.
         """
         from worldsmith.families.vision_language.inputs import make_inputs
         from worldsmith.families.vision_language.network.forward import hidden_states
@@ -209,22 +227,22 @@ class VisionLanguageModel(Model):
         return visual_of(self.network) is not None
 
     def describe_attention(self) -> str:
-        """Returns a description of the attention implementation in use."""
+        """Returns the name of the attention implementation in use, and whether it was selected automatically."""
         used: str = self.network.config._attn_implementation.partition("_by_")[0]
         return used if used == self.config.policy.attn_implementation else f"{used}, the best available here"
 
     def describe_batches(self) -> str:
-        """Returns a description of the batch layout: packed into one row, or padded."""
-        from worldsmith.families.vision_language.network.backbone import why_not_packed
+        """Returns text on the batch layout: packed into one row, or padded with the reason."""
+        from worldsmith.families.vision_language.network.backbone import find_packing_obstacle
 
         if self.packs:
             return "samples share one row, without padding"
-        reason = why_not_packed(self.network) if self.config.policy.sequence_packing else "as requested"
+        reason = find_packing_obstacle(self.network) if self.config.policy.sequence_packing else "as requested"
         return f"one row per sample, padded ({reason})"
 
     @property
     def packs(self) -> bool:
         """Whether the samples of a batch are packed into one row."""
-        from worldsmith.families.vision_language.network.backbone import why_not_packed
+        from worldsmith.families.vision_language.network.backbone import find_packing_obstacle
 
-        return self.config.policy.sequence_packing and why_not_packed(self.network) is None
+        return self.config.policy.sequence_packing and find_packing_obstacle(self.network) is None

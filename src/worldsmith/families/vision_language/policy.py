@@ -9,14 +9,13 @@ from typing import Any, Literal
 from worldsmith.config import Config, wrong
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import check_patterns
-from worldsmith.families.vision_language.published import pictures_of, published_config
+from worldsmith.families.vision_language.published import preprocessor_files, published_config
 from worldsmith.models.model_files import PublishedPart, look_for, tokenizer_files
 
 FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
-"""Files of a model folder that are read in addition to its weights."""
+"""Name patterns of the files of a model folder that are read in addition to its weights."""
 NEEDS = {"flash_attention_2": "_supports_flash_attn", "sdpa": "_supports_sdpa"}
-"""Attribute by which a model class of transformers declares the attention implementations that it supports, in
-addition to eager."""
+"""Attention implementation → attribute by which a transformers model class declares its support; eager always works."""
 
 
 class BackboneConfig(Config):
@@ -29,21 +28,21 @@ class BackboneConfig(Config):
     """Hub name or folder of the weights, unless `checkpoint.load_path` is set. Empty: those of model_name."""
 
     def published(self) -> PublishedPart | None:
-        """Returns the released model of that name, for plans; None if it is not known here."""
+        """Returns config files of the released model `model_name`, for dry runs; None for an unknown name."""
         settings = published_config(self.model_name) if self.model_name else None
         if settings is None:
             return None
-        contents = {"config.json": settings, **pictures_of(settings), **tokenizer_files("tiny_reasoner")}
+        contents = {"config.json": settings, **preprocessor_files(settings), **tokenizer_files("tiny_reasoner")}
         return PublishedPart("model_name", f"the sizes of {self.model_name}", (FILES,), contents)
 
     def check_files(self) -> None:
-        """Raises FileNotFoundError if `model_name` is neither on this machine nor on the hub; downloads no files."""
+        """Raises FileNotFoundError if `model_name` is not available on this machine or the hub; downloads no files."""
         if self.model_name:
             look_for(self.model_name, file_patterns=FILES, field="model_name")
 
 
 class FreezeConfig(Config):
-    """Frozen parameters: the union of all settings; a tied weight is matched by any of its names."""
+    """Settings that freeze parameters; any of them suffices. Patterns may match any name of a tied weight."""
 
     freeze_vision_encoder: bool = False
     """Freeze the vision encoder: patch embedding, positions and blocks."""
@@ -65,7 +64,7 @@ class FreezeConfig(Config):
 
 
 class PolicyConfig(Config):
-    """The backbone and how it is trained."""
+    """Backbone to train, its attention implementation, sequence packing and frozen parameters."""
 
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     """Source of the backbone."""
@@ -73,45 +72,45 @@ class PolicyConfig(Config):
     """Attention implementation of the backbone; cosmos: flash_attention_2 if it is installed and there is a GPU,
     otherwise sdpa."""
     sequence_packing: bool = True
-    """Whether the samples of a batch share one row without padding; false, or if the backbone does not support it: one
-    row each, padded."""
+    """True: the samples of a batch are packed into one row without padding, if the backbone supports it. False: one
+    padded row per sample."""
     freeze: FreezeConfig = field(default_factory=FreezeConfig)
     """Frozen parameters."""
 
 
-def choose_attention(asked: str, kind: Any) -> str:
-    """Returns transformers' name of the attention to use; `cosmos` selects the best one that is available.
+def choose_attention(requested: str, kind: Any) -> str:
+    """Returns the name of the attention implementation in transformers; `cosmos` selects the best available one.
 
     Args:
-        asked: Value of `attn_implementation`.
+        requested: Value of `attn_implementation`.
         kind: Model class of transformers.
 
     Raises:
-        ValueError: If the class does not support the attention.
+        ValueError: If the class does not support the attention implementation.
     """
-    if asked == "cosmos":
-        quick = [] if why_not_flash() else ["flash_attention_2"]
+    if requested == "cosmos":
+        quick = [] if find_flash_obstacle() else ["flash_attention_2"]
         return next((name for name in (*quick, "sdpa") if getattr(kind, NEEDS[name], False)), "eager")
-    if asked in NEEDS and not getattr(kind, NEEDS[asked], False):
+    if requested in NEEDS and not getattr(kind, NEEDS[requested], False):
         raise ValueError(
-            f"model.config.policy.attn_implementation = {asked!r}: transformers' {kind.__name__} does not support "
+            f"model.config.policy.attn_implementation = {requested!r}: transformers' {kind.__name__} does not support "
             "it; use 'cosmos' for the best supported one"
         )
-    return asked
+    return requested
 
 
-def check_device(asked: str, device: str) -> None:
-    """Raises UserError if the attention implementation `asked` does not run on `device`."""
-    reason = why_not_flash(device) if asked == "flash_attention_2" else None
+def check_device(requested: str, device: str) -> None:
+    """Raises UserError if the `attn_implementation` given as `requested` does not run on `device`, such as "cpu"."""
+    reason = find_flash_obstacle(device) if requested == "flash_attention_2" else None
     if reason is not None:
         raise UserError(
             f"model.config.policy.attn_implementation = 'flash_attention_2': {reason}; use 'sdpa', or 'cosmos' for the "
-            "best that is available"
+            "best available implementation"
         )
 
 
-def why_not_flash(device: str = "") -> str | None:
-    """Returns why flash attention cannot be used (on `device`, or on any if empty); None if it can."""
+def find_flash_obstacle(device: str = "") -> str | None:
+    """Returns why FlashAttention 2 cannot be used on `device` ("": on any device of this machine); None if it can."""
     import torch
 
     if find_spec("flash_attn") is None:

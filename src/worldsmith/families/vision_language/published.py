@@ -13,10 +13,10 @@ from typing import Any
 from worldsmith.models.model_files import cached, hub_name, is_local, local_path, read_settings
 
 VISUAL = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Model types whose images and videos are supported: patches of two frames, and positions in four rows."""
+"""Model types with images and videos that are supported; their patches contain two frames each."""
 REFUSED = {
-    "cosmos3_edge": "its images are cut into patches of one frame with the color channels last, those of Qwen3-VL "
-    "into patches of two frames with the channels first, and the former are not supported",
+    "cosmos3_edge": "it cuts images into patches of one frame with the color channels last; expected patches of two "
+    "frames with the channels first, as in Qwen3-VL",
     "cosmos3_omni": "first create a folder with its language model and a vision tower, with `worldsmith convert "
     "--to vlm`",
 }
@@ -35,10 +35,19 @@ def _vision(large: bool, out: int) -> dict[str, Any]:
 
 
 def _qwen3_vl(
-    hidden: int, layers: int, inside: int, heads: tuple[int, int], *, large: bool = True, experts: int = 0
+    hidden: int, layers: int, intermediate: int, heads: tuple[int, int], *, large: bool = True, experts: int = 0
 ) -> dict[str, Any]:
-    """`inside`: channels in a feed-forward layer, or in one expert. `heads`: of queries, of keys and values."""
-    mixture = {"num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": inside}
+    """Returns the config.json content of a released Qwen3-VL model.
+
+    Args:
+        hidden: Hidden size of the language model.
+        layers: Number of decoder layers.
+        intermediate: Intermediate size of a feed-forward layer, or of one expert.
+        heads: Number of query heads, number of key and value heads.
+        large: Whether the model has the larger vision encoder and an untied LM head.
+        experts: Number of experts per layer; 0: a dense model.
+    """
+    mixture = {"num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": intermediate}
     return {
         "model_type": "qwen3_vl_moe" if experts else "qwen3_vl",
         "tie_word_embeddings": not large,
@@ -50,24 +59,34 @@ def _qwen3_vl(
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
             },
-            **(mixture if experts else {"intermediate_size": inside}),
+            **(mixture if experts else {"intermediate_size": intermediate}),
         },
         "vision_config": _vision(large, hidden),
     }  # fmt: skip
 
 
 def _qwen2_5_vl(
-    hidden: int, layers: int, inside: int, heads: tuple[int, int], *, vision: int = 3420, words: int = 152064
+    hidden: int, layers: int, intermediate: int, heads: tuple[int, int], *, vision: int = 3420, vocabulary: int = 152064
 ) -> dict[str, Any]:
-    """`vision`: channels in a feed-forward layer of the vision encoder; `words`: the vocabulary's size."""
-    tied = words == 151936
+    """Returns the config.json content of a released Qwen2.5-VL model.
+
+    Args:
+        hidden: Hidden size of the language model.
+        layers: Number of decoder layers.
+        intermediate: Intermediate size of a feed-forward layer.
+        heads: Number of query heads, number of key and value heads.
+        vision: Intermediate size of a feed-forward layer of the vision encoder.
+        vocabulary: Vocabulary size.
+    """
+    tied = vocabulary == 151936
     return {
         "model_type": "qwen2_5_vl",
         "tie_word_embeddings": tied,
         "text_config": {
             "model_type": "qwen2_5_vl_text",
-            "vocab_size": words, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads[0],
-            "num_key_value_heads": heads[1], "intermediate_size": inside, "rms_norm_eps": 1e-6,
+            "vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": layers,
+            "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "intermediate_size": intermediate,
+            "rms_norm_eps": 1e-6,
             "max_position_embeddings": 128000, "tie_word_embeddings": tied, "use_sliding_window": False,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
         },
@@ -90,7 +109,7 @@ SIZES = {
 PUBLISHED = {f"Qwen/Qwen3-VL-{size}-{kind}": size for size in SIZES for kind in ("Instruct", "Thinking")}
 PUBLISHED |= {f"nvidia/Cosmos-Reason2-{size}": size for size in ("2B", "8B")}  # trained on from those of Qwen
 SIZES |= {
-    "2.5 3B": _qwen2_5_vl(2048, 36, 11008, (16, 2), words=151936),
+    "2.5 3B": _qwen2_5_vl(2048, 36, 11008, (16, 2), vocabulary=151936),
     "2.5 7B": _qwen2_5_vl(3584, 28, 18944, (28, 4)),
     "2.5 32B": _qwen2_5_vl(5120, 64, 27648, (40, 8), vision=3456),
     "2.5 72B": _qwen2_5_vl(8192, 80, 29568, (64, 8), vision=3456),
@@ -109,30 +128,33 @@ PICTURES: dict[str, dict[str, Any]] = {
     "preprocessor_config.json": {**_PATCHES, "size": {"shortest_edge": 65536, "longest_edge": 16777216}},
     "video_preprocessor_config.json": {**_PATCHES, "size": {"shortest_edge": 4096, "longest_edge": 25165824}},
 }
-"""Limits of image and video sizes of Qwen3-VL, by the files that contain them."""
+"""Preprocessor settings of Qwen3-VL by file name."""
 PICTURES_2_5: dict[str, dict[str, Any]] = {
     "preprocessor_config.json": {
         "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056,
         "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
 }  # fmt: skip
-"""Preprocessor settings of Qwen2.5-VL, which has no file for videos."""
+"""Preprocessor settings of Qwen2.5-VL by file name; it has no file for videos."""
 
 
-def pictures_of(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns preprocessor settings of a released model by file name; `settings` is the content of its config.json."""
+def preprocessor_files(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns preprocessor files (name → content) of the released model whose config.json content is `settings`."""
     return PICTURES_2_5 if settings["model_type"] == "qwen2_5_vl" else PICTURES
 
 
 def published_config(name: str) -> dict[str, Any] | None:
-    """Returns the config.json content of a known hub repository, for `AutoConfig.for_model`; None if it is unknown."""
+    """Returns the config.json content of the released model with this hub name; None if the name is unknown."""
     hub = hub_name(name)
     size = None if hub is None or hub.inner else PUBLISHED.get(hub.repo)
     return None if size is None else copy.deepcopy(SIZES[size])
 
 
 def find_config(name: str) -> dict[str, Any] | None:
-    """Returns config.json of a folder or cached repository, else of the released model; None if neither is available.
+    """Returns the config.json content of a model folder or hub repository, without downloads; None if not available.
+
+    Args:
+        name: Folder, or hub name; an uncached repository is looked up in the table of released models.
 
     Raises:
         UserError: If config.json cannot be read or has implausible sizes.
@@ -146,8 +168,11 @@ def find_config(name: str) -> dict[str, Any] | None:
     return published_config(name) if file is None else read_settings(file.parent) if file.is_file() else None
 
 
-def why_not_trained(config: Mapping[str, Any]) -> str | None:
-    """Returns the reason why the network of a config.json cannot be trained; None if it can, and for text models."""
+def find_training_obstacle(config: Mapping[str, Any]) -> str | None:
+    """Returns why the network that a config.json content describes cannot be trained; None if it can.
+
+    Only networks with a vision encoder are checked; text decoders always return None.
+    """
     kind = config.get("model_type")
     if kind in REFUSED:
         return f"model_type {kind!r} cannot be trained: {REFUSED[kind]}"

@@ -35,7 +35,7 @@ from worldsmith.training.trainer import Trainer
 
 @recipe("pre_exp012_llava_ov", aliases=["llava_ov"])
 def pre_exp012_llava_ov() -> Trainer.Config:
-    """Qwen3-VL-8B on LLaVA-OneVision, streamed from the hub, all weights, on 8 GPUs of 80 GB."""
+    """Trains all weights of Qwen3-VL-8B on LLaVA-OneVision, streamed from the hub, on 8 GPUs of 80 GB."""
     name = "pre_exp012_llava_ov"
     return Trainer.Config(
         job=JobConfig(task="vlm", experiment=name, project="cosmos3", group="vlm_llava_ov_demo", name=name),
@@ -84,7 +84,7 @@ def pre_exp012_llava_ov() -> Trainer.Config:
 
 @recipe("pre_exp012_llava_ov_mapstyle_dataloader", starts_from="pre_exp012_llava_ov")
 def pre_exp012_llava_ov_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Config:
-    """Variant on the first 4000 records, which are downloaded before the run and shuffled in each epoch."""
+    """Variant of pre_exp012_llava_ov on 4000 records, downloaded before the run and shuffled in each epoch."""
     config.job.name = "pre_exp012_llava_ov_mapstyle_dataloader"
     config.job.project = "cosmos_oss_alignment"
     loader = cast(ChatLoader.Config, config.dataloader_train)
@@ -101,12 +101,12 @@ def pre_exp012_llava_ov_mapstyle_dataloader(config: Trainer.Config) -> Trainer.C
     variables=merged_reasoner("Nano", "8B"),
 )
 def videophy2_sft_nano(config: Trainer.Config) -> Trainer.Config:
-    """Cosmos3-Nano scores the physical plausibility of clips from 1 to 5: VideoPhy-2, on 8 GPUs of 80 GB."""
+    """Trains Cosmos3-Nano to score the physical plausibility of clips from 1 to 5: VideoPhy-2, on 8 GPUs of 80 GB."""
     config.job.group, config.job.name = "vlm_videophy2_sft", "videophy2_sft_nano"
     model = cast(VisionLanguageModel.Config, config.model.config)
     model.policy.backbone.safetensors_path = "${oc.env:VLM_SAFETENSORS_PATH}"
     model.policy.freeze = FreezeConfig(freeze_vision_encoder=True)
-    model.parallelism.reduce_every_pack = True  # whole gradients of eight packs would need 31 GiB on each process
+    model.parallelism.reduce_every_pack = True  # unsharded gradients of eight packs would need 31 GiB on each process
 
     config.optimizer.lr = 1e-6
     config.optimizer.lr_multipliers = {"model.visual": 1.0}
@@ -138,7 +138,7 @@ def videophy2_sft_nano(config: Trainer.Config) -> Trainer.Config:
     variables=merged_reasoner("Super", "32B"),
 )
 def videophy2_sft_super(config: Trainer.Config) -> Trainer.Config:
-    """Variant for Cosmos3-Super, with the vision tower of Qwen3-VL-32B."""
+    """Variant of videophy2_sft_nano for Cosmos3-Super, with the vision tower of Qwen3-VL-32B."""
     config.job.name = "videophy2_sft_super"
     model = cast(VisionLanguageModel.Config, config.model.config)
     model.policy.backbone.model_name = "Qwen/Qwen3-VL-32B-Instruct"
@@ -150,7 +150,7 @@ def videophy2_sft_super(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("videophy2_sft_edge", starts_from="videophy2_sft_nano", aliases=["videophy2_edge"])
 def videophy2_sft_edge(config: Trainer.Config) -> Trainer.Config:
-    """Variant for Cosmos3-Edge. Its backbone is not supported yet; starting a run explains the reason."""
+    """Variant of videophy2_sft_nano for Cosmos3-Edge. Its backbone is not supported: a start fails with the reason."""
     config.job.name = "videophy2_sft_edge"
     model = cast(VisionLanguageModel.Config, config.model.config)
     model.policy.backbone = BackboneConfig(model_name="nvidia/Cosmos3-Edge")
@@ -178,9 +178,13 @@ def videophy2_nano_tiny(config: Trainer.Config) -> Trainer.Config:
 
 
 def make_tiny_reasoner(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Changes the backbone of `config` to the built-in one with random weights, and its precision to a CPU's.
+    """Changes `config` in place to the built-in tiny backbone with random weights, in float32, and returns it.
 
     Training settings (schedule, learning rate, accumulation, trained parameters) are unchanged.
+
+    Args:
+        config: Config of a reasoner run.
+        name: New name of the job.
     """
     config.job.project, config.job.group, config.job.name = "worldsmith", "sft", name
     model = cast(VisionLanguageModel.Config, config.model.config)
@@ -197,7 +201,7 @@ def make_tiny_reasoner(config: Trainer.Config, name: str) -> Trainer.Config:
 
 @recipe("falling_objects", starts_from="videophy2_nano_tiny")
 def falling_objects(config: Trainer.Config) -> Trainer.Config:
-    """Demo of the reasoner: from random weights, scores of clips of falling objects and answers to questions."""
+    """Demo that trains a reasoner from random weights to score clips of falling objects and answer questions."""
     config.job.experiment = config.job.name = "falling_objects"
     config.job.group = "demo"
     model = cast(VisionLanguageModel.Config, config.model.config)
@@ -207,7 +211,7 @@ def falling_objects(config: Trainer.Config) -> Trainer.Config:
     model.policy.sequence_packing = False
 
     config.optimizer.lr, config.optimizer.weight_decay = 8e-4, 0.0
-    # A patch has 1536 values, many times those that another layer takes: at the same rate its output would jump.
+    # A patch has 1536 values, many more than the input of another layer: at the same rate its output would jump.
     config.optimizer.lr_multipliers = {"patch_embed": 0.1}
     config.scheduler = LambdaCosine.Config(
         cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[20], f_start=[0.0], f_max=[1.0], f_min=[0.0]
@@ -240,7 +244,7 @@ def falling_objects(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("falling_questions", starts_from="falling_objects")
 def falling_questions(config: Trainer.Config) -> Trainer.Config:
-    """Part of the reasoner demo that trains in a minute: yes/no questions."""
+    """Short variant of the demo falling_objects with yes/no questions only; it trains in a minute."""
     config.job.experiment = config.job.name = "falling_questions"
     loader = cast(ChatLoader.Config, config.dataloader_train)
     train, val = (LlavaDataset.Config(path="${oc.env:DATASET_PATH}/videophy2_" + split) for split in ("train", "val"))
@@ -255,7 +259,7 @@ def falling_questions(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("cosmos_rl")
 def cosmos_rl() -> Trainer.Config:
-    """A reasoner on LLaVA annotations, with the defaults that nested specs of Cosmos-RL or TAO start from."""
+    """Trains a reasoner on LLaVA annotations; nested specs of Cosmos-RL or TAO start from its defaults."""
     return Trainer.Config(
         job=JobConfig(task="vlm", project="cosmos_rl", group="sft"),
         model=ModelSpec(
@@ -276,6 +280,11 @@ def cosmos_rl() -> Trainer.Config:
 
 
 def llava(variable: str, *, shuffle: bool = True) -> ChatLoader.Config:
-    """Builds a loader of the LLaVA annotations that an environment variable names, one sample per batch."""
+    """Returns the config of a data loader for LLaVA annotations, with one sample per batch.
+
+    Args:
+        variable: Environment variable with the path of the annotations.
+        shuffle: Whether the samples are shuffled.
+    """
     dataset = LlavaDataset.Config(path=f"${{oc.env:{variable},}}")
     return ChatLoader.Config(dataset=dataset, max_samples_per_batch=1, shuffle=shuffle)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class DummyChats(DummyData):
-    """Dummy conversations with images or videos."""
+    """Dummy batches of conversations with images or videos, for `worldsmith plan`."""
 
     task: VisionLanguageTask
 
@@ -47,9 +47,10 @@ class DummyChats(DummyData):
 
 
 class VisionLanguageTask(Task):
-    """Training task on the next tokens of conversations with images and videos. A batch is a list of `ChatSample`.
+    """Task that trains a vision-language model on the supervised tokens of conversations with images and videos.
 
-    The loss of a step is the mean over all its supervised tokens, for any ranks, packs and gradient accumulation.
+    A batch is a list of `ChatSample`. The loss of a step is the mean over all its supervised tokens, for any ranks,
+    packs and gradient accumulation.
     """
 
     objective_class = NextToken
@@ -86,12 +87,12 @@ class VisionLanguageTask(Task):
         return LossSum(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
 
     def padding(self, batch: Sequence[ChatSample]) -> int:
-        """Returns the number of padding tokens: without packing, all rows are as long as the longest sample."""
+        """Returns the number of padding tokens of a batch: 0 if packed; else rows are as long as the longest sample."""
         lengths = [sample.num_tokens for sample in batch]
         return 0 if self.model.packs else len(lengths) * max(lengths) - sum(lengths)
 
     def count_flops(self, batch: Sequence[ChatSample]) -> int | None:
-        """Returns the FLOPs of a training step without padding; None for a model type whose layers are not known."""
+        """Returns the FLOPs of a training step on `batch`, without padding; None for an unsupported model type."""
         from worldsmith.families.vision_language.network.arithmetic import step_flops
 
         grids = [grid for sample in batch for grid in (sample.image_grids, sample.video_grids) if grid is not None]
@@ -115,6 +116,10 @@ class VisionLanguageTask(Task):
 
         The language model is checked in the first step, vision encoder and projector in the first step in which a rank
         has media.
+
+        Args:
+            batches: Batches of this rank in the step.
+            weight: Number of supervised tokens of the step on all ranks.
 
         Raises:
             UserError: On all ranks, if a gradient is zero or not finite, or no token of the first step is supervised.

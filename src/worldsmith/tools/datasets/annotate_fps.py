@@ -65,7 +65,7 @@ class AnnotateFps(Action):
         return dataset
 
     def check_out(self, dataset: ChatFile) -> Path:
-        """Returns the path of the new file. Raises UserError if it exists, or has a wrong suffix or folder."""
+        """Returns the path of the new file. Raises UserError if it exists, or has a wrong suffix or no folder."""
         out = Path(self.config.out)
         for path in (out, provenance_file(out)):
             if os.path.lexists(path):
@@ -74,7 +74,7 @@ class AnnotateFps(Action):
             raise UserError(f"{out}: the folder {out.parent} does not exist")
         suffix = Path(dataset.file_name).suffix
         if out.suffix != suffix:
-            raise UserError(f"{out}: the name of such a file must end in {suffix}")
+            raise UserError(f"{out}: expected a file name that ends in {suffix}, as that of the source")
         return out
 
     def plan(self) -> Iterator[str]:
@@ -87,14 +87,21 @@ class AnnotateFps(Action):
         dataset = self.dataset()
         out = self.check_out(dataset)
         before = dataset.file.read_bytes()
-        done = annotate(dataset, replace=self.config.replace, shown=share_done("reading rates"))
+        done = annotate(dataset, replace=self.config.replace, progress=share_done("reading rates"))
         facts = self.facts(dataset, done, before, out)
         write_text(out, done.text)
         write_text(provenance_file(out), json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         return Result(list(self.lines(dataset, done, out)), facts)
 
     def facts(self, dataset: ChatFile, done: Annotated, before: bytes, out: Path) -> dict[str, Any]:
-        """Returns the content of the provenance file: source, result, checksums and counts."""
+        """Returns the content of the provenance file: paths and checksums of source and result, settings and counts.
+
+        Args:
+            dataset: The source.
+            done: The annotated copy.
+            before: Bytes of the source file.
+            out: Path of the new file.
+        """
         counts = {name: value for name, value in asdict(done).items() if name != "text"}
         return {
             "made_by": f"worldsmith {__version__} dataset annotate-fps",
@@ -107,17 +114,17 @@ class AnnotateFps(Action):
         }
 
     def lines(self, dataset: ChatFile, done: Annotated, out: Path) -> Iterator[str]:
-        """Yields the output lines: counts, and examples of records with problems."""
+        """Yields output lines for the user: counts of the copy `done`, and examples of records with problems."""
         yield f"{out}: {dataset.num_records} records, video_fps added to {done.added}, replaced in {done.replaced}"
-        said = (f"{done.stated} already had one", f"{done.without_video} have no video")
-        yield f"  {', '.join([*said, f'{done.not_records} cannot be used by a run and are copied unchanged'])}"
+        known_counts = (f"{done.stated} already had one", f"{done.without_video} have no video")
+        yield f"  {', '.join([*known_counts, f'{done.not_records} cannot be used by a run and are copied unchanged'])}"
         for name, what in (
             (
                 "disagrees",
                 "stated frame rates differ by more than 1 %"
                 + ("" if self.config.replace else " and are kept; see --replace"),
             ),
-            ("unreadable", "got no rate"),
+            ("unreadable", "are not annotated"),
             (
                 "uneven",
                 ("have unevenly spaced frames; with their average frame rate the model sees evenly spaced timestamps"),
@@ -137,16 +144,19 @@ def provenance_file(out: Path) -> Path:
 
 @dataclass(slots=True)
 class Annotated:
-    """Annotated copy of a file of records. The lists contain number (`index`), `key` and `detail` of records."""
+    """Text of an annotated dataset file, with the counts of its records.
+
+    Items of the lists are records, as number (`index`), `key` and `detail`.
+    """
 
     text: str = ""
     added: int = 0
     stated: int = 0
-    """Records that already stated a frame rate, which was kept."""
+    """Number of records that already stated a frame rate, which was kept."""
     replaced: int = 0
     without_video: int = 0
     not_records: int = 0
-    """Records that no run can use; they are copied unchanged."""
+    """Number of records that training cannot use; they are copied unchanged."""
     disagrees: list[dict[str, Any]] = field(default_factory=list)
     """Records whose stated frame rate differs from that of the stream."""
     unreadable: list[dict[str, Any]] = field(default_factory=list)
@@ -156,32 +166,32 @@ class Annotated:
     timestamps."""
 
 
-def annotate(dataset: ChatFile, *, replace: bool, shown: Callable[[int, int], None] | None = None) -> Annotated:
-    """Copies the records of a dataset and adds `video_fps`, and `video_fps_from` if the rate is new.
+def annotate(dataset: ChatFile, *, replace: bool, progress: Callable[[int, int], None] | None = None) -> Annotated:
+    """Returns a copy of a dataset's records with `video_fps`, and with `video_fps_from` if the rate is new.
 
     Args:
         dataset: The source; its files are only read.
         replace: Replace stated rates that differ from the stream by more than 1 %.
-        shown: Called with (done, total) after each record.
+        progress: Called with (done, total) after each record, to report progress.
     """
     dataset.open_media()
     done = Annotated(not_records=dataset.num_records - len(dataset.entries))
     changed: dict[int, dict[str, Any]] = {}
     with ThreadPoolExecutor(READERS) as pool:
-        looks = pool.map(lambda entry: read_rates(dataset, entry), dataset.entries)
-        for number, (entry, found) in enumerate(zip(dataset.entries, looks), start=1):
+        headers = pool.map(lambda entry: read_rates(dataset, entry), dataset.entries)
+        for number, (entry, found) in enumerate(zip(dataset.entries, headers), start=1):
             record = entry.record if isinstance(entry.record, dict) else {"messages": entry.record}
             rate = choose_rate(done, entry, record, found, replace=replace)
             if rate is not None:
                 changed[entry.number] = {**record, FPS: rate, ORIGIN: STREAM}
-            if shown is not None:
-                shown(number, len(dataset.entries))
+            if progress is not None:
+                progress(number, len(dataset.entries))
     done.text = replace_records(dataset, changed)
     return done
 
 
 def read_rates(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
-    """Reads the video headers of a record; returns an error message if one cannot be read."""
+    """Returns the header of each video of a record, or an error message if one cannot be read."""
     sources = [part.source for turn in dataset.parse(entry.record) for part in turn.parts if part.kind == "video"]
     try:
         return [examine(str(source))[1] for source in sources]
@@ -192,7 +202,15 @@ def read_rates(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
 def choose_rate(
     done: Annotated, entry: Entry, record: dict[str, Any], found: Sequence[VideoInfo] | str, *, replace: bool
 ) -> float | None:
-    """Returns the new rate of a record, or None if it stays unchanged; counts the reason in `done`."""
+    """Returns the frame rate to write into a record, or None if the record stays unchanged.
+
+    Args:
+        done: Result of the annotation; the reason is counted in it.
+        entry: The record in the dataset.
+        record: Content of the record.
+        found: Headers of its videos, or the error message of `read_rates`.
+        replace: Replace a stated rate that differs from the stream by more than 1 %.
+    """
     known: dict[str, Any] = {"index": entry.number, "key": entry.key}
     stated = record.get(FPS)
     if not entry.shows_video:
@@ -224,7 +242,7 @@ def choose_rate(
 
 
 def replace_records(dataset: ChatFile, changed: dict[int, dict[str, Any]]) -> str:
-    """Returns the text of the source file with the changed records replaced."""
+    """Returns the text of the source file with the records of `changed` (by record number) replaced."""
     if not isinstance(dataset, LlavaDataset):
         lines = [line.decode(errors="surrogateescape").rstrip("\r\n") for _, line in read_lines(dataset.file)]
         return "".join((to_json(changed[n]) if n in changed else line) + "\n" for n, line in enumerate(lines))
@@ -236,7 +254,7 @@ def replace_records(dataset: ChatFile, changed: dict[int, dict[str, Any]]) -> st
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Returns a value as JSON with non-ASCII characters unescaped, unless it contains half of a surrogate pair."""
+    """Returns a value as JSON, with non-ASCII characters unescaped unless it contains half of a surrogate pair."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     try:
         text.encode()

@@ -88,7 +88,7 @@ class ImportClips(Action):
 
         def check(self) -> None:
             if self.caption is not None and not self.caption.strip():
-                raise wrong(self, "caption", why="it is blank", remedy="give a text, or omit the flag")
+                raise wrong(self, "caption", why="it is blank", remedy="give a caption, or omit the flag")
             if self.overlap and self.window_frames is None and self.window_seconds is None:
                 raise wrong(self, "overlap", why="there are no windows that could overlap", remedy="set window_frames")
             if self.scene_threshold != THRESHOLD and self.cut != "scenes":
@@ -115,7 +115,10 @@ class ImportClips(Action):
         return Result(lines, {"folder": str(out), "layout": layout, "why": why, **made.facts()})
 
     def gather(self) -> tuple[str, str, Import]:
-        """Returns (layout, reason for the layout, content to write). Raises DataError if no clip can be used."""
+        """Opens all clips and returns (layout name, text that states why, the records to write); writes no files.
+
+        Raises DataError if no clip can be used.
+        """
         config = self.config
         source, out = Path(os.path.realpath(config.source)), Path(os.path.realpath(config.out))
         if not source.exists():
@@ -136,7 +139,13 @@ class ImportClips(Action):
         return layout, why, made
 
     def describe(self, layout: str, why: str, made: Import) -> Iterator[str]:
-        """Yields lines that describe the content to write."""
+        """Yields output lines for the user that describe the records to write.
+
+        Args:
+            layout: Name of the layout.
+            why: Text that states why the source has this layout.
+            made: The records to write, and the skipped clips.
+        """
         yield f"layout: {layout} ({why})"
         yield from made.remarks
         for split, records in made.records.items():
@@ -153,14 +162,14 @@ class ImportClips(Action):
         yield from self.left_out(made)
 
     def left_out(self, made: Import) -> Iterator[str]:
-        """Yields lines with the number of skipped clips by reason, and examples."""
+        """Yields output lines for the user with the number of skipped clips by reason, and examples of them."""
         yield "skipped: " + (", ".join(f"{reason} {count}" for reason, count in made.reasons.items()) or "nothing")
         for reason in made.reasons:
             for rejection in [r for r in made.left_out if r.reason == reason][:SHOWN]:
                 yield f"  {rejection.key}: {reason}: {rejection.detail}"
 
     def next_steps(self, layout: str, made: Import) -> Iterator[str]:
-        """Yields lines with the commands and settings that train on this dataset."""
+        """Yields output lines for the user with the commands and settings that train on the imported dataset."""
         limits = VideoDataset.Config()
         if made.longest > limits.max_duration:
             yield (
@@ -191,9 +200,10 @@ class ImportLayout:
 
     description: str
     recognise: Callable[[Path], str]
-    """Returns why a source has this layout; "" if it does not."""
+    """Function that recognizes the layout in a source: returns text that states why it fits; "" if it does not fit."""
     read: Callable[[Path, Choices], Iterator[Found]]
-    """Yields the clips of a source. Raises ValueError if it is incomplete, UserError if a library is missing."""
+    """Function that yields the clips of a source. It raises ValueError if the source is incomplete, UserError if a
+    library is missing."""
 
 
 LAYOUTS = {
@@ -244,14 +254,14 @@ CHOICES = {
 
 
 def find_layout(source: Path, wanted: str) -> tuple[str, str]:
-    """Returns (name of the layout, reason why the source has it).
+    """Returns (name of a source's layout, text that states why the source has it).
 
     Args:
         source: A folder or a file.
-        wanted: Name of a layout, or "auto".
+        wanted: Name of a layout, or "auto" to detect it.
 
     Raises:
-        ValueError: If the source does not have the wanted layout, or has none or several.
+        ValueError: If the source does not have the wanted layout, or "auto" matches no layout or several.
     """
     found = {name: why for name, layout in LAYOUTS.items() if (why := layout.recognise(source))}
     ours = [name for name in FILE_NAMES if (source / name).is_file()]

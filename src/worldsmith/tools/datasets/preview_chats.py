@@ -51,7 +51,7 @@ class PreviewChats(Action):
         run: str | None = None
         """A reasoner recipe, its TOML or YAML file, or a run folder; replaces model, dataset and processor."""
         dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
-        """The data set."""
+        """Dataset of conversations."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
         """Preprocessing of conversations to tokens and patches."""
         first: NotNegative = 0
@@ -81,7 +81,9 @@ class PreviewChats(Action):
         tree = load(config.run).tree
         loader = tree.dataloader_train
         if not isinstance(loader, ChatLoader.Config):
-            raise UserError(f"{config.run} trains on captioned clips, not on conversations; its dry run shows one")
+            raise UserError(
+                f"{config.run} trains on captioned clips, not on conversations; `worldsmith train --dryrun` shows one"
+            )
         return loader.dataset.build(), loader.processor.build(folder=tree.model.config.build(device="meta").folder)
 
     def run(self) -> Result:
@@ -92,13 +94,13 @@ class PreviewChats(Action):
         lines = [f"{dataset.name}: {dataset.num_records} records; skipped: {left_out}"]
         lines += [f"  {rejection.key}: {rejection.reason}: {rejection.detail}" for rejection in dataset.rejections[:3]]
         shown = [
-            self.show(dataset, processor, index, lines)
+            self.show_conversation(dataset, processor, index, lines)
             for index in range(config.first, min(config.first + config.count, len(dataset)))
         ]
         return Result(lines, {"records": dataset.num_records, "left_out": dict(reasons), "samples": shown})
 
-    def show(self, dataset: Any, processor: ChatProcessor, index: int, lines: list[str]) -> dict[str, Any]:
-        """Appends the lines of a conversation to `lines`; returns its content as plain data."""
+    def show_conversation(self, dataset: Any, processor: ChatProcessor, index: int, lines: list[str]) -> dict[str, Any]:
+        """Appends output lines on the conversation `index` to `lines`, and returns its content as plain data."""
         key = dataset.place(index)[0]
         try:
             sample = processor.encode(dataset.turns(index), key=key)
@@ -113,10 +115,13 @@ class PreviewChats(Action):
         return {**facts, "text": [asdict(span) for span in found], "media": media}
 
     def show_media(self, sample: Any, processor: ChatProcessor, lines: list[str]) -> Iterator[dict[str, Any]]:
-        """Appends lines about the images and videos of a sample and saves their frames; yields plain data for each."""
+        """Appends output lines on each image and video of a sample to `lines`, and saves or shows frames.
+
+        Yields kind, number of frames, size and, if saved, file of each as plain data.
+        """
         if processor.media is None:
             return
-        for number, (kind, frames) in enumerate(pictures(sample, processor.media)):
+        for number, (kind, frames) in enumerate(decode_media(sample, processor.media)):
             count, _, height, width = frames.shape
             fact: dict[str, Any] = {"kind": kind, "frames": count, "height": height, "width": width}
             line = f"{kind}: {width}×{height} px" + (f", {count} frames" if kind == "video" else "")
@@ -141,7 +146,7 @@ def has_colours() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Consecutive tokens of one type that are all supervised or all unsupervised."""
+    """Consecutive tokens of one type that are all supervised or all unsupervised, with their text."""
 
     text: str
     tokens: int
@@ -151,7 +156,7 @@ class TokenSpan:
 
 
 def token_spans(sample: ChatSample, tokenizer: Any) -> list[TokenSpan]:
-    """Groups the tokens of a sample into spans, in order."""
+    """Groups the tokens of a sample into spans of one type and one supervision, in order."""
     columns = zip(sample.input_ids.tolist(), sample.labels.tolist(), sample.token_types.tolist())
     found = []
     for (supervised, kind), group in groupby(columns, key=lambda column: (column[1] != IGNORED, column[2])):
@@ -175,8 +180,11 @@ def format_spans(found: list[TokenSpan], *, colour: bool) -> str:
     return "".join(texts)
 
 
-def pictures(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields ("image" or "video", uint8 [T, 3, H, W]) for every image and video of a sample."""
+def decode_media(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (kind, frames) for every image and video of a sample: "image" or "video", and uint8 [T, 3, H, W].
+
+    `media` provides the patch sizes.
+    """
     from worldsmith.data.conversations.media.pixels import unpatchify
 
     sides = media.images
@@ -194,14 +202,17 @@ def pictures(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, n
             yield kind, frames[:1] if kind == "image" else frames
 
 
-def contact_sheet(frames: np.ndarray, most: int) -> Image.Image:
-    """Joins at most `most` evenly spaced frames of a video [T, 3, H, W] side by side."""
-    chosen = np.linspace(0, len(frames) - 1, min(most, len(frames))).round().astype(int)
+def contact_sheet(frames: np.ndarray, max_frames: int) -> Image.Image:
+    """Returns an image with at most `max_frames` evenly spaced frames of a video [T, 3, H, W] side by side."""
+    chosen = np.linspace(0, len(frames) - 1, min(max_frames, len(frames))).round().astype(int)
     return Image.fromarray(np.concatenate(list(frames[chosen].transpose(0, 2, 3, 1)), axis=1))
 
 
 def terminal_lines(picture: Image.Image, columns: int) -> Iterator[str]:
-    """Yields lines for a terminal with 24-bit colors; each character shows two pixels, one above the other."""
+    """Yields lines that show an image in a terminal with 24-bit colors, at most `columns` characters wide.
+
+    Each character shows two pixels, one above the other.
+    """
     width = min(columns, picture.width)
     height = max(2, round(picture.height * width / picture.width / 2) * 2)
     pixels = np.asarray(picture.resize((width, height), Image.Resampling.BOX))

@@ -217,7 +217,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class ConversationSettings:
-    """Settings of the conversations of a split; all conversations in a folder share them."""
+    """Settings that determine question and answer of each clip; all conversations in a folder share them."""
 
     repo: str
     score_field: Literal["pc", "sa", "joint"]
@@ -226,7 +226,7 @@ class ConversationSettings:
     media_name: str
 
     def check(self) -> None:
-        """Raises ValueError if the question is about a caption that it does not contain."""
+        """Raises ValueError if the score rates the caption but the question does not contain it."""
         if self.score_field != "pc" and not self.caption_field:
             raise ValueError(
                 f"score_field '{self.score_field}' rates the caption, which the question lacks; set include_caption"
@@ -244,7 +244,7 @@ class PreparedSplit:
 
 
 def record_settings(folder: Path, wanted: ConversationSettings) -> None:
-    """Writes the settings into the folder. Raises DataError if it was written with other settings."""
+    """Writes settings.json into `folder`. Raises DataError if it exists with other settings."""
     digest = hashlib.sha256(PROMPTS[wanted.score_field].encode()).hexdigest()[:16]
     settings = {**asdict(wanted), "prompt": digest}
     if (folder / SETTINGS).exists():
@@ -262,7 +262,10 @@ def record_settings(folder: Path, wanted: ConversationSettings) -> None:
 
 
 def read_table(table: Path, wanted: ConversationSettings) -> Iterator[dict[str, str]]:
-    """Yields the rows of a CSV table; invalid UTF-8 is replaced. Raises DataError if a column is missing."""
+    """Yields the rows of a CSV table by column name; invalid UTF-8 is replaced.
+
+    Raises DataError if the table lacks a column that the settings `wanted` require.
+    """
     reader = csv.DictReader(io.StringIO(table.read_bytes().decode("utf-8", "replace"), newline=""))
     needed = ["video_url", wanted.score_field, *([wanted.caption_field] if wanted.caption_field else [])]
     missing = [column for column in needed if column not in (reader.fieldnames or [])]
@@ -275,7 +278,10 @@ def read_table(table: Path, wanted: ConversationSettings) -> Iterator[dict[str, 
 
 
 def conversation(row: dict[str, str], wanted: ConversationSettings) -> dict[str, object]:
-    """Returns question and answer of a row. Raises SampleError if the score or the caption is missing."""
+    """Returns the conversation (question and answer) of a table row, in the format of a JSON file of ManifestDataset.
+
+    Raises SampleError if the score or the caption is missing.
+    """
     caption = ""
     if wanted.caption_field:
         caption = row[wanted.caption_field].strip() or row.get("caption", "").strip()
@@ -285,17 +291,20 @@ def conversation(row: dict[str, str], wanted: ConversationSettings) -> dict[str,
         {"type": "video", "video": wanted.media_name},
         {"type": "text", "text": prompt_text(wanted.score_field, caption)},
     ]
-    said = [{"type": "text", "text": answer_text(wanted.score_field, row[wanted.score_field])}]
-    return {"conversations": [{"role": "user", "content": question}, {"role": "assistant", "content": said}]}
+    answer = [{"type": "text", "text": answer_text(wanted.score_field, row[wanted.score_field])}]
+    return {"conversations": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def prompt_text(score_field: str, caption: str) -> str:
-    """Returns the text of the question; it ends with the caption unless that is empty."""
+    """Returns the question for a score ("pc", "sa" or "joint"); it ends with the caption unless that is empty."""
     return PROMPTS[score_field] + (f"\n\nCaption: {caption}" if caption else "")
 
 
 def answer_text(score_field: str, value: str) -> str:
-    """Returns the answer for a score: a digit from 1 to 5, or yes or no. Raises SampleError for other values."""
+    """Returns the answer for the value of a score column: a digit from 1 to 5, or for "joint" yes or no.
+
+    Raises SampleError for other values.
+    """
     value = value.strip().lower()
     if score_field == "joint":
         found = JOINT.get(value)
@@ -315,13 +324,13 @@ def media_file(folder: Path, number: int) -> Path:
 
 
 def manifest_record(number: int) -> dict[str, str]:
-    """Returns the entry of a row in meta.json."""
+    """Returns the entry of table row `number` (from 1) in meta.json: its id and the paths of clip and conversation."""
     media = f"media/{media_file(Path(), number).name}"
     return {"id": record_id(number), "media": media, "conversation": f"text/{record_id(number)}.json"}
 
 
 def download(url: str, target: Path, *, attempts: int = 5, timeout: float = 60.0, pause: float = 1.0) -> None:
-    """Downloads an http(s) URL to `target`, which appears when it is complete.
+    """Downloads an http(s) URL to `target`, which appears only when it is complete.
 
     Args:
         url: The address.
@@ -348,7 +357,7 @@ def download(url: str, target: Path, *, attempts: int = 5, timeout: float = 60.0
 
 
 def fetch(url: str, target: Path, timeout: float) -> None:
-    """Downloads a file, without retries.
+    """Downloads a URL to `target` without retries; `timeout` of the connection is in seconds.
 
     Raises:
         ConnectionError: If the download is shorter than announced.

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Encoded:
-    """Numbers of samples that a process encoded, found in the cache, and skipped."""
+    """Number of samples that a process encoded, found in the cache, and skipped."""
 
     encoded: int = 0
     found: int = 0
-    """Samples that were already cached, or that another process encoded meanwhile."""
+    """Number of samples that were already cached, or that another process encoded meanwhile."""
     left_out: int = 0
 
 
@@ -47,9 +47,9 @@ class Encode(RunAction):
 
     class Config(RunAction.Config):
         processes: Count = 1
-        """processes on this machine that share the work"""
+        """Number of processes on this machine that share the work."""
         passes: Count = 1
-        """epochs to encode, each with other random frames or windows"""
+        """Number of epochs to encode, each with other random frames or windows."""
 
     config: Config
 
@@ -77,11 +77,11 @@ class Encode(RunAction):
             shares = [self.encode_share(rank, size, shown, local_rank=local_rank)]
         done = Encoded(*(sum(column) for column in zip(*(asdict(share).values() for share in shares))))
         folders = ", ".join(dict.fromkeys(str(each.require_cache()) for each in self.encoders(World()).values()))
-        said = (
+        summary = (
             f"{here}{done.encoded} samples encoded, {done.found} already cached, {done.left_out} skipped; "
             f"{format_duration(time.monotonic() - start)}; cache: {folders}"
         )
-        return Result([said], {**asdict(done), "processes": size * count, "cache": folders})
+        return Result([summary], {**asdict(done), "processes": size * count, "cache": folders})
 
     def check(self) -> None:
         """Raises UserError if the run has no latent cache, or if it is not writable."""
@@ -94,7 +94,7 @@ class Encode(RunAction):
         return sum(len(range(rank, self.config.passes * len(loader.dataset), size)) for loader in loaders)
 
     def encoders(self, world: World) -> dict[str, SampleEncoder]:
-        """Returns the encoders of the training data and, if they have a latent cache, of the validation data."""
+        """Returns the sample encoders of a process by split: "train" and, if it has a latent cache, "val"."""
         tree = self.tree
         model: Model = tree.model.config.build(device="meta")
         model.device = device_of(world)  # the encoder goes there; the network stays without memory
@@ -117,12 +117,12 @@ class Encode(RunAction):
     def encode_share(
         self, rank: int, size: int, shown: Callable[[int], None], *, local_rank: int | None = None
     ) -> Encoded:
-        """Encodes every `size`-th sample of the stream, starting with sample `rank`.
+        """Encodes every `size`-th sample of the stream, starting with sample `rank`, and returns the counts.
 
         Args:
             rank: Number of the process.
             size: Number of processes that share the samples.
-            shown: Called with the number of finished samples.
+            shown: Called with the number of finished samples, to report progress.
             local_rank: Number of the process on this machine, which selects its GPU; None: `rank`.
         """
         import torch
@@ -152,7 +152,7 @@ class Encode(RunAction):
 
 
 def require_written(encoder: SampleEncoder) -> None:
-    """Raises UserError if encoded samples could not be written."""
+    """Raises UserError if the encoder could not write some samples to the latent cache."""
     if lost := encoder.task.counts().get("cache_unwritten"):
         raise UserError(f"{lost} encoded samples cannot be written to {encoder.require_cache()}: free disk space")
 

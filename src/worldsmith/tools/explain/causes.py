@@ -16,7 +16,7 @@ from worldsmith.tools.explain.logs import Line, Stream
 
 TRACEBACK = "Traceback (most recent call last):"
 LINKS = ("The above exception was the direct cause", "During handling of the above exception")
-"""Lines between an exception and the next one in its chain."""
+"""Beginnings of the lines that Python prints between two exceptions of a chain."""
 FRAME = re.compile(r'^(\s+)File "[^"]*", line \d+')
 RAISED = re.compile(r"^\s*(?:[\w.]+\.)?[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failure)\b|^\s*[\w.]+\.[A-Z]\w*: ")
 """Matches the last line of a traceback."""
@@ -32,21 +32,21 @@ NOTEBOOK_FRAME = re.compile(r"^(?:File |Cell )?[~/\[<A-Z]\S*\.py\b.*\bin\b")
 HANDED_ON = re.compile(
     r"[\\/]torch[\\/](?:nn[\\/]modules[\\/]module|utils[\\/]_contextlib)\.py|[\\/](?:contextlib|functools)\.py"
 )
-"""Traceback frames that only forward a call; the error was raised by the frame before them."""
+"""Matches traceback frames that only forward a call; the frame before them is taken as the origin of the error."""
 FIRST_FAILED = re.compile(r"Root Cause \(first observed failure\)")
 RANK = re.compile(r"^\s*rank *: (\d+)")
-"""Matches the rank that failed first in the report of torchrun."""
+"""Matches the line of torchrun's report that contains the rank that failed first."""
 TELLING = re.compile(r"rr(?:or|no)|\[E\d|xit|ignal|kill|[Vv]al|trainable|num_|return code|do not match")
 """Matches lines whose numbers are significant; other lines are compared without their numbers."""
 DIGITS = re.compile(r"\d+")
 LOWER_CASE = re.compile(r"\W*(?:[a-z_]\w*\.)*[a-z]\w*(?:error|exception): ")
 """Matches an error message whose type is in lower case."""
 GRAM = 4
-"""Length of the text pieces by which `candidates` finds rows."""
+"""Length of the substrings by which `candidates` finds patterns."""
 
 
 class LogPosition(NamedTuple):
-    """Position of a line in a log."""
+    """Position of a line in a log: name of the log, line number, and rank of the process (None: unknown)."""
 
     source: str
     line: int
@@ -59,16 +59,16 @@ class Cause:
 
     pattern: ErrorPattern
     text: str = ""
-    """The line that shows the error best: that of the last traceback, if there is one."""
+    """Log line that shows the error best: from the last traceback if possible."""
     groups: Mapping[str, str] = field(default_factory=dict)
     order: tuple[int, bool, int, int] = (9, False, 0, 0)
-    """Sort key: distance from the cause (0: in the last exception chain), whether another rank failed first, stream,
-    line."""
+    """Sort key: distance (0: in the last exception chain; 1: elsewhere; 2: only a consequence), whether another rank
+    failed first, index of the stream, line number."""
     places: list[LogPosition] = field(default_factory=list)
 
     @property
     def place(self) -> LogPosition:
-        """The occurrence that `text` was taken from."""
+        """Position of the line that `text` was taken from."""
         return min(self.places, key=lambda place: (place.line != self.order[-1], place.source))
 
     @property
@@ -78,7 +78,7 @@ class Cause:
 
 
 class Hit(NamedTuple):
-    """Line that matches a pattern, with the number of the exception chain that it belongs to."""
+    """Log line that matches an error pattern, with the number of the exception chain that it belongs to."""
 
     pattern: int
     line: Line
@@ -93,7 +93,7 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
         streams: Output of the processes of one run, or of one log file.
 
     Returns:
-        The errors. A pattern that fits several causes (`fallback`) is returned only if no other cause is known.
+        The errors, each once. A pattern that fits several causes (`fallback`) is included only if no other is found.
     """
     found: dict[int, Cause] = {}
     seen: dict[str, list[tuple[int, Mapping[str, str]]]] = {}
@@ -111,7 +111,7 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
             order = distance, later, sources.index(stream.source), hit.line.number
             if order < cause.order:
                 cause.order, cause.text, cause.groups = order, hit.line.text.strip(), hit.groups
-    meant = {id: cause for id, cause in found.items() if is_meant(cause, streams)}
+    meant = {id: cause for id, cause in found.items() if is_confirmed(cause, streams)}
     less = {other for cause in meant.values() for other in cause.pattern.over}
     causes = sorted((cause for id, cause in meant.items() if id not in less), key=lambda cause: cause.order)
     known = any(not (cause.pattern.fallback or cause.pattern.consequence) for cause in causes)
@@ -120,7 +120,7 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
 
 
 def first_failed(streams: Sequence[Stream]) -> int | None:
-    """Returns the rank that failed first according to torchrun; None without such a report."""
+    """Returns the rank that failed first according to torchrun's report in the logs; None without such a report."""
     for stream in streams:
         inside = False
         for line in stream.lines:
@@ -131,15 +131,20 @@ def first_failed(streams: Sequence[Stream]) -> int | None:
 
 
 def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]) -> Iterator[Hit]:
-    """Yields the hits in a stream. `seen` caches the results of lines by `shape`."""
+    """Yields the lines of a stream that match error patterns.
+
+    Args:
+        stream: Output of a process.
+        seen: Cache that is extended: result of `line_key` for a line → the patterns and named groups it matches.
+    """
     chain, linked = 0, False
     for line, frame in with_frames(stream.lines):
         if starts_traceback(line.text):
             chain, linked = chain + (not linked), False
         linked = linked or line.text.strip().startswith(LINKS)
-        key = shape(line.text)
+        key = line_key(line.text)
         if key not in seen:
-            seen[key] = list(shown_by(line.text))
+            seen[key] = list(match_patterns(line.text))
         shown = [(patterns()[id], groups) for id, groups in seen[key] if patterns()[id].is_raised_in(frame)]
         known = any(not pattern.fallback and not pattern.needs for pattern, _ in shown)
         for pattern, groups in shown:
@@ -148,12 +153,12 @@ def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]
 
 
 def without_code(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yields the lines, except source code shown in tracebacks: a message there was not raised."""
+    """Yields the lines of a log, except tracebacks' frames and source code, which may contain messages not raised."""
     return (line for line, _ in with_frames(lines))
 
 
 def with_frames(lines: Iterable[Line]) -> Iterator[tuple[Line, str]]:
-    """Yields lines as `without_code` does, each with the last traceback frame before it, else ""."""
+    """Yields the lines of `without_code`, each with the last traceback frame before it, or "" without one."""
     code, in_box, last = None, False, ""
     for line in lines:
         if in_box and IN_BOX.match(line.text):
@@ -176,13 +181,13 @@ def starts_traceback(text: str) -> bool:
     return text.strip() == TRACEBACK or BOX.match(text) is not None
 
 
-def shape(text: str) -> str:
-    """Returns a key that is equal for lines which differ only in numbers."""
+def line_key(text: str) -> str:
+    """Returns a key of a log line; lines that differ only in insignificant numbers have the same key."""
     return text if TELLING.search(text) else DIGITS.sub("#", text)
 
 
-def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yields (id, named groups) of the patterns of a line: those of its error codes, else of its text.
+def match_patterns(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Yields (id, named groups) of the patterns that a log line matches: by its error codes, else by its text.
 
     A pattern that is `over` the pattern of a code is more specific, and is found in addition to it.
     """
@@ -195,8 +200,8 @@ def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
             yield pattern.id, groups
 
 
-def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:
-    """Returns whether the rest of the log confirms a cause."""
+def is_confirmed(cause: Cause, streams: Sequence[Stream]) -> bool:
+    """Returns whether the logs confirm a cause: enough matching lines, and a match of one of its other conditions."""
     pattern = cause.pattern
     if len(cause.places) < pattern.at_least:
         return False
@@ -205,7 +210,10 @@ def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:
 
 
 def last_error(streams: Sequence[Stream]) -> tuple[str, LogPosition] | None:
-    """Returns text and position of the root of the last exception chain, else of the last error; None if none."""
+    """Returns text and position of the last error in logs, known or not; None without any error.
+
+    It is the first exception of the last exception chain, or the last error line if there is no traceback.
+    """
     found, alone = None, None
     for stream in streams:
         inside, linked = False, False
@@ -224,19 +232,19 @@ def last_error(streams: Sequence[Stream]) -> tuple[str, LogPosition] | None:
 
 @dataclass(frozen=True, slots=True)
 class ErrorPattern:
-    """Pattern of a known error."""
+    """Known error: the log lines that show it, its meaning and its fixes, as in a row of patterns/*.toml."""
 
     id: int
     name: str
     match: tuple[re.Pattern[str], ...]
-    """A line in which one of these expressions is found shows the error. `remedies` may use named groups."""
+    """Regular expressions; a log line that contains a match of one shows the error. `remedies` may use named groups."""
     parts: tuple[str, ...]
     """Fixed text of each expression: a line without it cannot match, and a substring search is faster."""
     means: str
     remedies: tuple[str, ...]
     """Fixes, most likely first, as templates of `explanation.render_remedy`."""
     needs: tuple[re.Pattern[str], ...] = ()
-    """At least one of these must match elsewhere in the log; empty: no condition."""
+    """Regular expressions; one of them must match some line of the logs. Empty: no condition."""
     raised_in: tuple[re.Pattern[str], ...] = ()
     """If not empty, the traceback frame that raised the error must match one of these expressions."""
     less: tuple[str, ...] = ()
@@ -246,16 +254,16 @@ class ErrorPattern:
     at_least: int = 1
     """Min number of matching lines."""
     consequence: bool = False
-    """Whether it is never the cause: another error came before, usually in another process."""
+    """Whether the error is always a consequence of another error, usually in another process."""
     fallback: bool = False
-    """Whether it is reported only if no other cause is known: its evidence fits several causes."""
+    """Whether the pattern is reported only if no other cause is found, because its text fits several causes."""
     facts: tuple[str, ...] = ()
-    """Facts about the run to show, by the names of `facts.FACTS`."""
+    """Names (keys of `facts.FACTS`) of the facts about the run to show."""
 
     def groups_in(self, text: str) -> Mapping[str, str] | None:
-        """Returns the named groups of the first expression that matches a line; None if no expression matches."""
+        """Returns the named groups of the first expression that matches a log line; None if no expression matches."""
         if is_lower_case(text):
-            found = (regex.search(text) for regex in any_case(self.match))
+            found = (regex.search(text) for regex in ignore_case(self.match))
         else:
             found = (regex.search(text) for part, regex in zip(self.parts, self.match, strict=True) if part in text)
         if match := next(filter(None, found), None):
@@ -264,32 +272,37 @@ class ErrorPattern:
         return None
 
     def is_raised_in(self, frame: str) -> bool:
-        """Returns whether the traceback frame that raised the error ("" if unknown) fits this pattern."""
+        """Returns whether the error pattern allows an error from this traceback frame ("" if the frame is unknown)."""
         return not self.raised_in or any(regex.search(frame) for regex in self.raised_in)
 
     def is_less(self, groups: Mapping[str, str]) -> bool:
-        """Returns whether the numbers in a line satisfy the condition `less`."""
+        """Returns whether the numbers in the named groups of a match satisfy the pattern's condition `less`."""
         numbers = [int(groups[name]) for name in self.less if name in groups]
         return len(numbers) < 2 or numbers[0] < numbers[1]
 
 
 @functools.cache
-def any_case(expressions: tuple[re.Pattern[str], ...]) -> tuple[re.Pattern[str], ...]:
-    """Returns the expressions compiled without case sensitivity."""
+def ignore_case(expressions: tuple[re.Pattern[str], ...]) -> tuple[re.Pattern[str], ...]:
+    """Returns the regular expressions compiled without case sensitivity."""
     return tuple(re.compile(regex.pattern, re.IGNORECASE) for regex in expressions)
 
 
 @functools.cache
 def patterns() -> Mapping[int, ErrorPattern]:
-    """Returns all patterns by id: up to 58 for errors of Cosmos-RL and TAO, from 101 for all others."""
+    """Returns all error patterns by id: up to 58 for errors of Cosmos-RL and TAO, from 101 for all others."""
     files = sorted((Path(__file__).parent / "patterns").glob("*.toml"))
     rows = [row for file in files for row in tomllib.loads(file.read_text(encoding="utf-8"))["pattern"]]
-    return {row["id"]: read(**row) for row in rows}
+    return {row["id"]: build_pattern(**row) for row in rows}
 
 
 @functools.cache
-def rows_by_gram() -> tuple[Mapping[str, Sequence[int]], Sequence[int]]:
-    """Returns pattern ids by a rare substring of their fixed text, and ids of patterns without such a text."""
+def index_patterns() -> tuple[Mapping[str, Sequence[int]], Sequence[int]]:
+    """Returns an index of the error patterns, to find the candidates for a log line quickly.
+
+    Returns:
+        Substring of length `GRAM` → ids of patterns with a fixed text that contains it (each text is indexed once, by
+        its rarest substring), and ids of patterns with an expression without such a text.
+    """
     grams_of = {part: grams(part) for pattern in patterns().values() for part in pattern.parts}
     count = Counter(gram for of_part in grams_of.values() for gram in of_part)
     index: dict[str, list[int]] = {}
@@ -309,23 +322,26 @@ def grams(text: str) -> set[str]:
 
 
 def candidates(text: str) -> Iterable[ErrorPattern]:
-    """Returns the patterns that a line may match, in the order of the table; most are excluded by their fixed text."""
+    """Returns the error patterns that a log line may match, in the order of the pattern table.
+
+    Patterns whose fixed text is not in the line are mostly excluded; an error in lower case may match any pattern.
+    """
     if is_lower_case(text):
         return patterns().values()
-    index, always = rows_by_gram()
+    index, always = index_patterns()
     ids = set(always).union(*(index[gram] for gram in grams(text) if gram in index))
     return [pattern for id, pattern in patterns().items() if id in ids]
 
 
 def is_lower_case(text: str) -> bool:
-    """Returns whether a text is an error written in lower case, such as the title of a forum thread."""
+    """Returns whether a log line is an error written in lower case, such as the title of a forum thread."""
     return LOWER_CASE.match(text) is not None and text == text.lower()
 
 
-def read(*, match: Sequence[str], **row: Any) -> ErrorPattern:
-    """Builds a pattern from a row of a file, whose keys `with` and `try` are not valid names in Python.
+def build_pattern(*, match: Sequence[str], **row: Any) -> ErrorPattern:
+    """Builds an error pattern from a `[[pattern]]` table of a TOML file, whose keys are passed as arguments.
 
-    Raises TypeError for an unknown key.
+    The keys `with` and `try` become `needs` and `remedies`. Raises TypeError for an unknown key.
     """
     row |= {"match": match, "parts": map(fixed_part, match), "remedies": row.pop("try"), "needs": row.pop("with", ())}
     for name in ("match", "needs", "raised_in"):
@@ -337,7 +353,7 @@ def read(*, match: Sequence[str], **row: Any) -> ErrorPattern:
 
 
 def fixed_part(expression: str) -> str:
-    """Returns the longest text that occurs in every match of a regular expression; "" if none is certain."""
+    """Returns the longest text that occurs in every match of a regular expression; "" if no text is certain."""
     runs, depth, i = [""], 0, 0
     if "(?i" in expression:
         return ""

@@ -12,7 +12,7 @@ from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.suggest import did_you_mean_folder
 from worldsmith.tools.explain.causes import Cause, find_causes, last_error, patterns
-from worldsmith.tools.explain.explanation import as_data, cut, in_full
+from worldsmith.tools.explain.explanation import explain_in_detail, explanation_data, shorten_line
 from worldsmith.tools.explain.facts import Run, run_in
 from worldsmith.tools.explain.logs import FOLDER, Stream, read_log, read_logs_of, split
 
@@ -30,7 +30,8 @@ class Explain(Action):
         log: str
         """A log file of any program, a run folder, an error code such as E103, or - for standard input."""
         run: str | None = None
-        """Run folder that a log belongs to, for its values; null: the folder above logs/, if the file is in one."""
+        """Run folder of the log, whose values the suggested fixes contain; null: the folder that contains logs/, if
+        the log file is in logs/."""
 
     config: Config
 
@@ -42,7 +43,7 @@ class Explain(Action):
         causes = find_causes(streams)
         error = last_error(streams)
         facts = {
-            "causes": [as_data(cause, run) for cause in causes],
+            "causes": [explanation_data(cause, run) for cause in causes],
             "error": error and {"text": error[0], "file": error[1].source, "line": error[1].line},
             "lines": sum(len(stream.lines) for stream in streams),
         }
@@ -51,13 +52,18 @@ class Explain(Action):
     def explain_code(self, code: int) -> Result:
         """Returns the explanation of an error code. Raises UserError for an unknown code."""
         if code not in patterns():
-            raise UserError(f"E{code} is not an error code: expected the code of a message, such as [E103]")
+            raise UserError(f"E{code} is not an error code: expected a code that a message shows, such as [E103]")
         run = run_in(Path(self.config.run)) if self.config.run is not None else None
         cause = Cause(patterns()[code])
-        return Result(list(in_full(cause, run)), {"causes": [as_data(cause, run)], "error": None, "lines": 0})
+        return Result(
+            list(explain_in_detail(cause, run)), {"causes": [explanation_data(cause, run)], "error": None, "lines": 0}
+        )
 
     def read(self) -> tuple[list[Stream], Run | None]:
-        """Returns the log, and its run if known. Raises UserError if the path is neither a log nor a run folder."""
+        """Returns the streams of the log and its run, if known.
+
+        Raises UserError if the path is neither a log nor a run folder.
+        """
         log = self.config.log
         run = run_in(Path(self.config.run)) if self.config.run is not None else None
         if log == "-":
@@ -74,11 +80,17 @@ class Explain(Action):
 
 
 def lines(causes: Sequence[Cause], run: Run | None, streams: Sequence[Stream]) -> Iterator[str]:
-    """Yields the explanation: causes in detail, consequences by name, and an unknown error as in the log."""
+    """Yields the output lines of an explanation: causes in detail, consequences by name, an unknown error as logged.
+
+    Args:
+        causes: Known errors in the log.
+        run: The run, for values in the suggested fixes; None: unknown.
+        streams: Output of the processes, for an error that is not known.
+    """
     known = [cause for cause in causes if not cause.pattern.consequence] or causes
     for number, cause in enumerate(known):
         yield from [""] * (number > 0)
-        yield from in_full(cause, run)
+        yield from explain_in_detail(cause, run)
     for cause in causes:
         if cause not in known:
             yield ""
@@ -87,7 +99,7 @@ def lines(causes: Sequence[Cause], run: Run | None, streams: Sequence[Stream]) -
         return
     if error := last_error(streams):
         text, place = error
-        yield f"{place.source}:{place.line}: {cut(text)}"
+        yield f"{place.source}:{place.line}: {shorten_line(text)}"
         yield "This error is not known."
         return
     count = sum(len(stream.lines) for stream in streams)

@@ -26,7 +26,7 @@ ROUND = 64
 """Suggested token limits are rounded up to a multiple of this."""
 TOKENS = "data_setting.max_tokens"
 SAMPLE_CAP, PACK_CAP = "dataloader_train.max_sample_tokens", "dataloader_train.max_sequence_length"
-"""Limits that replace `TOKENS` in a run that limits each sample, as a run from a spec does."""
+"""Token limits of a sample and of a pack; they replace `TOKENS` in runs that limit each sample, as runs of specs do."""
 SPEC_KEYS = {
     TOKENS: "policy.model_max_length",
     "dataloader_train.max_samples_per_batch": "train.train_policy.mini_batch",
@@ -34,7 +34,7 @@ SPEC_KEYS = {
     "model.config.parallelism.data_parallel_replicate_degree": "policy.parallelism.dp_replicate_size",
     "optimizer.lr": "train.optm_lr",
 }
-"""Settings → spec key, which is also named if the run limits each sample."""
+"""Setting → key of a spec, which a suggested fix also names if the run limits each sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,13 @@ class NotHereError(Exception):
 
 
 def render_remedy(sentence: str, run: Run | None, groups: Mapping[str, str]) -> Remedy | None:
-    """Returns a template rendered for a run (None: for any run); None if it does not apply to the run."""
+    """Returns a suggested fix with the values of a run; None if it does not apply to the run.
+
+    Args:
+        sentence: Template of the fix, such as "Set {half optimizer.lr}".
+        run: The run; None: unknown, so the fix names settings without values.
+        groups: Named groups of the pattern that matched the error message.
+    """
     for start, task in KINDS.items():
         if run is not None and run.task is not None and sentence.startswith(start):
             if run.task != task:
@@ -64,8 +70,8 @@ def render_remedy(sentence: str, run: Run | None, groups: Mapping[str, str]) -> 
         if run is None or not has_sample_cap(run):
             return text
         if match[2] == TOKENS and word is not None:
-            words.append(f"{PACK_CAP}={pack_for(run, word)}")
-            text = f"{text} and {words[-1]} (now {shown(run.value(PACK_CAP))})"
+            words.append(f"{PACK_CAP}={scale_pack_limit(run, word)}")
+            text = f"{text} and {words[-1]} (now {format_value(run.value(PACK_CAP))})"
         key = SPEC_KEYS.get(match[2].partition("=")[0])
         return f"{text}, in a spec {key}" if key else text
 
@@ -81,7 +87,7 @@ def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, s
     """Computes the new value of a setting that an explanation proposes.
 
     Args:
-        operation: set, see, double, fit, less or another name of a change.
+        operation: set, half, double, tenth, less, fit or see.
         path: The setting, such as trainer.max_iter, with "=VALUE" for set.
         run: The run to fix; None: none is known, and the description has no values.
         groups: Named groups of the pattern that matched the error message.
@@ -102,13 +108,13 @@ def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, s
         raise NotHereError
     now = run.value(path)
     if operation == "see":
-        return f"{path} (now {shown(now)})", None
+        return f"{path} (now {format_value(now)})", None
     if operation == "less" and now is None:
         return f"{path} (not set now)", None
-    new = wanted if operation == "set" else shown(changed(operation, now, groups))
-    if new == shown(now):
+    new = wanted if operation == "set" else format_value(compute_change(operation, now, groups))
+    if new == format_value(now):
         raise NotHereError
-    return f"{path}={new} (now {shown(now)})", f"{path}={new}"
+    return f"{path}={new} (now {format_value(now)})", f"{path}={new}"
 
 
 def has_sample_cap(run: Run) -> bool:
@@ -116,18 +122,34 @@ def has_sample_cap(run: Run) -> bool:
     return all(isinstance(run.value(path), int) for path in (SAMPLE_CAP, PACK_CAP))
 
 
-def pack_for(run: Run, word: str) -> int:
-    """Returns the token limit of a pack for the same number of longest samples, with the sample limit of `word`."""
+def scale_pack_limit(run: Run, word: str) -> int:
+    """Returns the token limit of a pack that fits a new token limit of samples.
+
+    A pack then has room for the same number of longest samples as before.
+
+    Args:
+        run: The run, for its present limits.
+        word: Override PATH=VALUE that sets the token limit of a sample.
+    """
     cap, pack = run.value(SAMPLE_CAP), run.value(PACK_CAP)
     return max(1, pack // cap) * int(word.partition("=")[2]) + 1
 
 
-def changed(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
-    """Returns the suggested number. Raises NotHereError if the setting is not a number or would not change."""
+def compute_change(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
+    """Returns the number that an explanation suggests instead of the present value of a setting.
+
+    Args:
+        operation: half, double, tenth, less or fit.
+        now: The present value.
+        groups: Named groups of the pattern that matched the error message.
+
+    Raises:
+        NotHereError: If the setting is not a number or would not change.
+    """
     if isinstance(now, bool) or not isinstance(now, (int, float)):
         raise NotHereError
     if operation == "fit":
-        return fitting(now, groups)
+        return compute_fit(now, groups)
     new = now * 2 if operation == "double" else now / (10 if operation == "tenth" else 2)
     if isinstance(now, int):
         new = int(new)
@@ -136,8 +158,16 @@ def changed(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
     return float(f"{new:.6g}") if isinstance(new, float) else new
 
 
-def fitting(now: float, groups: Mapping[str, str]) -> int:
-    """Returns the smallest token cap, rounded up, for the sample whose tokens a message counts."""
+def compute_fit(now: float, groups: Mapping[str, str]) -> int:
+    """Returns the smallest suitable token limit, rounded up to a multiple of `ROUND`, for the sample in a message.
+
+    Args:
+        now: The present token limit.
+        groups: Named groups of the pattern that matched the message, with its numbers of tokens.
+
+    Raises:
+        NotHereError: If the present limit is large enough.
+    """
     if "need" in groups:
         need = int(groups["need"]) + 1  # the cap is exclusive
     elif "tokens" in groups and "features" in groups:
@@ -149,8 +179,8 @@ def fitting(now: float, groups: Mapping[str, str]) -> int:
     return -(-need // ROUND) * ROUND
 
 
-def shown(value: Any) -> str:
-    """Returns a value as text in an override."""
+def format_value(value: Any) -> str:
+    """Returns a value formatted as in an override."""
     return write(value, WORD)
 
 
@@ -161,31 +191,34 @@ AFTER_CRASH = 2
 
 
 def remedies_for(cause: Cause, run: Run | None) -> list[Remedy]:
-    """Returns the fixes that apply to a run."""
+    """Returns the suggested fixes of a known error that apply to a run; None: for an unknown run."""
     found = (render_remedy(sentence, run, cause.groups) for sentence in cause.pattern.remedies)
     return [remedy for remedy in found if remedy is not None]
 
 
 def facts_for(cause: Cause, run: Run | None) -> list[str]:
-    """Returns the known facts about a run that the pattern of a cause requests."""
+    """Returns facts about a run that help to understand an error, as sentences; empty for an unknown run (None)."""
     if run is None:
         return []
     return [fact for name in cause.pattern.facts if (fact := FACTS[name](run))]
 
 
-def in_full(cause: Cause, run: Run | None) -> Iterator[str]:
-    """Yields the lines of a detailed explanation: name, code, position, line, meaning, fixes and facts of the run."""
+def explain_in_detail(cause: Cause, run: Run | None) -> Iterator[str]:
+    """Yields the output lines of a detailed explanation of a known error.
+
+    They contain name, code, position, log line, meaning, fixes, and facts of the run unless it is unknown (None).
+    """
     yield f"{cause.pattern.name} (E{cause.pattern.id})"
     if cause.places:
-        yield f"  {where(cause)}: {cut(cause.text)}"
+        yield f"  {describe_position(cause)}: {shorten_line(cause.text)}"
     yield f"  {cause.pattern.means}"
     yield from (f"  - {remedy.text}" for remedy in remedies_for(cause, run))
     if facts := facts_for(cause, run):
         yield f"  here: {'; '.join(facts)}"
 
 
-def as_data(cause: Cause, run: Run | None) -> Mapping[str, Any]:
-    """Returns an explanation as plain data for JSON."""
+def explanation_data(cause: Cause, run: Run | None) -> Mapping[str, Any]:
+    """Returns the explanation of a known error as plain data for JSON; `run` is None for an unknown run."""
     remedies = remedies_for(cause, run)
     place = cause.place if cause.places else None
     return {
@@ -204,16 +237,16 @@ def as_data(cause: Cause, run: Run | None) -> Mapping[str, Any]:
     }
 
 
-def where(cause: Cause) -> str:
-    """Returns the position of a cause and its number of occurrences as text."""
+def describe_position(cause: Cause) -> str:
+    """Returns text with the position of an error in the log, its number of occurrences and their ranks."""
     place, count, ranks = cause.place, len(cause.places), cause.ranks
     rank = "" if place.rank is None else f", rank {place.rank}"
     on = f" on ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else ""
     return f"{place.source}:{place.line}{rank}{f' ({count} times{on})' if count > 1 else ''}"
 
 
-def cut(text: str) -> str:
-    """Returns a line of a log, shortened to `LONGEST` characters."""
+def shorten_line(text: str) -> str:
+    """Returns a log line shortened to `LONGEST` characters."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 

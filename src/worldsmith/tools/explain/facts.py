@@ -25,11 +25,11 @@ class Run:
     processes: int = 1
 
     def has(self, path: str) -> bool:
-        """Returns whether the config has a setting at a dotted path."""
+        """Returns whether the config of the run has a setting at a dotted path, such as "trainer.max_iter"."""
         return lookup(self.config, path, ABSENT) is not ABSENT
 
     def value(self, path: str) -> Any:
-        """Returns the setting at a dotted path; None if it does not exist."""
+        """Returns the setting at a dotted path of the run's config; None if it does not exist."""
         return lookup(self.config, path)
 
     @property
@@ -39,7 +39,7 @@ class Run:
 
 
 def run_in(folder: Path) -> Run:
-    """Reads the run of a folder. Raises UserError if it is not a run folder."""
+    """Reads the facts about a run from its folder. Raises UserError if it is not a run folder."""
     files = read_run(folder)
     processes = lookup(files.environment, "world_size", 1)
     return Run(files.config, folder, processes if isinstance(processes, int) else 1)
@@ -50,7 +50,7 @@ def processes(run: Run) -> str:
 
 
 def ranks(run: Run) -> str:
-    """Returns the number of processes and their parallelism degrees as text."""
+    """Returns text with the number of processes and the parallelism degrees of a run."""
     names = {
         "replicate": "data_parallel_replicate",
         "shard": "data_parallel_shard",
@@ -62,7 +62,7 @@ def ranks(run: Run) -> str:
 
 
 def pack(run: Run) -> str | None:
-    """Returns the limits of a pack and the packs per step as text."""
+    """Returns text with the limits of a pack and the packs per step of a run; None if packs have no limit."""
     caps = {"samples": "dataloader_train.max_samples_per_batch", "tokens": "dataloader_train.max_sequence_length"}
     most = [f"{value} {what}" for what, path in caps.items() if isinstance(value := run.value(path), int)]
     each = run.value("trainer.grad_accum_iter")
@@ -70,13 +70,13 @@ def pack(run: Run) -> str | None:
 
 
 def workers(run: Run) -> str | None:
-    """Returns the number of loader workers as text."""
+    """Returns text with the number of data loader workers per process; None if unknown."""
     count = run.value("dataloader_train.num_workers")
     return None if count is None else f"{count} loader workers for each of {processes(run)}"
 
 
 def disk(run: Run) -> str | None:
-    """Returns the free disk space at the run folder as text."""
+    """Returns text with the free disk space at the run folder; None if the run has no folder."""
     folder = run.folder
     while folder is not None and not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -84,14 +84,14 @@ def disk(run: Run) -> str | None:
 
 
 def memory(run: Run) -> str:
-    """Returns the free host RAM of this machine as text."""
+    """Returns text with the free host RAM of this machine; it does not depend on the run."""
     from worldsmith.distributed.memory import free_memory
 
     return f"{format_bytes(free_memory('cpu'))} of host RAM free on this machine now"
 
 
 def checkpoints(run: Run) -> str | None:
-    """Returns the number of checkpoints and the size of the newest one as text."""
+    """Returns text with the number of checkpoints of a run and the size of the newest one; None without checkpoints."""
     folders = sorted((run.folder / "checkpoints").glob("iter_*")) if run.folder else []
     if not folders:
         return None
@@ -100,7 +100,7 @@ def checkpoints(run: Run) -> str | None:
 
 
 def quarantine(run: Run) -> str | None:
-    """Returns the numbers of skipped samples by reason as text."""
+    """Returns text with the number of skipped samples of a run by reason; None if none is recorded."""
     left_out = read_run(run.folder).left_out if run.folder and run.folder.is_dir() else {}
     reasons = Counter(str(entry.get("reason")) for entries in left_out.values() for entry in entries)
     return (
@@ -109,13 +109,13 @@ def quarantine(run: Run) -> str | None:
 
 
 def skipped(run: Run) -> str | None:
-    """Returns the number of skipped steps, and the first file that describes one, as text."""
+    """Returns text with the number of skipped steps of a run and the file on the first one; None without any."""
     files = sorted((run.folder / "bad_batches").glob("step_*.json")) if run.folder else []
-    return f"{len(files)} skipped steps are described, the first in {files[0]}" if files else None
+    return f"{len(files)} steps were skipped; {files[0]} describes the first" if files else None
 
 
 def token(run: Run) -> str:
-    """Returns whether this machine has a token of the hub, as text."""
+    """Returns text on whether this machine has a hub token; it does not depend on the run."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     known = bool(os.environ.get("HF_TOKEN")) or (home / "token").exists()
     return f"{'a' if known else 'no'} hub token is set here now"
@@ -124,4 +124,4 @@ def token(run: Run) -> str:
 FACTS: Mapping[str, Callable[[Run], str | None]] = {
     fact.__name__: fact for fact in (ranks, pack, workers, disk, memory, checkpoints, quarantine, skipped, token)
 }
-"""Functions for the facts that a pattern can request; they return None if the fact is not known."""
+"""Functions that return a fact about a run as text, by the name in a pattern's `facts`; None if it is not known."""

@@ -21,12 +21,12 @@ PREFIX = re.compile(
 LABEL = re.compile(r"^\s{0,4}(\d{1,4}): ")
 """Prefix that `srun --label` adds."""
 START = re.compile(r"^--- started \S+ on .*, rank (\d+) of \d+")
-"""Our line that marks a start, in a log file to which all starts are appended."""
+"""Line that Worldsmith writes at the start of a process, in a log file to which all starts are appended."""
 OF_A_RANK = re.compile(r"rank_(\d+)\.log$|(?:^|/)(\d+)/std(?:err|out)\.log$")
 
 
 class Line(NamedTuple):
-    """A log line without the prefix of its rank."""
+    """Log line, with its number in the file, without the prefix that names its rank."""
 
     number: int
     text: str
@@ -42,14 +42,14 @@ class Stream:
 
 
 def read_log(path: Path) -> list[Stream]:
-    """Returns the streams of a log file, from the last start only. Raises OSError."""
+    """Returns the streams of a log file, by rank, from the last start only. Raises OSError if it cannot be read."""
     found = OF_A_RANK.search(path.as_posix())
     rank = int(found[1] or found[2]) if found else None
     return split(path.read_bytes().decode(errors="replace"), str(path), rank)
 
 
 def split(text: str, source: str, rank: int | None = None) -> list[Stream]:
-    """Splits a text into streams by rank.
+    """Splits the text of a log into one stream per rank, sorted by rank; only the last start of a rank is kept.
 
     Args:
         text: Content of a log.
@@ -73,7 +73,7 @@ def split(text: str, source: str, rank: int | None = None) -> list[Stream]:
 
 
 def read_logs_of(folder: Path) -> list[Stream]:
-    """Reads the logs of a run's last start: output of its ranks, messages and status.
+    """Returns streams from the last start of the run in `folder`: output of its ranks, messages and status.
 
     Raises UserError if the folder is not a run folder.
     """
@@ -83,24 +83,27 @@ def read_logs_of(folder: Path) -> list[Stream]:
 
 
 def messages_of(run: RunFiles) -> Iterator[Stream]:
-    """Yields the warnings and errors of the last start from messages.jsonl."""
+    """Yields one stream with the warnings and errors of a run's last start, from messages.jsonl."""
     started, place = when(run.launch.get("started_at")), run.folder / "messages.jsonl"
     stream = Stream(str(place), 0)
     for number, text in enumerate(place.read_text(errors="replace").splitlines() if place.exists() else [], 1):
         try:
             message = json.loads(text)
-            time, level, said = when(message["time"]), message["level"], message["text"]
+            time, level, text = when(message["time"]), message["level"], message["text"]
         except (ValueError, KeyError, TypeError):
             continue
         if level != "info" and not (started and time and time < started):
             word = f"{level}: " if level == "error" else ""
-            stream.lines += [Line(number, f"{word}{line}") for line in str(said).splitlines()]
+            stream.lines += [Line(number, f"{word}{line}") for line in str(text).splitlines()]
     yield stream
 
 
 def state_of(run: RunFiles) -> Iterator[Stream]:
-    """Yields the end of a run from its status: the reason, or that the process vanished without one."""
+    """Yields a stream with the reason of a run's failure, or that the process vanished, from its status.
+
+    Yields nothing for a run that is running, finished, stopped or interrupted.
+    """
     status = find_status(run)
     if status.state not in AT_WORK and status.state not in ("finished", "stopped", "interrupted"):
-        said = f"error: {status.reason}" if status.reason else MEANING[status.state]
-        yield Stream(str(run.folder / "status.json"), None, [Line(1, said)])
+        text = f"error: {status.reason}" if status.reason else MEANING[status.state]
+        yield Stream(str(run.folder / "status.json"), None, [Line(1, text)])

@@ -26,7 +26,7 @@ FAILED = ("prep_error", "gen_error")
 
 
 class AnswerRow(NamedTuple):
-    """An answer of an evaluation: its file, 0-based row index, and row."""
+    """Answer of an evaluation: results file that contains it, 0-based index of its row there, and the row."""
 
     file: str
     number: int
@@ -35,7 +35,7 @@ class AnswerRow(NamedTuple):
 
 @dataclass
 class EvaluationResults:
-    """Results below a folder or URL. Several results.json are an error unless `merge` is set."""
+    """Results of evaluations: each results.json in a folder or URL; several are an error unless `merge` is set."""
 
     folder: str
     merge: bool = False
@@ -56,7 +56,7 @@ class EvaluationResults:
 
     @cached_property
     def answers(self) -> list[AnswerRow]:
-        """All answers; ids that occur more than once in a file are removed from the rows."""
+        """Answers in all files; ids that occur more than once in a file are removed from the rows."""
         found = []
         for file in self.files:
             rows = read_rows(file)
@@ -69,16 +69,16 @@ class EvaluationResults:
 
     @cached_property
     def records(self) -> list[Lineage]:
-        """Lineage records of the evaluations."""
+        """Lineage records of the evaluations that have one; files at remote URLs have none."""
         places = [record_of(local(file).resolve()) for file in self.files if not is_remote(file)]
-        return [read_lineage(place) for place in places if place is not None]
+        return [read_lineage(location) for location in places if location is not None]
 
-    def find_annotations(self, place: str | None, media: str | None) -> Annotations:
-        """Reads the annotations at `place`, or the annotations that the evaluation recorded.
+    def find_annotations(self, location: str | None, media: str | None) -> Annotations:
+        """Reads the annotations at `location`, or the annotations that the evaluation recorded.
 
         Args:
-            place: Path or URL of the annotations; None: as recorded.
-            media: Folder of the media; None: as recorded, else the folder of the annotations.
+            location: Path or URL of the annotations; None: as recorded.
+            media: Folder that media paths are relative to; None: as recorded, else the folder of the annotations.
 
         Raises:
             UserError: If the annotations are unknown, or the recorded ones have changed since.
@@ -86,8 +86,8 @@ class EvaluationResults:
         recorded = {
             record.locate(e): (record, e) for record in self.records for e in record.inputs if e["role"] == "dataset"
         }
-        roots = {root for record in self.records if (root := media_root(record))} if place is None else set()
-        if place is None:
+        roots = {root for record in self.records if (root := media_root(record))} if location is None else set()
+        if location is None:
             if len(recorded) != 1:
                 known = "; ".join(map(str, recorded)) or "the evaluation recorded no annotations"
                 raise UserError(
@@ -99,30 +99,35 @@ class EvaluationResults:
                 raise UserError(
                     f"{path} {problem}: it differs from the evaluated file; to use it anyway, pass it as --kpi-ann-path"
                 )
-            place = str(path)
+            location = str(path)
         root = media or (roots.pop() if len(roots) == 1 else "")
-        return Annotations(place, root or (place.rpartition("/")[0] if is_remote(place) else str(local(place).parent)))
+        return Annotations(
+            location, root or (location.rpartition("/")[0] if is_remote(location) else str(local(location).parent))
+        )
 
 
 class Annotations:
-    """Annotation records of a file: a list, a list in an object, a single record, or one record per line."""
+    """Annotation records of a JSON file (a list, a list in an object, or a single record) or a JSON Lines file."""
 
-    def __init__(self, place: str, media_root: str) -> None:
-        """Reads the file at `place`, a path or URL. Raises UserError if it has no records."""
-        self.place, self.media_root = place, media_root
+    def __init__(self, location: str, media_root: str) -> None:
+        """Reads the file `location`, a path or URL; media paths are relative to `media_root`.
+
+        Raises UserError if it has no records.
+        """
+        self.location, self.media_root = location, media_root
         self.by_key: dict[str, Mapping[str, Any]] = {}
         self.by_name: dict[str, list[str]] = {}
         seen: dict[str, int] = {}
-        for number, record in enumerate(read_records(place)):
+        for number, record in enumerate(read_records(location)):
             if not isinstance(record, Mapping):
                 continue
-            name = record_name(record) or f"{place.rpartition('/')[2]}[{number}]"
+            name = record_name(record) or f"{location.rpartition('/')[2]}[{number}]"
             key = unique(name, seen)
             self.by_key[key] = record
             self.by_name.setdefault(name, []).append(key)
 
     def key_of(self, row: Mapping[str, Any]) -> str | None:
-        """Returns the key of the record that a row answers; None if none exists.
+        """Returns the key of the annotation record that a row of results.json answers; None if it is not found.
 
         A record that shares its name with others is found by the row's id, else by its question. Raises ValueError if
         several records with different media remain.
@@ -134,17 +139,20 @@ class Annotations:
         asked = [key for key in keys if same_question(self.by_key[key], str(row.get("question", "")))]
         keys = asked or keys
         if len({json.dumps(self.media(key)) for key in keys}) > 1:
-            raise ValueError(f"{len(keys)} records of {self.place} have the name '{name}' but different files")
+            raise ValueError(f"{len(keys)} records of {self.location} have the name '{name}' but different files")
         return keys[0] if keys else None
 
     def media(self, key: str) -> list[str]:
-        """Returns the media files of a record, as paths below the media root."""
+        """Returns paths or URLs of the media files of the record with this key, joined with the media root."""
         record = self.by_key[key]
         listed = [path for kind in KINDS for path in as_list(record.get(kind))]
         return [join(self.media_root, path) for path in listed if isinstance(path, str)]
 
-    def with_places(self, key: str) -> dict[str, Any]:
-        """Returns a record with full media paths, so that it does not depend on the location of its file."""
+    def with_full_paths(self, key: str) -> dict[str, Any]:
+        """Returns the record with this key, with media paths joined with the media root.
+
+        So it does not depend on the location of the annotation file.
+        """
         record = dict(self.by_key[key])
         for kind in KINDS:
             value = record.get(kind)
@@ -160,39 +168,39 @@ def as_list(value: Any) -> list[Any]:
 
 
 def same_question(record: Mapping[str, Any], question: str) -> bool:
-    """Returns whether a turn of a record has this question, except for media placeholders."""
+    """Returns whether a turn of the annotation has this question; media placeholders and whitespace are ignored."""
     turns = record.get("conversations")
     texts = [str(turn.get("value", "")) for turn in as_list(turns) if isinstance(turn, Mapping)]
-    return bare(question) in map(bare, texts)
+    return strip_placeholders(question) in map(strip_placeholders, texts)
 
 
-def bare(text: str) -> str:
+def strip_placeholders(text: str) -> str:
     """Returns a text without media placeholders and with normalized whitespace."""
     for tag in ("<video>", "<image>"):
         text = text.replace(tag, " ")
     return " ".join(text.split())
 
 
-def read_records(place: str) -> list[Any]:
-    """Returns the records of a JSON or JSON Lines file. Raises UserError if it has none."""
-    text = read_bytes(place)
+def read_records(location: str) -> list[Any]:
+    """Returns the records of a JSON or JSON Lines file at a path or URL. Raises UserError if it has no records."""
+    text = read_bytes(location)
     try:
         data = json.loads(text)
     except ValueError as error:
         try:
             data = [json.loads(line) for line in text.splitlines() if line.strip()]
         except ValueError:
-            raise UserError(f"{place} is neither JSON nor one JSON object a line: {error}") from None
+            raise UserError(f"{location} is neither JSON nor JSON Lines: {error}") from None
     if isinstance(data, Mapping):
         wrapped = [data[name] for name in WRAPPERS if isinstance(data.get(name), list)]
         data = wrapped[0] if wrapped else [data]
     if not isinstance(data, list) or not any(isinstance(record, Mapping) for record in data):
-        raise UserError(f"{place}: expected a list of records, or an object with one under {' or '.join(WRAPPERS)}")
+        raise UserError(f"{location}: expected a list of records, or an object with one under {' or '.join(WRAPPERS)}")
     return data
 
 
 def read_rows(file: str) -> list[Mapping[str, Any]]:
-    """Returns the rows of a results.json. Raises UserError if it is invalid."""
+    """Returns the rows of a results.json at a path or URL. Raises UserError if it is invalid."""
     try:
         rows = json.loads(read_bytes(file))
     except ValueError as error:
@@ -205,13 +213,13 @@ def read_rows(file: str) -> list[Mapping[str, Any]]:
     return rows
 
 
-def name_of(row: Mapping[str, Any]) -> str:
-    """Returns the id of the record that a row answers, else its video id, which several records can share."""
+def answer_name(row: Mapping[str, Any]) -> str:
+    """Returns the id in a row of results.json, else its video id, which several rows can share."""
     return str(row.get("id") or row.get("video_id"))
 
 
 def media_root(record: Lineage) -> str:
-    """Returns the media folder in the recorded settings of an evaluation; "" if none is set."""
+    """Returns the media folder in the settings that an evaluation recorded; "" if it is not set."""
     dataset = record.data["settings"].get("dataset")
     return str(dataset.get("media_root") or "") if isinstance(dataset, Mapping) else ""
 
@@ -221,19 +229,22 @@ class Gap:
     """Wrong answer of a model, with the type of the error."""
 
     error_type: ErrorType
-    """FP: yes instead of no; FN: no instead of yes; format: the answer is right but has another form than the
-    comparison expects."""
+    """FP: yes instead of no; FN: no instead of yes; format: the answer is correct, but the comparison expects another
+    form; wrong: another answer; unparsed: no answer was recognized; missing: the row has no answer."""
     normalized: str | None
-    """The answer in the compared form; None: there is no answer, or it cannot be parsed."""
+    """The answer as the comparison parsed it; None: the row has no answer, or it cannot be parsed."""
 
 
 def normalize_text(text: str) -> str:
-    """Normalizes a text for the exact comparison: lower case without surrounding whitespace."""
+    """Returns the text in lower case and without surrounding whitespace, for the comparison mode "exact"."""
     return text.lower().strip()
 
 
 def normalized(text: str) -> str:
-    """Normalizes case, punctuation and articles; a text that is only an article, such as an option's name, is kept."""
+    """Returns the text with normalized case, punctuation and articles, for the comparison mode "normalized".
+
+    A text that is only an article, such as the name of an option, is kept.
+    """
     return normalize(text) or normalize(text, articles=True)
 
 
@@ -243,11 +254,11 @@ READ: Mapping[str, Callable[[str], str | None]] = {
     "yes_no": parse_yes_no,
     "letter": parse_letter,
 }
-"""Parsers of an answer by mode; they return None if it cannot be parsed."""
+"""Function per comparison mode that parses an answer; it returns None if the answer cannot be parsed."""
 
 
 def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
-    """Compares the answer in a row of results with the ground truth; returns None if it is correct.
+    """Compares the answer in a row of results.json with its ground truth; returns None if it is correct.
 
     Args:
         row: Row of results.json.
@@ -256,25 +267,29 @@ def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
     Raises:
         ValueError: If the ground truth cannot be parsed in this mode.
     """
-    said, true = row.get("response"), text_of(row.get("gt"))
-    if said is None or row.get("status") in FAILED:
+    prediction, ground_truth = row.get("response"), text_of(row.get("gt"))
+    if prediction is None or row.get("status") in FAILED:
         return Gap("missing", None)
-    wanted = READ[mode](true)
+    wanted = READ[mode](ground_truth)
     if wanted is None:
-        raise ValueError(f"the ground truth {true!r:.60} cannot be parsed as {mode}")
-    found = READ[mode](text_of(said))
-    return None if found == wanted else Gap(kind_of(text_of(said), true), found)
+        raise ValueError(f"the ground truth {ground_truth!r:.60} cannot be parsed as {mode}")
+    found = READ[mode](text_of(prediction))
+    return None if found == wanted else Gap(classify_error(text_of(prediction), ground_truth), found)
 
 
-def kind_of(said: str, true: str) -> ErrorType:
-    """Returns the error type of a wrong answer, such as a wrong content or only a wrong format."""
-    word = parse_yes_no(true) if normalized(true) in ("yes", "no") else None
-    letter = parse_letter(true) if len(normalized(true)) == 1 and normalized(true).upper() in LETTERS else None
-    if normalized(said) == normalized(true) and normalized(true):
+def classify_error(prediction: str, ground_truth: str) -> ErrorType:
+    """Returns the error type of a wrong answer, given the predicted and the ground-truth text."""
+    word = parse_yes_no(ground_truth) if normalized(ground_truth) in ("yes", "no") else None
+    letter = (
+        parse_letter(ground_truth)
+        if len(normalized(ground_truth)) == 1 and normalized(ground_truth).upper() in LETTERS
+        else None
+    )
+    if normalized(prediction) == normalized(ground_truth) and normalized(ground_truth):
         return "format"
     if word is None and letter is None:
         return "wrong"
-    found, wanted = (parse_yes_no(said), word) if word else (parse_letter(said), letter)
+    found, wanted = (parse_yes_no(prediction), word) if word else (parse_letter(prediction), letter)
     if found is None:
         return "unparsed"
     if found == wanted:
@@ -283,5 +298,5 @@ def kind_of(said: str, true: str) -> ErrorType:
 
 
 def text_of(value: Any) -> str:
-    """Returns an answer as text: numbers and booleans as in JSON, None as ""."""
+    """Returns an answer as text: a string unchanged, None as "", another value as JSON."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value)

@@ -13,7 +13,15 @@ from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.monitor.lineage import Input, write_lineage
-from worldsmith.tools.gaps.answers import Annotations, AnswerRow, EvaluationResults, Mode, find_gap, name_of, text_of
+from worldsmith.tools.gaps.answers import (
+    Annotations,
+    AnswerRow,
+    EvaluationResults,
+    Mode,
+    answer_name,
+    find_gap,
+    text_of,
+)
 from worldsmith.tools.gaps.places import exists, is_remote, local, write_bytes
 
 SHOWN = 5
@@ -71,15 +79,15 @@ class FindGaps(Action):
     config: Config
 
     def plan(self) -> Iterator[str]:
-        self.require_places()
+        self.require_outputs()
         yield f"results    {len(self.evaluation.answers)} answers in {', '.join(self.evaluation.files)}"
         if self.annotations is not None:
-            yield f"records    {len(self.annotations.by_key)} in {self.annotations.place}"
+            yield f"records    {len(self.annotations.by_key)} in {self.annotations.location}"
         yield f"table      {self.config.gaps_parquet}"
 
     def run(self) -> Result:
         config = self.config
-        self.require_places()
+        self.require_outputs()
         gaps = find_gaps(self.evaluation, self.annotations, config.mode)
         write_table(config.gaps_parquet, gaps)
         facts = {
@@ -87,12 +95,12 @@ class FindGaps(Action):
             **count_gaps(self.evaluation.answers, gaps),
             "table": config.gaps_parquet,
             "results": self.evaluation.files,
-            "annotations": self.annotations and self.annotations.place,
+            "annotations": self.annotations and self.annotations.location,
         }
         write_json(self.summary, facts)
         if config.annotations_out is not None and self.annotations is not None:
             keys = dict.fromkeys(row["record_id"] for row in gaps)
-            write_json(config.annotations_out, [self.annotations.with_places(key) for key in keys])
+            write_json(config.annotations_out, [self.annotations.with_full_paths(key) for key in keys])
         self.record()
         return Result(self.lines(facts), facts)
 
@@ -102,7 +110,10 @@ class FindGaps(Action):
 
     @cached_property
     def annotations(self) -> Annotations | None:
-        """The annotations; None if the results name all media and no annotations are written. Raises UserError."""
+        """Annotations of the evaluated questions; None if the results name all media and no annotations are written.
+
+        Raises UserError if they are not found.
+        """
         config = self.config
         is_needed = config.kpi_ann_path is not None or config.annotations_out is not None
         if not is_needed and all("media" in answer.row for answer in self.evaluation.answers):
@@ -111,27 +122,27 @@ class FindGaps(Action):
 
     @property
     def summary(self) -> str:
-        """Path or URL of the summary."""
+        """Path or URL of the JSON file of the counts."""
         table = self.config.gaps_parquet
         return self.config.summary or f"{table.removesuffix('.json').removesuffix('.parquet')}.summary.json"
 
-    def require_places(self) -> None:
+    def require_outputs(self) -> None:
         """Raises FileExistsError if an output file exists, and UserError if the library for the table is missing."""
         config = self.config
         if not config.gaps_parquet.endswith(".json"):
             require_pyarrow(config.gaps_parquet)
-        for place in (config.gaps_parquet, self.summary, config.annotations_out):
-            if place is not None and not config.force and exists(place):
-                raise FileExistsError(f"{place} already exists: choose another name, or use --force")
+        for location in (config.gaps_parquet, self.summary, config.annotations_out):
+            if location is not None and not config.force and exists(location):
+                raise FileExistsError(f"{location} already exists: choose another name, or use --force")
 
     def lines(self, facts: Mapping[str, Any]) -> Iterator[str]:
-        """Yields the output lines."""
+        """Yields output lines for the user from the counts `facts`: output files, missing media, failures by slice."""
         kinds = ", ".join(f"{kind} {count}" for kind, count in facts["error_types"].items()) or "none"
         yield f"table      {facts['table']}"
         yield f"summary    {self.summary}"
         if self.config.annotations_out is not None:
             yield f"records    {self.config.annotations_out}"
-            yield "           measure a model that is trained on them on other data"
+            yield "           evaluate a model that is trained on these records on other data"
         if facts["media_missing"]:
             yield f"missing    the images or videos of {facts['media_missing']} failure cases"
         if facts["media_unknown"]:
@@ -145,20 +156,33 @@ class FindGaps(Action):
         yield f"format     {facts['format_only']}: correct, but not in the form that `{facts['mode']}` compares"
 
     def record(self) -> None:
-        """Writes lineage records for the output files on this machine."""
+        """Writes lineage records for the output files on this machine, but not for URLs."""
         config = self.config
-        made = [place for place in (config.gaps_parquet, config.annotations_out) if place and not is_remote(place)]
+        made = [
+            location
+            for location in (config.gaps_parquet, config.annotations_out)
+            if location and not is_remote(location)
+        ]
         inputs = [Input("results", file) for file in self.evaluation.files]
         if self.annotations is not None:
-            inputs.append(Input("dataset", self.annotations.place, {"records": len(self.annotations.by_key)}))
-        for place in made:
-            write_lineage(local(place), action="gaps", settings=to_dict(config), inputs=inputs)
+            inputs.append(Input("dataset", self.annotations.location, {"records": len(self.annotations.by_key)}))
+        for location in made:
+            write_lineage(local(location), action="gaps", settings=to_dict(config), inputs=inputs)
 
 
 def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mode: Mode) -> list[dict[str, Any]]:
-    """Compares all answers with the ground truth; returns one table row per wrong answer (see `COLUMNS`).
+    """Compares all answers with the ground truth.
 
-    Raises UserError if an answer belongs to no annotation, or if a ground truth cannot be parsed.
+    Args:
+        evaluation: Results of the evaluation.
+        annotations: Annotations of the questions; None: the results name the media.
+        mode: Comparison mode.
+
+    Returns:
+        One table row per wrong answer, with the columns of `COLUMNS`.
+
+    Raises:
+        UserError: If an answer belongs to no annotation, or if a ground truth cannot be parsed.
     """
     found, lost, unreadable = [], [], []
     ids = {record.folder: record.id for record in reversed(evaluation.records)}
@@ -167,12 +191,12 @@ def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mo
             gap = find_gap(answer.row, mode)
             if gap is None:
                 continue
-            key = name_of(answer.row) if annotations is None else annotations.key_of(answer.row)
+            key = answer_name(answer.row) if annotations is None else annotations.key_of(answer.row)
         except ValueError as error:
             unreadable.append(f"{answer.file}[{answer.number}]: {error}")
             continue
         if key is None:
-            lost.append(name_of(answer.row))
+            lost.append(answer_name(answer.row))
             continue
         row = answer.row
         media = (annotations.media(key) if annotations else []) or row.get("media") or []
@@ -188,7 +212,7 @@ def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mo
                 "task": text_of(row.get("task")),
                 "slice": json.dumps(row.get("slice") or {}, ensure_ascii=False, sort_keys=True),
                 "media": media,
-                "media_exists": are_there(media),
+                "media_exists": all_exist(media),
                 "results_file": answer.file,
                 "row": answer.number,
                 "evaluation": None if is_remote(answer.file) else ids.get(local(answer.file).resolve().parent),
@@ -197,7 +221,7 @@ def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mo
     if lost and annotations is not None:
         shown = ", ".join(f"'{name}'" for name in lost[:SHOWN])
         raise UserError(
-            f"Video {shown} not found in annotations {annotations.place} ({len(lost)} of the wrong answers): pass "
+            f"Video {shown} not found in annotations {annotations.location} ({len(lost)} of the wrong answers): pass "
             "the evaluated file as --kpi-ann-path"
         )
     if unreadable:
@@ -207,12 +231,15 @@ def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mo
 
 
 def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the numbers of wrong answers by error type and by slice, and the accuracy."""
+    """Returns the number of answers and of wrong answers, in total, by error type and by slice, and the accuracy.
+
+    `gaps` are the table rows of `find_gaps` for the wrong ones of `answers`.
+    """
     total, wrong = len(answers), len(gaps)
     types = Counter(row["error_type"] for row in gaps)
     places = {(row["results_file"], row["row"]) for row in gaps}
-    parts = Counter(part for answer in answers for part in parts_of(answer.row))
-    failed = Counter(part for answer in answers if answer[:2] in places for part in parts_of(answer.row))
+    parts = Counter(part for answer in answers for part in slices_of(answer.row))
+    failed = Counter(part for answer in answers if answer[:2] in places for part in slices_of(answer.row))
     return {
         "answers": total,
         "right": total - wrong,
@@ -227,47 +254,53 @@ def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) 
     }
 
 
-def are_there(media: Sequence[str]) -> bool | None:
-    """Returns whether all media files exist; None without files, or if a storage location is not reachable."""
+def all_exist(media: Sequence[str]) -> bool | None:
+    """Returns whether all media files exist; None if the list is empty or a storage location is not reachable."""
     try:
         return all(map(exists, media)) if media else None
     except UserError:
         return None
 
 
-def parts_of(row: Mapping[str, Any]) -> list[str]:
-    """Returns the slices of the data that a row belongs to, as "name: value"."""
+def slices_of(row: Mapping[str, Any]) -> list[str]:
+    """Returns the task and the slices of the data that a row of results.json states, each as "name: value"."""
     slices = row.get("slice")
     parts = [f"{name}: {value}" for name, value in slices.items()] if isinstance(slices, Mapping) else []
     return [*([f"task: {row['task']}"] if row.get("task") else []), *parts]
 
 
-def write_json(place: str, data: Any) -> None:
-    """Writes data as JSON to a path or a URL."""
-    write_bytes(place, (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode())
+def write_json(location: str, data: Any) -> None:
+    """Writes data as JSON to `location`, a path or a URL."""
+    write_bytes(location, (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode())
 
 
-def write_table(place: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the rows as parquet (or JSON, by suffix) to a path or URL. Raises UserError if it cannot be written."""
-    if place.endswith(".json"):
-        write_json(place, rows)
+def write_table(location: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the rows to a path or URL: as JSON if it ends with .json, else as parquet.
+
+    Raises UserError if the file cannot be written or pyarrow is not installed.
+    """
+    if location.endswith(".json"):
+        write_json(location, rows)
         return
-    pyarrow, parquet = require_pyarrow(place)
+    pyarrow, parquet = require_pyarrow(location)
     types = {"list": pyarrow.list_(pyarrow.string()), "bool": pyarrow.bool_(), "int64": pyarrow.int64()}
     schema = pyarrow.schema([(name, types.get(kind, pyarrow.string())) for name, kind in COLUMNS.items()])
     data = io.BytesIO()
     parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), data)
-    write_bytes(place, data.getvalue())
+    write_bytes(location, data.getvalue())
 
 
-def require_pyarrow(place: str) -> tuple[Any, Any]:
-    """Returns the modules pyarrow and pyarrow.parquet. Raises UserError if they are not installed."""
+def require_pyarrow(location: str) -> tuple[Any, Any]:
+    """Returns the modules pyarrow and pyarrow.parquet.
+
+    Raises UserError if they are not installed; the message names the output file `location`.
+    """
     try:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError:
         raise UserError(
-            f"{place} needs the library 'pyarrow', which is not installed: `pip install 'worldsmith[gaps]'`, or use "
+            f"{location} needs the library 'pyarrow', which is not installed: `pip install 'worldsmith[gaps]'`, or use "
             "a name that ends with .json"
         ) from None
     return pyarrow, parquet

@@ -14,86 +14,86 @@ from worldsmith.files.errors import UserError
 SCHEME = "://"
 
 
-def is_remote(place: str) -> bool:
-    """Returns whether a path is a URL, except a file:// URL."""
-    return SCHEME in place and not place.startswith("file://")
+def is_remote(location: str) -> bool:
+    """Returns whether `location` is a URL, except a file:// URL."""
+    return SCHEME in location and not location.startswith("file://")
 
 
-def local(place: str) -> Path:
-    """Returns a local path or file:// URL as a path."""
-    return Path(place.removeprefix("file://")).expanduser()
+def local(location: str) -> Path:
+    """Returns a local path or file:// URL as a Path."""
+    return Path(location.removeprefix("file://")).expanduser()
 
 
 def join(root: str, name: str) -> str:
-    """Returns `name` below `root`; an absolute path or URL is returned unchanged."""
+    """Returns the path or URL of `name` below `root`; an absolute path or URL `name` is returned unchanged."""
     if SCHEME in name or name.startswith("/"):
         return name
     return posixpath.join(root, name) if is_remote(root) else str(local(root) / name)
 
 
-def read_bytes(place: str) -> bytes:
-    """Returns the content of a file. Raises UserError, which names the file, if it cannot be read."""
-    with explained(place):
-        if not is_remote(place):
-            return local(place).read_bytes()
-        files, path = open_system(place)
+def read_bytes(location: str) -> bytes:
+    """Returns the content of a file at a path or URL. Raises UserError, which names the file, if it cannot be read."""
+    with explained(location):
+        if not is_remote(location):
+            return local(location).read_bytes()
+        files, path = open_system(location)
         found: bytes = files.cat_file(path)
         return found
 
 
-def write_bytes(place: str, data: bytes) -> None:
-    """Writes a file and its parent folders; on this machine atomically. Raises UserError on failure."""
-    with explained(place):
-        if is_remote(place):
-            files, path = open_system(place)
+def write_bytes(location: str, data: bytes) -> None:
+    """Writes a file at a path or URL, and its parent folders; local files atomically. Raises UserError on failure."""
+    with explained(location):
+        if is_remote(location):
+            files, path = open_system(location)
             files.makedirs(posixpath.dirname(path), exist_ok=True)
             files.pipe_file(path, data)
             return
-        local(place).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(local(place)) as aside:
+        local(location).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(local(location)) as aside:
             aside.write_bytes(data)
 
 
-def exists(place: str) -> bool:
-    """Returns whether a file exists. Raises UserError if the storage location is not reachable."""
-    with explained(place):
-        if not is_remote(place):
-            return local(place).exists()
-        files, path = open_system(place)
+def exists(location: str) -> bool:
+    """Returns whether a file or folder exists at a path or URL. Raises UserError if the location is not reachable."""
+    with explained(location):
+        if not is_remote(location):
+            return local(location).exists()
+        files, path = open_system(location)
         return bool(files.exists(path))
 
 
 def find(root: str, name: str) -> list[str]:
-    """Returns the files with this name anywhere below a folder, or `root` itself if it is a file; sorted."""
+    """Returns the sorted paths or URLs of files called `name` at any depth in `root`, or `root` if it is a file."""
     with explained(root):
         if not is_remote(root):
-            place = local(root)
-            return [str(place)] if place.is_file() else sorted(map(str, place.rglob(name)))
+            location = local(root)
+            return [str(location)] if location.is_file() else sorted(map(str, location.rglob(name)))
         files, path = open_system(root)
         if files.isfile(path):
             return [root]
         return sorted(files.unstrip_protocol(file) for file in files.find(path) if posixpath.basename(file) == name)
 
 
-def open_system(place: str) -> tuple[Any, str]:
-    """Returns the fsspec file system of a URL, and the path in it."""
+def open_system(location: str) -> tuple[Any, str]:
+    """Returns the fsspec file system of a URL, and the path of the URL in it."""
     from fsspec.core import url_to_fs
 
-    return url_to_fs(place)
+    return url_to_fs(location)
 
 
 @contextmanager
-def explained(place: str) -> Iterator[None]:
-    """Context manager: converts errors of a storage location into a UserError that names it."""
+def explained(location: str) -> Iterator[None]:
+    """Context manager: converts errors of reading or writing `location` to a UserError that names this path or URL."""
     try:
         yield
     except ImportError as error:
-        raise UserError(f"{place}: this type of location needs another package: {error}") from None
+        raise UserError(f"{location}: this type of URL needs another Python package: {error}") from None
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
-            raise UserError(f"{place}: no such file or folder") from None
-        raise UserError(f"{place}: {error}") from None
+            raise UserError(f"{location}: no such file or folder") from None
+        raise UserError(f"{location}: {error}") from None
     except Exception as error:  # the errors of a storage service have no common class
-        if not is_remote(place):
+        if not is_remote(location):
             raise
-        raise UserError(f"{place} cannot be reached: {type(error).__name__}: {error}") from None
+        raise UserError(f"{location} cannot be reached: {type(error).__name__}: {error}") from None

@@ -37,24 +37,28 @@ if TYPE_CHECKING:
 
 
 Asked = Sequence[tuple[str, Sequence[Turn]]]
-"""Conversations by key; the last answer of each is the ground truth."""
+"""(key, turns) of conversations; the last answer of each is the ground truth."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswers:
-    """Answers of one model, and the seconds that all of them took."""
+    """Answers of one model, and the time in seconds to generate all of them."""
 
     answers: list[Answer]
     seconds: float
 
 
 def compare_answers(asked: Asked, before: TimedAnswers, after: TimedAnswers) -> dict[str, Any]:
-    """Returns metrics of both models, computed as in `worldsmith evaluate`.
+    """Compares the answers of the original and the quantized model with the ground truth and with each other.
 
     Args:
         asked: The conversations.
         before: Answers of the original model, in the order of the conversations.
         after: Answers of the quantized model, in the same order.
+
+    Returns:
+        Accuracy as in `worldsmith evaluate` and seconds per answer of both models, numbers of questions that became
+        right or wrong, the p-value of this change, and the fraction of equal answers.
 
     Raises:
         UserError: If both models answered no common question; other failed questions are skipped and counted.
@@ -93,7 +97,7 @@ class QuantizationInputs:
     model: StoredModel
     quantizer: Quantizer
     calibration: ChatDataset | None
-    """Conversations for observing activations; None: neither scheme nor method needs them."""
+    """Calibration conversations; None: neither scheme nor method needs them."""
     questions: ChatDataset | None
     """Questions that the original and the quantized model answer; None: the result is not checked."""
 
@@ -118,7 +122,8 @@ class Quantize(AnswerAction, WritingAction):
         """Rounding method: nearest; or GPTQ, where later columns compensate for the errors of earlier ones on the
         calibration data."""
         dataset: ChatDataset.Config | None = None
-        """Conversations for observing activations, if scheme or method need them; null: the run's training data."""
+        """Calibration data: conversations on which activations are observed, if the scheme or method requires them;
+        null: the run's training data."""
         samples: Count = 512
         """Max number of calibration samples, evenly spaced."""
         max_sequence_length: Count | None = None
@@ -129,7 +134,7 @@ class Quantize(AnswerAction, WritingAction):
         max_questions: Count = 512
         """Max number of questions, evenly spaced."""
         judge: bool = True
-        """Off: no questions are answered, and the result is not checked."""
+        """Whether the quantized model is checked with questions; false: no questions are answered."""
         tolerance: Annotated[float, Range(ge=0, le=100)] = 2.0
         """Max allowed drop of the accuracy, in percentage points."""
         batch_size: Count = 8
@@ -171,7 +176,7 @@ class Quantize(AnswerAction, WritingAction):
             if found.calibration is not None:
                 facts["calibration"] = self.observe(found.quantizer, answerer, found.calibration)
             if asked:
-                before = self.ask(answerer, asked, "answering with the original model")
+                before = self.answer_questions(answerer, asked, "answering with the original model")
             del answerer
         with folder_aside(out) as aside:
             about = found.quantizer.fill(aside, out.name)
@@ -179,9 +184,11 @@ class Quantize(AnswerAction, WritingAction):
             passed = True
             if before is not None and questions is not None:
                 answerer = Answerer(quantizing(model.spec.name).load_quantized(aside, device), self.settings(model))
-                check = compare_answers(asked, before, self.ask(answerer, asked, "answering with the quantized model"))
+                check = compare_answers(
+                    asked, before, self.answer_questions(answerer, asked, "answering with the quantized model")
+                )
                 check["left_out"] += min(config.max_questions, len(questions)) - len(asked)
-                passed = falls_by(check) <= config.tolerance / 100 + 1e-9
+                passed = accuracy_drop(check) <= config.tolerance / 100 + 1e-9
                 facts["check"] = {
                     "dataset": questions.name,
                     **check,
@@ -201,7 +208,7 @@ class Quantize(AnswerAction, WritingAction):
         return Result(summarize_quantization(facts, place), {**facts, "folder": str(place)}, code=0 if passed else 1)
 
     def prepare(self) -> QuantizationInputs:
-        """Returns the model, the quantizer and the datasets, after all cheap checks.
+        """Returns the model, the quantizer and the datasets, after all checks that do not run the model.
 
         Raises UserError if the quantization is not possible or an input is missing.
         """
@@ -224,8 +231,14 @@ class Quantize(AnswerAction, WritingAction):
             questions = dataset_of(model, config.questions, "questions", "dataloader_val", purpose)
         return QuantizationInputs(model, quantizer, data, questions)
 
-    def ask(self, answerer: Answerer, asked: Asked, what: str) -> TimedAnswers:
-        """Answers all questions and measures the time, after one warm-up answer; `what` is for progress output."""
+    def answer_questions(self, answerer: Answerer, asked: Asked, what: str) -> TimedAnswers:
+        """Returns a model's answers to all questions with the time they take, after one warm-up answer.
+
+        Args:
+            answerer: The model.
+            asked: Conversations with the questions.
+            what: Name of this step in the progress output.
+        """
         questions = [(key, question(turns)) for key, turns in asked]
         list(answerer.answers(questions[:1], batch_size=1, max_new_tokens=1))
         answers, show = [], share_done(what)
@@ -237,9 +250,18 @@ class Quantize(AnswerAction, WritingAction):
         return TimedAnswers(answers, time.perf_counter() - start)
 
     def observe(self, quantizer: Quantizer, answerer: Answerer, data: ChatDataset) -> dict[str, Any]:
-        """Runs the model over conversations as in training, so that the quantizer observes its activations.
+        """Runs the model over calibration conversations, so that the quantizer observes its activations.
 
-        Returns the numbers of used and skipped conversations. Raises UserError if none can be used.
+        Args:
+            quantizer: The quantizer.
+            answerer: The model.
+            data: Dataset of the conversations.
+
+        Returns:
+            Name of the dataset, numbers of used and skipped conversations, and tokens of the longest one.
+
+        Raises:
+            UserError: If no conversation can be used.
         """
         left_out, longest, used = Counter[str](), 0, 0
         indices, show = spread_indices(data, self.config.samples), share_done("calibrating")
@@ -273,27 +295,36 @@ class Quantize(AnswerAction, WritingAction):
 def dataset_of(
     model: StoredModel, given: ChatDataset.Config | None, flag: str, loader: str, purpose: str
 ) -> ChatDataset:
-    """Returns the given dataset, else the dataset of the model's run.
+    """Builds the dataset `given`, else the one that the model's run used.
 
-    Raises UserError if there is neither, DataError if it cannot be read.
+    Args:
+        model: The model.
+        given: Config from the command line; None: not given.
+        flag: Flag that sets it, for the error message.
+        loader: Section of the run's config with its dataset, such as "dataloader_val".
+        purpose: What the dataset is needed for, for the error message.
+
+    Raises:
+        UserError: If there is neither dataset.
+        DataError: If the dataset cannot be read.
     """
     stated = ((model.tree or {}).get(loader) or {}).get("dataset")
     if given is None and stated is None:
-        raise UserError(f"{model.folder} states no data to {purpose}: use --{flag} KIND --{flag}.path PATH")
+        raise UserError(f"{model.folder} names no dataset to {purpose}: use --{flag} KIND --{flag}.path PATH")
     config = from_dict(stated, ChatDataset.Config) if given is None else given
     dataset: ChatDataset = config.build()
     return dataset
 
 
 def describe_selection(dataset: ChatDataset | None, count: int) -> str:
-    """Returns the number of selected conversations and the name of the dataset as text."""
+    """Returns text with the number of selected conversations and the dataset; "nothing" without a dataset."""
     return (
         "nothing" if dataset is None else f"{len(spread_indices(dataset, count))} of {len(dataset)} in {dataset.name}"
     )
 
 
 def conversations(dataset: ChatDataset, count: int) -> Asked:
-    """Returns at most `count` evenly spaced conversations. Raises UserError if none is usable."""
+    """Returns (key, turns) of at most `count` evenly spaced conversations. Raises UserError if none is usable."""
     asked = []
     for index in spread_indices(dataset, count):
         with suppress(SampleError):  # `run` counts them
@@ -310,7 +341,10 @@ def spread_indices(dataset: ChatDataset, count: int) -> list[int]:
 
 
 def sizes_of(quantizer: Quantizer, folder: Path) -> dict[str, Any]:
-    """Returns the sizes before and after quantization for the result file."""
+    """Returns numbers of weights and bytes before and after quantization, for quantization.json.
+
+    `folder` contains the quantized weights.
+    """
     sizes = quantizer.sizes
     return {
         "numbers": sizes.numbers,
@@ -321,13 +355,13 @@ def sizes_of(quantizer: Quantizer, folder: Path) -> dict[str, Any]:
     }
 
 
-def falls_by(check: dict[str, Any]) -> float:
-    """Returns by how much the accuracy (0 to 1) decreases."""
+def accuracy_drop(check: dict[str, Any]) -> float:
+    """Returns the decrease of the accuracy (a fraction from 0 to 1) in a result of `compare_answers`."""
     return float(check["accuracy_before"] - check["accuracy_after"])
 
 
 def describe_quantizer(quantizer: Quantizer) -> str:
-    """Returns the quantized fraction of the weights and the compression factor as text."""
+    """Returns text with the quantized fraction of the parameters and the compression factor."""
     sizes = quantizer.sizes
     return (
         f"{sizes.quantized / sizes.numbers:.0%} of {sizes.numbers / 1000000.0:.1f} million parameters, "
@@ -336,12 +370,17 @@ def describe_quantizer(quantizer: Quantizer) -> str:
 
 
 def reasons(left_out: Mapping[str, int]) -> str:
-    """Returns the numbers of skipped conversations by reason as text."""
+    """Returns text with the number of skipped conversations by reason, or "none"."""
     return ", ".join(f"{reason} {count}" for reason, count in sorted(left_out.items())) or "none"
 
 
 def summarize_quantization(facts: dict[str, Any], place: Path) -> list[str]:
-    """Formats the result; the last line states whether the quantized model is usable."""
+    """Returns output lines for the user; the last one states whether the quantized model passed the check.
+
+    Args:
+        facts: Content of quantization.json.
+        place: Folder of the quantized model.
+    """
     size = facts["size"]
     lines = [
         f"quantized    {place} ({facts['scheme']}): {size['quantized'] / size['numbers']:.0%} of the parameters",
@@ -355,9 +394,9 @@ def summarize_quantization(facts: dict[str, Any], place: Path) -> list[str]:
             f"the longest has {data['longest']} tokens"
         )
     if "check" not in facts:
-        return [*lines, "not checked: the result has answered no questions"]
+        return [*lines, "not checked: no questions were answered"]
     check = facts["check"]
-    fall, allowed = 100 * falls_by(check), 100 * check["tolerance"]
+    fall, allowed = 100 * accuracy_drop(check), 100 * check["tolerance"]
     lines += [
         f"answers      {check['questions']} questions: {check['same_answers']:.0%} unchanged, "
         f"{check['became_wrong']} became wrong, {check['became_right']} became right (p = {check['p_value']:.2g}); "

@@ -21,7 +21,7 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class Dimension:
-    """Search dimension of one field, under the name `name` in Optuna."""
+    """One dimension of a search: a field of the config, its range or choices, and its name in Optuna."""
 
     name: str
     path: str
@@ -36,7 +36,7 @@ class Dimension:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The choices as text, in Optuna's storage and in messages."""
+        """Choices of the dimension as text, as stored by Optuna and shown in messages."""
         return [value if isinstance(value, str) else write(value, WORD) for value in self.mark.choices]
 
     def distribution(self) -> BaseDistribution:
@@ -58,7 +58,7 @@ class Dimension:
         return FloatDistribution(mark.low, mark.high, log=mark.log)
 
     def suggest(self, trial: Trial) -> Any:
-        """Returns Optuna's suggestion for a trial: a number or a label."""
+        """Returns Optuna's suggestion for a trial: a number (the exponent of a power of two) or a choice's label."""
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         kind: Any = self.distribution()
@@ -70,10 +70,15 @@ class Dimension:
         return drawn if self.mark.choices else min(max(float(f"{drawn:.{DIGITS}g}"), kind.low), kind.high)
 
     def value(self, drawn: Any, base: Any) -> Any:
-        """Returns the field's value for a suggestion; `base` is the value that a ratio is multiplied with."""
+        """Returns the value of the field for a suggestion of Optuna.
+
+        Args:
+            drawn: The suggestion, as returned by `suggest`.
+            base: Value of the other field, which a ratio is multiplied with; None if the dimension is not a ratio.
+        """
         mark = self.mark
         if mark.choices:
-            found = mark.choices[share_index(mark.weights, drawn) if mark.weights else self.labels.index(drawn)]
+            found = mark.choices[interval_index(mark.weights, drawn) if mark.weights else self.labels.index(drawn)]
         else:
             found = 2**drawn if mark.power_of_two else drawn
         if mark.ratio_of:
@@ -81,7 +86,12 @@ class Dimension:
         return int(found) if self.is_whole and isinstance(found, float) and found.is_integer() else found
 
     def drawn(self, value: Any, base: Any) -> Any:
-        """Returns the suggestion that produces `value`, else None. `base`: see `value`."""
+        """Returns the suggestion of Optuna that produces a value of the field; None if no suggestion does.
+
+        Args:
+            value: Value of the field.
+            base: Value of the other field, which a ratio is multiplied with; None if the dimension is not a ratio.
+        """
         mark, numbers = self.mark, isinstance(value, (int, float)) and not isinstance(value, bool)
         if mark.ratio_of:
             if not (numbers and base):
@@ -109,16 +119,19 @@ class Dimension:
         return f"{self.path}: {said}{kind}{ratio}{f', if {mark.when}' if mark.when else ''}"
 
 
-def share_index(weights: Sequence[float], share: float) -> int:
-    """Returns the index of the interval of 0 to 1 that contains `share`; the weights are the interval sizes."""
+def interval_index(weights: Sequence[float], fraction: float) -> int:
+    """Returns the index of the interval that contains `fraction`, a number from 0 to 1.
+
+    The intervals divide 0 to 1 in proportion to `weights`.
+    """
     total, end = sum(weights), 0.0
     for index, weight in enumerate(weights):
         end += weight / total
-        if share < end:
+        if fraction < end:
             return index
     return max(index for index, weight in enumerate(weights) if weight > 0)
 
 
 def exponent(value: float) -> int:
-    """Returns the exponent of a power of two."""
+    """Returns the exponent of a power of two; other values are rounded down to one."""
     return max(int(value), 1).bit_length() - 1

@@ -32,28 +32,36 @@ VALIDATION = "dataloader_val"
 
 @dataclass(frozen=True, slots=True)
 class FinalData:
-    """Overrides that select data which no trial uses, for validation or for `worldsmith evaluate`."""
+    """Final evaluation of a study on data that no trial uses; the overrides `data` select it."""
 
     source: Source
     data: Sequence[str]
     metric: str
     evaluate: Sequence[str] = ()
-    """Settings of `worldsmith evaluate`, if it computes the objective."""
+    """Settings of `worldsmith evaluate` if it computes the objective; empty: validation does."""
 
     def check(self) -> None:
-        """Raises UserError if the data cannot be read, or if the trials use it too; data of evaluate is not checked."""
+        """Raises UserError if the final data cannot be read, or if the trials use some of its samples.
+
+        Data of `worldsmith evaluate` is not checked.
+        """
         if not self.evaluate:
-            in_own_process(self.require_unseen)
+            run_in_child(self.require_unseen)
 
     def measure(self, record: Record, best: FrozenTrial) -> dict[str, Any]:
-        """Returns the metric of the best trial and of the baseline on the data; None if it is not finite.
+        """Returns the metric on the final data of the best trial ("best") and of the baseline ("as_it_is").
 
-        Raises UserError if the evaluation fails.
+        A metric that is not finite is None; "data" are the overrides that select the data. Raises UserError if the
+        evaluation fails.
+
+        Args:
+            record: The study.
+            best: The best trial.
         """
-        both: dict[str, float | None] = {}
+        values: dict[str, float | None] = {}
         for name, trial in (("best", best), ("as_it_is", record.finished[0])):
-            if trial.number == best.number and both:
-                both[name] = both["best"]
+            if trial.number == best.number and values:
+                values[name] = values["best"]
                 continue
             run, folder = record.path(trial.number), record.folder / f"final_{trial.number:04d}"
             settings = as_words(trial.user_attrs["settings"])
@@ -61,15 +69,15 @@ class FinalData:
                 if self.evaluate:
                     figures: Mapping[str, float | None] = self.evaluated(run, folder)
                 else:
-                    figures = in_own_process(lambda: self.validated(settings, run, folder))  # noqa: B023
+                    figures = run_in_child(lambda: self.validated(settings, run, folder))  # noqa: B023
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             value = figures.get(self.metric)
-            both[name] = value if value is not None and math.isfinite(value) else None
-        return {**both, "data": list(self.data)}
+            values[name] = value if value is not None and math.isfinite(value) else None
+        return {**values, "data": list(self.data)}
 
     def require_unseen(self) -> None:
-        """Raises UserError if samples of the data are in the training or validation data of the trials."""
+        """Raises UserError if samples of the final data are in the training or validation data of the trials."""
         seen: Any = self.source.load().tree
         final: Any = self.source.load(self.changes).tree
         model = seen.model.config.build(device="meta")
@@ -77,16 +85,21 @@ class FinalData:
         dataset = task.loader(dry=True).dataset
         for split, what in (("train", "are trained"), ("val", "are measured")):
             other = getattr(seen, f"dataloader_{split}").dataset.build()
-            if both := dataset.count_overlap(other):
+            if overlap := dataset.count_overlap(other):
                 raise UserError(
-                    f"--final-data: {both} of {dataset.num_samples} samples of {dataset.name} are also in "
-                    f"{other.name}, on which the trials {what}; the final value needs data that no trial has seen"
+                    f"--final-data: {overlap} of {dataset.num_samples} samples of {dataset.name} are also in "
+                    f"{other.name}, on which the trials {what}; select data that no trial uses"
                 )
 
     def validated(self, settings: Sequence[str], run: Path, folder: Path) -> dict[str, float]:
-        """Returns the validation metrics of a run's best weights, or of its last ones if it does not keep the best.
+        """Returns the validation metrics, on the final data, of the best weights of a run, or of its last ones.
 
         They are computed by a new run in one process that loads these weights and validates before any step.
+
+        Args:
+            settings: Overrides of the trial.
+            run: Folder of the trial's run; its last weights are used if it does not keep the best ones.
+            folder: Folder of the new run.
         """
         start = {
             "load_path": str((read_best(run / "checkpoints") or run).absolute()),
@@ -104,7 +117,12 @@ class FinalData:
             trainer.lock.release()
 
     def evaluated(self, run: Path, folder: Path) -> dict[str, float | None]:
-        """Returns all metrics of `worldsmith evaluate`."""
+        """Returns all metrics by name that `worldsmith evaluate` computes for a run on the final data.
+
+        Args:
+            run: Folder of the run.
+            folder: Folder of the evaluation.
+        """
         words = ["evaluate", str(run), "-o", str(folder), "--json", "--", *self.evaluate, *self.data]
         folder.mkdir(exist_ok=True)
         again = TrialRun(folder, [], self.metric, after=words)
@@ -122,14 +140,17 @@ class FinalData:
 
     @property
     def changes(self) -> list[str]:
-        """Overrides of the run. For a spec, those that begin with no field of dataloader_val change keys of it."""
+        """Overrides of the run that select the final data as its validation data.
+
+        For a spec, those that begin with no field of dataloader_val are keys of the spec.
+        """
         if not self.source.is_spec:
             return [f"{VALIDATION}.{word}" for word in self.data]
         fields = field_names(type(self.source.load().tree.dataloader_val))
         return [f"{VALIDATION}.{word}" if first_part(key_of_word(word)) in fields else word for word in self.data]
 
 
-def in_own_process(work: Callable[[], T]) -> T:
+def run_in_child(work: Callable[[], T]) -> T:
     """Runs `work` in a child process and returns its result.
 
     This process therefore never imports torch or uses a device. Raises UserError if the child process fails.

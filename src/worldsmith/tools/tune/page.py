@@ -27,7 +27,7 @@ Lines = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class SettingAxis:
-    """Searched setting as an axis of a chart, with the positions of the completed trials."""
+    """Axis of a chart for a searched setting, with the positions of the completed trials."""
 
     dimension: Dimension
     labels: list[str] | None
@@ -42,7 +42,10 @@ class SettingAxis:
 
 
 def setting_axis(path: str, lines: Lines, space: Space) -> SettingAxis:
-    """Returns the axis of a searched setting; values that are not all numbers become labels."""
+    """Returns the axis for the searched setting `path`; values that are not all numbers become labels.
+
+    `lines` are the trials, `space` the search space.
+    """
     dimension = next(dimension for dimension in space.dimensions if dimension.path == path)
     values: list[Any] = [space.value(path, line["settings"]) for line in lines]
     complete = [value for value, line in zip(values, lines, strict=True) if line["state"] == "complete"]
@@ -54,7 +57,14 @@ def setting_axis(path: str, lines: Lines, space: Space) -> SettingAxis:
 
 
 def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the charts that have enough values, and a sentence for each reason why others are omitted."""
+    """Returns the charts that have enough values, and sentences that state why other charts are omitted.
+
+    Args:
+        lines: Trials as in trials.jsonl.
+        space: The search space.
+        metric: Name of the objective.
+        direction: "min" or "max": which values are better.
+    """
     complete = [line for line in lines if line["state"] == "complete"]
     titles = {path: f"{metric} over {path}" for path in space.paths}
     history_title = f"{metric} by trial"
@@ -81,7 +91,10 @@ def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tup
 
 
 def history(lines: Lines, direction: str) -> list[dict[str, Any]]:
-    """Returns the curves of values by trial, and of the best value so far."""
+    """Returns the curves of the history chart: best value so far, values of completed and of pruned trials.
+
+    `lines` are the trials; `direction` ("min" or "max") states which values are better.
+    """
     complete, pruned = (
         [(line["trial"], line["value"]) for line in lines if line["state"] == state] for state in ("complete", "pruned")
     )
@@ -96,7 +109,14 @@ def history(lines: Lines, direction: str) -> list[dict[str, Any]]:
 def parallel_coordinates(
     complete: Lines, settings: Sequence[SettingAxis], metric: str, direction: str
 ) -> dict[str, Any]:
-    """Returns the parallel-coordinates chart of the completed trials: an axis per setting, the objective last."""
+    """Returns the parallel-coordinates chart of the completed trials: an axis per setting, the objective last.
+
+    Args:
+        complete: The completed trials.
+        settings: Axes of the searched settings.
+        metric: Name of the objective.
+        direction: "min" or "max": which values are better.
+    """
     values = [line["value"] for line in complete]
     axes, heights = [], []
     for setting in settings:
@@ -137,7 +157,15 @@ def axis(
     *,
     log: bool,
 ) -> dict[str, Any]:
-    """Returns the positions of values on an axis from 0 to 1, and its tick labels."""
+    """Returns an axis as data: name, range, scale, and ticks as (position from 0 to 1, text).
+
+    Args:
+        name: Name of the axis.
+        places: Values on the axis; None: no value.
+        labels: Labels of the values 0, 1, …; None: numbers.
+        stops: Preferred values of the ticks; those outside of the range are not used.
+        log: Whether the axis is logarithmic, if all values are positive.
+    """
     found = [place for place in places if place is not None]
     low, high = (0.0, max(1.0, len(labels) - 1.0)) if labels else (min(found), max(found))
     about: dict[str, Any] = {"name": name, "low": low, "high": high, "log": log and low > 0}
@@ -149,7 +177,10 @@ def axis(
 
 
 def stops(dimension: Dimension) -> list[float]:
-    """Returns values for ticks of an axis: powers of two, or 1 and 3 of each order of magnitude."""
+    """Returns values for the ticks of a dimension's axis: powers of two, or 1 and 3 of each order of magnitude.
+
+    The result is empty for an axis that is neither logarithmic nor of powers of two.
+    """
     mark = dimension.mark
     if not (mark.log and mark.low and mark.high):
         return mark.candidates() if mark.power_of_two else []
@@ -159,7 +190,7 @@ def stops(dimension: Dimension) -> list[float]:
 
 
 def compute_ticks(low: float, high: float, *, log: bool) -> list[float]:
-    """Returns `TICKS` evenly spaced tick values from `low` to `high`."""
+    """Returns `TICKS` evenly spaced tick values from `low` to `high`; evenly in the logarithm if `log`."""
     if low == high:
         return [low]
     if log:
@@ -168,7 +199,7 @@ def compute_ticks(low: float, high: float, *, log: bool) -> list[float]:
 
 
 def scaled(value: float | None, axis: Mapping[str, Any]) -> float | None:
-    """Returns the position of a value on an axis, from 0 to 1."""
+    """Returns the position of a value on an axis (as returned by `axis`) from 0 to 1; None without a value."""
     if value is None:
         return None
     low, high = axis["low"], axis["high"]
@@ -178,12 +209,15 @@ def scaled(value: float | None, axis: Mapping[str, Any]) -> float | None:
 
 
 def chart(name: str, title: str, lines: list[dict[str, Any]], **about: Any) -> dict[str, Any]:
-    """Returns a chart as data for the templates."""
+    """Returns a chart as data for the HTML templates; `about` are its further entries."""
     return {"id": name, "title": title, "unit": "", "log": False, "more": 0, "lines": lines, **about}
 
 
 def curve(label: str, pairs: Sequence[tuple[float, float]], *, points: bool = False) -> dict[str, Any]:
-    """Returns a curve, or points, as data for the chart script of the report."""
+    """Returns a curve, or single points, as data for the chart script of the report.
+
+    `pairs` are the (x, y) of the curve, which must not be empty.
+    """
     ends = {"last": pairs[-1], "least": min(pairs, key=lambda p: p[1]), "greatest": max(pairs, key=lambda p: p[1])}
     return {
         "label": label,
@@ -198,7 +232,7 @@ def curve(label: str, pairs: Sequence[tuple[float, float]], *, points: bool = Fa
 
 
 def shown(value: Any) -> str:
-    """Returns a value as text."""
+    """Returns a setting's value formatted as in an override."""
     return value if isinstance(value, str) else write(value, WORD)
 
 
@@ -262,7 +296,10 @@ def write_page(
 
 
 def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
-    """Returns the metrics at the top of the report."""
+    """Returns the entries (name, value, note) at the top of the report.
+
+    `facts` is the content of best.json, `lines` the trials.
+    """
 
     def fact(name: str, value: str, note: str = "") -> dict[str, str]:
         return {"name": name, "value": value, "note": note}
@@ -279,7 +316,10 @@ def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
 
 
 def warning(facts: Mapping[str, Any]) -> str:
-    """Returns the warning that the best value is biased if it was not measured on separate data; else ""."""
+    """Returns the warning that the best value is biased; "" if it was measured on separate data.
+
+    `facts` is the content of best.json.
+    """
     if facts.get("final") or not facts.get("trial"):
         return ""
     return (
@@ -293,5 +333,8 @@ def count_trials(lines: Lines, state: str) -> int:
 
 
 def report(out: Path, line: Mapping[str, Any]) -> str:
-    """Returns the relative path of the report of a trial's run; "" if it does not exist."""
+    """Returns the path, relative to the page `out`, of the HTML report of a trial's run; "" if it does not exist.
+
+    `line` is the trial.
+    """
     return f"{line['run']}/report.html" if (out.parent / line["run"] / "report.html").exists() else ""

@@ -32,13 +32,19 @@ STUDY, DATABASE, TRIALS, BEST, PAGE = "study.json", "study.db", "trials.jsonl", 
 LEAST = 4
 """Min completed trials for parameter importances."""
 RUNS = "trials"
-"""Folder of the runs, each with its plan and its log next to it."""
+"""Name of the folder of the trials' runs; plan and log of a trial are next to its run folder."""
 
 
 class Record:
-    """Study in `folder`, which is created if it does not exist. `about` identifies the study, as plain data.
+    """Record of a study in `folder`, which is created if it does not exist: its identity and its ended trials.
 
-    Raises UserError if the folder contains another study or other files.
+    Args:
+        folder: Folder of the study.
+        about: Settings that identify the study, as plain data.
+        direction: "min" or "max": which values of the objective are better.
+
+    Raises:
+        UserError: If the folder contains another study or other files.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], direction: str) -> None:
@@ -51,16 +57,16 @@ class Record:
         self.finished: list[FrozenTrial] = self.study.trials
 
     def path(self, number: int, suffix: str = "") -> Path:
-        """Returns the run folder of a trial, or with a suffix the file next to it."""
+        """Returns the run folder of trial `number`; with a suffix, the path of the file next to it, such as its log."""
         return self.runs / f"{number:04d}{suffix}"
 
     def plan(self, number: int) -> TrialPlan | None:
-        """Returns the plan of a started trial; None if it was not started."""
+        """Returns the plan of trial `number`, read from its file; None if the trial was not started."""
         path = self.path(number, ".json")
         return TrialPlan.from_json(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def keep_plan(self, plan: TrialPlan) -> None:
-        """Writes the plan of a trial to its file."""
+        """Writes the plan of a trial to a file next to its run folder."""
         write_text(self.path(plan.number, ".json"), plan.to_json())
 
     def add(self, trial: FrozenTrial) -> None:
@@ -70,22 +76,22 @@ class Record:
 
     @property
     def best(self) -> FrozenTrial | None:
-        """Trial with the best value, the first one of equal values; None if no trial is complete."""
+        """Completed trial with the best value; the first one of equal values; None if no trial is complete."""
         found = [trial for trial in self.finished if trial.state.name == "COMPLETE"]
         sign = 1 if self.study.direction.name == "MINIMIZE" else -1
         return min(found, key=lambda trial: (sign * value_of(trial), trial.number), default=None)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Returns all ended trials as plain data."""
-        return [line_of(trial, self.path(trial.number)) for trial in self.finished]
+        """Returns the ended trials as plain data, in the format of trials.jsonl."""
+        return [trial_as_line(trial, self.path(trial.number)) for trial in self.finished]
 
     def write_lines(self) -> None:
-        """Writes trials.jsonl."""
+        """Writes the ended trials to trials.jsonl."""
         lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in self.lines()]
         write_text(self.folder / TRIALS, "".join(lines))
 
     def importances(self) -> dict[str, float]:
-        """Returns the importance (0 to 1) of each dimension for the value; empty with too few different values."""
+        """Returns the importance (0 to 1) of each dimension for the objective; empty with too few different values."""
         values = [trial.value for trial in self.finished if trial.state.name == "COMPLETE"]
         if len(values) < LEAST or len(set(values)) < 2:
             return {}
@@ -94,7 +100,7 @@ class Record:
         return get_param_importances(self.study)
 
     def counts(self) -> dict[str, int]:
-        """Returns the number of trials by final state, and of rejected configurations."""
+        """Returns the number of trials by final state, and under "refused_draws" that of rejected configurations."""
         names = [STATES[trial.state.name] for trial in self.finished]
         refused = sum(len(trial.user_attrs["refused"]) for trial in self.finished)
         return {**{name: names.count(name) for name in STATES.values()}, "refused_draws": refused}
@@ -103,8 +109,8 @@ class Record:
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 
-def line_of(trial: FrozenTrial, run: Path) -> dict[str, Any]:
-    """Returns a trial as plain data."""
+def trial_as_line(trial: FrozenTrial, run: Path) -> dict[str, Any]:
+    """Returns an ended trial as plain data, in the format of trials.jsonl; `run` is the folder of its run."""
     about = trial.user_attrs
     return {
         "trial": trial.number,
@@ -121,7 +127,7 @@ def line_of(trial: FrozenTrial, run: Path) -> dict[str, Any]:
 
 
 def value_of(trial: FrozenTrial) -> float:
-    """Returns the value of a completed trial."""
+    """Returns the objective value of a completed trial."""
     assert trial.value is not None
     return trial.value
 
@@ -131,21 +137,21 @@ def ended(
     state: str,
     *,
     value: float | None = None,
-    heard: Sequence[float] = (),
+    reported: Sequence[float] = (),
     notes: Mapping[str, Any] | None = None,
     reason: str | None = None,
     seconds: float = 0.0,
 ) -> FrozenTrial:
-    """Builds an Optuna trial that has ended.
+    """Returns an Optuna trial that has ended.
 
     Args:
         plan: The settings of the trial.
-        state: A value of `STATES`.
-        value: Its objective value; None if it failed.
-        heard: Its validation metrics, in order.
+        state: "complete", "pruned" or "failed".
+        value: Objective value; None if the trial failed.
+        reported: Validation metrics of the trial, in order.
         notes: Attributes that the pruner needs for later trials.
         reason: Reason of a failure or of pruning.
-        seconds: Duration of its run.
+        seconds: Duration of the run.
     """
     from optuna.trial import TrialState, create_trial
 
@@ -155,7 +161,7 @@ def ended(
         value=value,
         params=plan.drawn,
         distributions=plan.distributions,
-        intermediate_values=dict(enumerate(heard, 1)),
+        intermediate_values=dict(enumerate(reported, 1)),
         system_attrs=dict(notes or {}),
         user_attrs={
             "settings": plan.settings,
@@ -167,7 +173,10 @@ def ended(
 
 
 def open_study(path: Path, direction: str) -> Study:
-    """Opens or creates the Optuna study in a SQLite file."""
+    """Opens or creates the Optuna study in the SQLite file `path`.
+
+    `direction` ("min" or "max") states which values of the objective are better.
+    """
     from optuna import create_study
     from optuna.storages import RDBStorage
     from sqlalchemy import URL
@@ -179,7 +188,7 @@ def open_study(path: Path, direction: str) -> Study:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Context manager: locks the study. Raises UserError if another command uses it."""
+    """Context manager: locks the study in `folder`. Raises UserError if another command uses it."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)  # a lock that processes forked from this one do not have
     try:
@@ -193,7 +202,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def require_same_study(folder: Path, about: Mapping[str, Any]) -> None:
-    """Raises UserError if the folder contains another study or other files."""
+    """Raises UserError if the folder contains another study or other files; `about` identifies the expected study."""
     if not folder.exists():
         return
     if not (folder / STUDY).exists():
@@ -209,6 +218,6 @@ def require_same_study(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each name that has different values in two tables."""
+    """Returns a line for each key whose values in `before` and `now` differ."""
     names = dict.fromkeys([*before, *now])
     return [f"  {n}: was {before.get(n)!r}, is now {now.get(n)!r}" for n in names if before.get(n) != now.get(n)]

@@ -29,7 +29,7 @@ LOSSES = ("loss", "perplexity", "error")
 
 @dataclass
 class StudySetup:
-    """Resolved settings of `Tune`. Its properties raise ConfigError or UserError for invalid settings."""
+    """Objects that follow from the settings of `worldsmith tune`; invalid settings raise ConfigError or UserError."""
 
     config: Any
     """`Tune.Config`."""
@@ -46,24 +46,30 @@ class StudySetup:
 
     @cached_property
     def route(self) -> Route:
-        """Decision whether settings are searched at all. Raises UserError for an unknown policy."""
+        """Decision, by the policy of the request, whether to search or to train only once.
+
+        Raises UserError for an unknown policy.
+        """
         config = self.config
         schemas = Path(config.schemas) if config.schemas else None
         return route("train", config.words, request=config.request, folder=schemas)
 
     @cached_property
     def given(self) -> Source:
-        """Source of the run as the command names it."""
+        """Recipe, file or run folder that the command names, with its overrides, unchanged."""
         return Source(self.config.source, self.route.words, self.config.parent_run)
 
     @cached_property
     def source(self) -> Source:
-        """Source of the trials' runs: each trial is a new run. Raises ConfigError or UserError."""
+        """Recipe, file or run folder with overrides, from which each trial is trained as a new run.
+
+        Raises ConfigError or UserError.
+        """
         return self.given.with_parent_found().as_new_run() if self.route.search else self.given
 
     @cached_property
     def base(self) -> Loaded:
-        """Config of the unchanged run (the baseline). Raises ConfigError."""
+        """Loaded config of the unchanged run (the baseline). Raises ConfigError."""
         return self.source.load()
 
     @cached_property
@@ -73,7 +79,7 @@ class StudySetup:
 
     @cached_property
     def space(self) -> Space:
-        """The search space."""
+        """The search space: dimensions from marked fields and from --search."""
         config = self.config
         return Space(self.base.tree, config.search, keep=config.keep, marked=config.marked, spec=self.source.spec)
 
@@ -97,7 +103,7 @@ class StudySetup:
         return Strategy(self.direction, most=self.validations({}), **settings)
 
     def validations(self, settings: Mapping[str, Any]) -> int:
-        """Returns the number of validations of a run with these settings."""
+        """Returns how many validations a run with these settings (values by path) has."""
         loop = (self.source.load(as_words(settings)) if settings else self.base).tree.trainer
         return int(-(-loop.max_iter // loop.validation_iter))
 
@@ -115,12 +121,12 @@ class StudySetup:
 
     @cached_property
     def final(self) -> FinalData:
-        """The data for the final evaluation."""
+        """The final evaluation on data that no trial uses."""
         config = self.config
         return FinalData(self.source, config.final_data, config.metric, config.evaluate)
 
     def refusal(self, settings: Mapping[str, Any]) -> str | None:
-        """Returns the first mistake in the config of a run with these settings; None if it is valid."""
+        """Returns the first mistake in the config of a run with these settings (by path); None if it is valid."""
         try:
             self.source.load(as_words(settings))
         except ConfigError as error:
@@ -139,7 +145,7 @@ class StudySetup:
         assert self.space.dimensions
         is_validation = config.metric.startswith(("val/", "val_ema/"))
         if is_validation and config.evaluate:
-            raise UserError(f"--evaluate needs a metric of its own, but {config.metric} is a validation metric")
+            raise UserError(f"--evaluate needs one of its own metrics, but {config.metric} is a validation metric")
         if not is_validation and not config.evaluate:
             raise UserError(
                 f"--metric {config.metric}: validation metrics are named val/… or val_ema/…; a metric of "
@@ -161,7 +167,7 @@ class StudySetup:
             )
         callbacks = tree.trainer.callbacks.values()
         if "metrics" not in {type(callback).__qualname__.partition(".")[0].lower() for callback in callbacks}:
-            raise UserError("the run writes no metrics: it needs the callback metrics")
+            raise UserError("the run writes no metrics: add the callback `metrics` to trainer.callbacks")
         if self.processes > 1:
             try:
                 require_devices(self.processes)

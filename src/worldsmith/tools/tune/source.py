@@ -30,45 +30,48 @@ SECTIONS = tuple(name for name in Trainer.Config.__dataclass_fields__ if name !=
 
 @dataclass(frozen=True)
 class SpecFields:
-    """Searchable keys of the spec that describes a run."""
+    """Searchable keys of the training spec that describes a run, and the run fields that they set."""
 
     spec: Spec
     targets: Mapping[str, Sequence[Path]]
-    """Run fields that each key sets."""
+    """Key of the spec → fields of the run that it sets."""
     given: Sequence[Path] = ()
-    """Run fields that overrides set, whatever the spec states."""
+    """Fields of the run that overrides set directly; they have precedence over the spec."""
 
     def key(self, path: str) -> str | None:
-        """Returns the full key for a name; None if it is the name of a run field."""
+        """Returns the full key of the spec for a name or alias; None if it is the name of a run field."""
         key = self.spec.form.aliases.get(path, path)
         return None if first_part(key) in SECTIONS else key
 
     def search_space(self) -> Iterator[Searched]:
-        """Yields the searchable fields under the keys of the spec, also in conditions and ratios."""
+        """Yields the searchable fields under the keys of the spec; conditions and ratios also name keys."""
         for found in search_space(self.spec.root):
             marks = tuple(in_keys(mark) for mark in found.marks)
             yield replace(found, path=keys_of(parse_path(found.path)), marks=marks)
 
     def replaced_by(self, key: str, paths: Sequence[Path]) -> Path | None:
-        """Returns the first of some run fields that sets the same value as `key`, else None."""
+        """Returns the first of the run fields `paths` that sets the same value as the key of the spec, else None."""
         targets = self.targets.get(key, ())
         return next((path for path in paths for to in targets if starts_with(to, path) or starts_with(path, to)), None)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Name of a recipe, file or run folder, with overrides.
+    """Recipe, config file, training spec or run folder, by name, with overrides.
 
-    For a spec, the overrides that do not begin with a table of the spec change the run.
+    For a spec, overrides that begin with a section of the run's config change the run; others change the spec.
     """
 
     name: str
     words: Sequence[str] = ()
     parent: str | None = None
-    """Run or result with the initial weights; a spec may name it, too."""
+    """Run or result with the initial weights (--parent of the command); None: none, or as the spec states."""
 
     def with_parent_found(self) -> Source:
-        """Returns the source with overrides for the parent's weights and model. Raises UserError."""
+        """Returns the source with overrides that load the initial weights and the model of `parent`.
+
+        Raises UserError if the parent has no weights or if an override sets the initial weights too.
+        """
         of_spec, of_run = self.split()
         parent = self.parent
         if of_spec is not None:
@@ -78,11 +81,14 @@ class Source:
         if LOAD_PATH in map(key_of_word, of_run):
             raise UserError(f"{LOAD_PATH} and {PARENT} {parent} both set the initial weights; omit one of them")
         start, model = start_of(parent)
-        given = [] if of_spec is None else [*of_spec, word_of(SPEC_MODEL, model)]
-        return Source(self.name, [*given, *of_run, word_of(LOAD_PATH, start)])
+        given = [] if of_spec is None else [*of_spec, make_override(SPEC_MODEL, model)]
+        return Source(self.name, [*given, *of_run, make_override(LOAD_PATH, start)])
 
     def load(self, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
-        """Returns the config of the run with additional overrides. Raises ConfigError."""
+        """Returns the loaded config of the run with the further overrides `words`. Raises ConfigError.
+
+        `keep_unset` is passed to `config.load`.
+        """
         of_spec, of_run = self.split(words)
         return load(self.name, of_run, keep_unset=keep_unset, spec_words=of_spec)
 
@@ -90,7 +96,7 @@ class Source:
         """Returns the arguments of the `worldsmith` command that trains the run.
 
         Args:
-            words: Additional overrides.
+            words: Further overrides.
             processes: Number of processes on this machine.
         """
         of_spec, of_run = self.split(words)
@@ -99,7 +105,7 @@ class Source:
         return launched(["train", *source, *parent, *(["--", *of_run] if of_run else [])], processes)
 
     def as_new_run(self) -> Source:
-        """Returns the source with resuming disabled. Raises ConfigError if the config is invalid."""
+        """Returns the source with overrides that disable resuming. Raises ConfigError if the config is invalid."""
         if not self.resumes():
             return self
         kept = [word for word in self.words if key_of_word(word) not in RESUMES or not is_true(word)]
@@ -107,11 +113,11 @@ class Source:
         return replace(found, words=[*kept, f"{RESUMES[not self.is_spec]}=false"]) if found.resumes() else found
 
     def resumes(self) -> bool:
-        """Returns whether the config resumes the last saved run of its folder."""
+        """Returns whether the config requests resuming the last saved run of its folder."""
         return bool(self.load().tree.job.resume_newest)
 
     def split(self, words: Sequence[str] = ()) -> tuple[list[str] | None, list[str]]:
-        """Returns the overrides of the spec (None without a spec) and those of the run; `words` follow its own."""
+        """Returns (overrides of the spec or None, overrides of the run), both followed by those in `words`."""
         every = [*self.words, *words]
         if not self.is_spec:
             return None, every
@@ -125,7 +131,7 @@ class Source:
 
     @cached_property
     def spec(self) -> SpecFields | None:
-        """Searchable keys of a spec; None for other sources. `load` reports mistakes in the spec."""
+        """Searchable keys of the training spec; None for other sources. Mistakes in the spec are reported by `load`."""
         of_spec, of_run = self.split()
         if of_spec is None:
             return None
@@ -142,13 +148,13 @@ class Source:
 
 
 RESUMES = (RESUME, "job.resume_newest")
-"""Spec key and run field that resume the run saved last."""
+"""Key of a spec and field of a run that request resuming the last saved run."""
 FOLDERS = ("results_dir", "train.output_dir")
 """Spec keys that name the folder of the results; the first one that is set is used."""
 
 
 def launched(words: Sequence[str], processes: int) -> list[str]:
-    """Returns the arguments that run a `worldsmith` command in `processes` processes on this machine."""
+    """Returns the arguments that start a `worldsmith` command, given as `words`, in `processes` processes."""
     return [*(["launch", "--nproc-per-node", str(processes)] if processes > 1 else []), *words]
 
 
@@ -159,27 +165,27 @@ def processes_of(tree: Trainer.Config) -> int:
 
 
 def in_keys(mark: Search) -> Search:
-    """Returns a search mark with keys of the spec instead of field names."""
+    """Returns a search mark whose condition and ratio name keys of the spec instead of fields of its classes."""
     path, value = mark.condition
     when = f"{keys_of(parse_path(path))}={value}" if mark.when else ""
     return replace(mark, ratio_of=keys_of(parse_path(mark.ratio_of)) if mark.ratio_of else "", when=when)
 
 
 def key_of_word(word: str) -> str:
-    """Returns the name that an override sets or removes."""
+    """Returns the name of the setting that an override, such as "optimizer.lr=1e-4", sets or removes."""
     return word.lstrip("+~").partition("=")[0]
 
 
-def word_of(key: str, text: str) -> str:
-    """Returns the override that sets a key to a text, quoted only if it would be parsed as another value."""
+def make_override(key: str, text: str) -> str:
+    """Returns the override KEY=TEXT; the text is quoted only if it would be parsed as another value."""
     return f"{key}={text if read_text(text, str | None) == text else write(text, WORD)}"
 
 
 def is_true(word: str) -> bool:
-    """Returns whether an override sets the value true."""
+    """Returns whether an override sets a value to true."""
     return word.partition("=")[2].strip().lower() == "true"
 
 
 def first_part(path: str) -> str:
-    """Returns the first component of a dotted name."""
+    """Returns the first component of a dotted name, such as "optimizer" of "optimizer.lr"."""
     return path.partition(".")[0]

@@ -42,9 +42,9 @@ FORMS = "LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C (B@3: three times as li
 
 
 class Space:
-    """Dimensions of a search over the run `tree`, sorted so that each follows those that it depends on.
+    """Search space of a run: its dimensions, sorted so that each follows those that it depends on.
 
-    With a `spec`, names are keys of the spec or fields of the run, and marked keys are searched by default.
+    Names are fields of the run or, with a `spec`, also keys of the spec.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Space:
         marked: bool = True,
         spec: SpecFields | None = None,
     ):
-        """Builds the dimensions.
+        """Builds the dimensions of the search.
 
         Args:
             tree: Unresolved config of the run.
@@ -70,7 +70,7 @@ class Space:
         """
         self.tree, self.spec = tree, spec
         self.kept: list[str] = []
-        """Reasons for which searchable fields are not searched, unless the user excluded them."""
+        """Lines "PATH: REASON" for searchable fields that are not searched, except those that the user excluded."""
         marks = {found.path: (found.marks, self.hint(found.path)) for found in search_space(tree)}
         own = {found.path: (found.marks, self.hint(found.path)) for found in spec.search_space()} if spec else marks
         marks |= own
@@ -89,7 +89,7 @@ class Space:
             if mark is None and path not in marks:
                 raise UserError(f"--search {word}: the field has no range of its own; write {path}=… with {FORMS}")
             if mark is not None:
-                refuse_outside(word, mark, self.hint(path, declared=True))
+                require_within_limits(word, mark, self.hint(path, declared=True))
             chosen[path] = marks[path] if mark is None else ((mark,), self.hint(path))
         self.leave_out(chosen, given)
         found = [
@@ -99,7 +99,7 @@ class Space:
         ]
         found.sort(key=lambda dimension: not nested_config_classes(dimension.hint))  # a class before its fields
         self.dimensions: list[Dimension] = []
-        settled: set[str] = set()  # fields of which one mark always holds, so that no later one counts
+        settled: set[str] = set()  # fields with a mark that always holds, so that later marks have no effect
         for dimension in found:
             may_change, holds = dimension.mark.condition[0] in chosen, self.holds(dimension.mark, {})
             if dimension.path not in settled and (holds or may_change):
@@ -112,7 +112,7 @@ class Space:
             )
         if not self.dimensions:
             raise UserError(
-                "no setting to search: no searchable field of this run is left, and there is no --search, such as "
+                "no setting to search: no searchable field of this run is left; add --search with a range, such as "
                 f"--search optimizer.lr=log:1e-6..1e-3; {listed(marks, 'searchable')}"
             )
 
@@ -122,9 +122,10 @@ class Space:
         return list(dict.fromkeys(dimension.path for dimension in self.dimensions))
 
     def leave_out(self, chosen: dict[str, Any], given: Mapping[str, str]) -> None:
-        """Removes fields without a searchable value, and spec keys that a run field replaces, from `chosen`.
+        """Removes, in place, fields that cannot be searched from `chosen` (fields to search by path).
 
-        Raises UserError if the user requested such a key.
+        These are fields whose value is a list or a section, and keys of a spec that a run field replaces. `given` has
+        the `--search` arguments by path. Raises UserError if the user requested such a key.
         """
         searched = [parse_path(path) for path in given if self.spec and self.spec.key(path) is None]
         for path in list(chosen):
@@ -137,13 +138,16 @@ class Space:
             if to is not None:
                 self.kept.append(f"{path}: {format_path(to)} is given and has precedence")
             elif isinstance(value, dict | list) and path not in given:
-                self.kept.append(f"{path}: its value is not a single one; give a range with --search {path}…")
+                self.kept.append(f"{path}: its value is not a single value; give a range with --search {path}=…")
             else:
                 continue
             del chosen[path]
 
     def read(self, word: str) -> tuple[str, Search | None]:
-        """Parses a `--search` argument to a path and a range (None: the default of the field). Raises UserError."""
+        """Parses a `--search` argument to (path, range); the range is None if the field's own range applies.
+
+        Raises UserError if the argument is invalid.
+        """
         match = _WORD_FORM.fullmatch(word.strip())
         if match is None:
             raise UserError(f"--search {word}: expected PATH=RANGE, where RANGE is {FORMS}")
@@ -167,18 +171,25 @@ class Space:
     def range(self, text: str, hint: Any, word: str) -> Search:
         """Parses the range after the equals sign of a `--search` argument.
 
-        Raises ValueError (also UserError) if it is invalid.
+        Args:
+            text: The range, such as "log:1e-6..1e-3" or "A|B".
+            hint: Type of the field.
+            word: The complete argument, for error messages.
+
+        Raises:
+            ValueError: If the range is invalid.
+            UserError: If a ratio names an unknown field.
         """
         if span := _SPAN.fullmatch(text):
             low, high = (decode(end.strip()) for end in span.groups()[1:])
             if not all(type(end) in (int, float) for end in (low, high)):
-                raise ValueError(f"the limits of a range are numbers, found '{span[2]}' and '{span[3]}'")
+                raise ValueError(f"the limits of a range must be numbers, found '{span[2]}' and '{span[3]}'")
             if not low < high:
                 raise ValueError(f"the lower limit {low:g} is not below the upper limit {high:g}")
             if not any(fits(end, hint) for end in (1, 1.5)):
                 raise ValueError("the field is not a number; write choices as A|B|C")
             if not fits(1.5, hint) and not all(float(end).is_integer() for end in (low, high)):
-                raise ValueError("the field accepts integers")
+                raise ValueError("the field accepts only integers")
             return Search(low=low, high=high, log=span[1] == "log", power_of_two=span[1] == "pow2")
         ratio = _RATIO.fullmatch(text)
         if ratio:
@@ -196,7 +207,10 @@ class Space:
         return Search(choices=choices, weights=() if alike else weights, ratio_of=self.full(ratio[1]) if ratio else "")
 
     def choice(self, text: str, hint: Any) -> Any:
-        """Parses a choice to a value of the field; for a section, to the name of a class. Raises ValueError."""
+        """Parses a choice of a `--search` argument to a value of a field with the type `hint`.
+
+        For a section, the value is the name of a class. Raises ValueError if the field does not accept it.
+        """
         if nested_config_classes(hint):
             found = named_class(text, hint, ())
             if isinstance(found, Problem):
@@ -208,7 +222,16 @@ class Space:
         return value
 
     def hint(self, path: str, word: str = "", *, declared: bool = False) -> Any:
-        """Returns the type of a field, `declared` with its limits and marks. Raises UserError for an unknown field."""
+        """Returns the type of a field.
+
+        Args:
+            path: Name of the field.
+            word: `--search` argument, for the error message; "": `path`.
+            declared: Whether the type includes the limits and marks of its declaration.
+
+        Raises:
+            UserError: If the field does not exist.
+        """
         problems: list[Problem] = []
         try:
             root, keys = self.locate(path)
@@ -222,24 +245,27 @@ class Space:
         return annotated_hints(type(parent))[str(keys[-1])] if declared and isinstance(parent, Config) else hint
 
     def full(self, name: str) -> str:
-        """Returns the full name of a field, without aliases."""
+        """Returns the full name of a field, for a name that may be an alias of a spec key."""
         return (self.spec and self.spec.key(name)) or name
 
     def locate(self, path: str) -> tuple[Config, Path]:
-        """Returns the config (of the spec or the run) that has a field, and the path in it. Raises ValueError."""
+        """Returns (config of the run or spec that has a field, path of the field in it). Raises ValueError."""
         if self.spec is not None and self.spec.key(path) is not None:
             return self.spec.spec.root, fields_of(path)
         return self.tree, parse_path(path)
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
-        """Returns the suggested settings of a trial: values by path. Their combination is not checked."""
+        """Returns settings that Optuna suggests for a trial: values by path. Their combination is not checked."""
         settings: dict[str, Any] = {}
         for dimension in self.active(settings):
             settings[dimension.path] = dimension.value(dimension.suggest(trial), self.base(dimension, settings))
         return settings
 
     def active(self, settings: Mapping[str, Any]) -> Iterator[Dimension]:
-        """Yields the dimensions whose condition holds; the caller may add to `settings` between them."""
+        """Yields the dimensions whose condition holds for `settings` (values by path).
+
+        Conditions are evaluated one after the other, so the caller may add values to `settings` between them.
+        """
         taken: set[str] = set()
         for dimension in self.dimensions:
             if dimension.path not in taken and self.holds(dimension.mark, settings):
@@ -247,7 +273,10 @@ class Space:
                 yield dimension
 
     def untouched(self) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-        """Returns suggestions that reproduce the baseline, with their distributions, as far as suggestions can."""
+        """Returns suggestions that reproduce the baseline, and their distributions, both by dimension name.
+
+        Dimensions that cannot produce the baseline's value are omitted.
+        """
         drawn: dict[str, Any] = {}
         distributions: dict[str, BaseDistribution] = {}
         for dimension in self.active({}):
@@ -257,23 +286,29 @@ class Space:
         return drawn, distributions
 
     def holds(self, mark: Search, settings: Mapping[str, Any]) -> bool:
-        """Returns whether the condition of a mark holds for a run with these settings."""
+        """Returns whether the condition of a search mark holds for a run with these settings (values by path)."""
         path, wanted = mark.condition
         value = self.value(path, settings) if path else ""
         return (value if isinstance(value, str) else write(value, WORD)) == wanted
 
     def base(self, dimension: Dimension, settings: Mapping[str, Any]) -> Any:
-        """Returns the value that the ratio of a dimension is multiplied with; None if it is not a ratio."""
+        """Returns the value that the ratio of a dimension is multiplied with; None if the dimension is not a ratio.
+
+        `settings` are values by path that differ from the run's config.
+        """
         return self.value(dimension.mark.ratio_of, settings) if dimension.mark.ratio_of else None
 
     def value(self, path: str, settings: Mapping[str, Any]) -> Any:
-        """Returns the value of a field in a run with these settings; for a section, the name of its class."""
+        """Returns the value of a field in a run with these settings (values by path); for a section, its class name."""
         found = settings.get(path, find(*self.locate(path)))
         return (owner_of(type(found)) or type(found)).__name__ if isinstance(found, Config) else found
 
 
 def ordered(fields: Mapping[str, tuple[Sequence[Search], Any]]) -> dict[str, tuple[Sequence[Search], Any]]:
-    """Sorts fields so that each follows those in its conditions and ratios. Raises UserError for a cycle."""
+    """Sorts fields (path → search marks and type) so that each follows those in its conditions and ratios.
+
+    Raises UserError for a circular dependency.
+    """
     found: dict[str, tuple[Sequence[Search], Any]] = {}
 
     def visit(path: str, above: tuple[str, ...]) -> None:
@@ -292,8 +327,11 @@ def ordered(fields: Mapping[str, tuple[Sequence[Search], Any]]) -> dict[str, tup
     return found
 
 
-def refuse_outside(word: str, mark: Search, hint: Any) -> None:
-    """Raises UserError if a range exceeds the declared limits of the field."""
+def require_within_limits(word: str, mark: Search, hint: Any) -> None:
+    """Raises UserError if a value of the search range `mark` violates the limits that a field's type declares.
+
+    `word` is the `--search` argument, `hint` the declared type.
+    """
     ends = [] if mark.ratio_of else [*mark.choices, *(end for end in (mark.low, mark.high) if end is not None)]
     for limit in limits_of(hint):
         for end in ends:
@@ -302,7 +340,7 @@ def refuse_outside(word: str, mark: Search, hint: Any) -> None:
 
 
 def limits_of(hint: Any) -> Iterator[Any]:
-    """Yields the declared limits of a field's type."""
+    """Yields the limits that a field's type declares, such as a range of numbers."""
     if hasattr(hint, "__metadata__"):
         yield from (limit for limit in hint.__metadata__ if not isinstance(limit, Mark))
         yield from limits_of(get_args(hint)[0])
@@ -313,10 +351,10 @@ def limits_of(hint: Any) -> Iterator[Any]:
 
 
 def as_words(settings: Mapping[str, Any]) -> list[str]:
-    """Returns settings (values by path) as overrides."""
+    """Returns settings (values by path) as overrides, PATH=VALUE."""
     return [f"{path}={write(value, WORD)}" for path, value in settings.items()]
 
 
 def listed(paths: Mapping[str, Any], what: str) -> str:
-    """Returns a list of fields as text."""
+    """Returns text that lists fields by path after the adjective `what`, such as "searchable"."""
     return f"{what}: {', '.join(paths)}" if paths else f"this run has no field {what}"

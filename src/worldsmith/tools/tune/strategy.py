@@ -32,12 +32,12 @@ TRIES = 100
 
 
 class ExhaustedError(Exception):
-    """Raised if all suggested settings have been tried already."""
+    """Raised if no new settings are found, because all suggested ones have been tried already."""
 
 
 @dataclass(slots=True)
 class TrialPlan:
-    """Settings of a trial; `drawn` has the suggestions of Optuna, by dimension."""
+    """Settings of a trial by path; `drawn` has the suggestions of Optuna by dimension name."""
 
     number: int
     settings: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class TrialPlan:
     """Rejected configurations before this trial: settings and reason."""
 
     def to_json(self) -> str:
-        """Returns the plan as the text of its file."""
+        """Returns the plan as JSON, the content of its file."""
         from optuna.distributions import distribution_to_json
 
         kinds = {name: distribution_to_json(kind) for name, kind in self.distributions.items()}
@@ -56,7 +56,7 @@ class TrialPlan:
 
     @classmethod
     def from_json(cls, text: str) -> TrialPlan:
-        """Parses the text of a plan's file."""
+        """Parses the JSON of a plan's file."""
         from optuna.distributions import json_to_distribution
 
         said = json.loads(text)
@@ -64,7 +64,7 @@ class TrialPlan:
         return cls(said["trial"], said["settings"], said["drawn"], kinds, said["refused"])
 
     def at_work(self) -> FrozenTrial:
-        """Returns the Optuna trial for a running trial."""
+        """Returns an Optuna trial in the state "running" with the suggestions of this plan."""
         from optuna.trial import TrialState, create_trial
 
         return create_trial(state=TrialState.RUNNING, params=self.drawn, distributions=self.distributions)
@@ -72,7 +72,10 @@ class TrialPlan:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Rules that select and prune trials. `most`: number of validations of the baseline."""
+    """Settings of the sampler, which selects the settings of trials, and of the pruner, which stops trials early.
+
+    `most` is the number of validations of the baseline.
+    """
 
     direction: Literal["min", "max"]
     seed: int = 0
@@ -96,7 +99,7 @@ class Strategy:
         Args:
             number: Index of the trial.
             space: Search space.
-            known: Results of earlier trials, one entry each.
+            known: Results of earlier trials that the selection may use.
             tried: Settings of earlier trials, by number.
             refusal: Returns why a run with these settings cannot start; None if it can.
 
@@ -131,9 +134,14 @@ class Strategy:
             "necessary"
         )
 
-    def judge(self, known: Sequence[FrozenTrial], most: int | None = None) -> Judge:
-        """Returns the pruning decider for the next trial. `most`: its number of validations; None: as the baseline."""
-        return Judge(self._study(known, pruner=self._pruner()), most or self.most)
+    def start_pruning(self, known: Sequence[FrozenTrial], most: int | None = None) -> PruningDecision:
+        """Returns an object that decides on the pruning of a trial.
+
+        Args:
+            known: Results of earlier trials that the decision may use.
+            most: Number of validations of the trial; None: as many as in the baseline.
+        """
+        return PruningDecision(self._study(known, pruner=self._pruner()), most or self.most)
 
     def _study(
         self, known: Sequence[FrozenTrial], *, sampler: BaseSampler | None = None, pruner: BasePruner | None = None
@@ -158,7 +166,7 @@ class Strategy:
         return TPESampler(seed=seed, n_startup_trials=self.startup)
 
     def _pruner(self) -> BasePruner:
-        """Returns the pruner of Optuna; resources are counted in validations."""
+        """Returns the pruner of Optuna with these settings; its resources are counted in validations."""
         from optuna import pruners
 
         if self.pruner == "asha":
@@ -173,23 +181,28 @@ class Strategy:
         return pruners.NopPruner()
 
 
-class Judge:
-    """Decides after each validation of one trial whether it continues; after the last one it always does."""
+class PruningDecision:
+    """Decides after each validation of a trial whether the trial continues; after the last one it always does.
+
+    Args:
+        study: Optuna study with the results that the decision may use.
+        most: Number of validations of the trial.
+    """
 
     def __init__(self, study: Study, most: int) -> None:
         self.study, self.most = study, most
         self.trial = study.ask()
-        self.heard: list[float] = []
-        self.has_hope = True
+        self.reported: list[float] = []
+        self.should_continue = True
 
-    def hear(self, value: float | None) -> bool:
-        """Reports the next validation metric (None: not finite); returns whether the trial should continue."""
-        self.heard.append(math.nan if value is None else value)
-        self.trial.report(self.heard[-1], len(self.heard))
-        self.has_hope = len(self.heard) >= self.most or not self.trial.should_prune()
-        return self.has_hope
+    def report(self, value: float | None) -> bool:
+        """Adds the next validation metric of the trial (None: not finite); returns whether it should continue."""
+        self.reported.append(math.nan if value is None else value)
+        self.trial.report(self.reported[-1], len(self.reported))
+        self.should_continue = len(self.reported) >= self.most or not self.trial.should_prune()
+        return self.should_continue
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Attributes that the pruner needs for later trials."""
+        """Attributes of the trial that the pruner of Optuna needs for later trials."""
         return self.study.trials[-1].system_attrs

@@ -27,14 +27,19 @@ LONGEST = 500
 
 
 class ValidationReader(MetricsReader):
-    """Reads one metric of the validations of a run, also while it is running."""
+    """Reads one validation metric from the metrics.jsonl of a run, also while the run is active.
+
+    Args:
+        path: The file.
+        metric: Name of the metric.
+    """
 
     def __init__(self, path: Path, metric: str) -> None:
         self.metric = metric
         super().__init__(path)
 
     def begin(self, inode: int | None) -> None:
-        """Starts to read a new file: clears the values."""
+        """Clears the values, because a new file is read; `inode` is that of the file, None if it does not exist."""
         super().begin(inode)
         self.values: list[float | None] = []
         """The metric after each validation, without those before the first step; None if it is not finite."""
@@ -42,7 +47,7 @@ class ValidationReader(MetricsReader):
         """Names of all metrics of the validations."""
 
     def take(self, line: bytes) -> None:
-        """Reads one line of metrics.jsonl."""
+        """Adds the metric in one line of metrics.jsonl to `values`, if the line is that of a validation."""
         if b'"val/loss"' not in line:
             return
         record = json.loads(line)
@@ -53,17 +58,17 @@ class ValidationReader(MetricsReader):
 
 
 class TrialRun:
-    """Run of one trial, with the metric `metric` of its validations, except those before its first step."""
+    """Run of one trial in its own process, with its validation metric and its outcome."""
 
     def __init__(
         self, folder: Path, words: Sequence[str], metric: str, *, slot: int = 0, after: Sequence[str] = ()
     ) -> None:
-        """Prepares the run; starts no process.
+        """Prepares the run of a trial; starts no process.
 
         Args:
             folder: The run folder.
             words: Arguments of the `worldsmith` command that trains.
-            metric: Name of the metric.
+            metric: Name of the validation metric; values before the first step are ignored.
             slot: Index among the parallel trials, which determines the devices.
             after: Arguments of a second command that evaluates the run; empty: none.
         """
@@ -76,13 +81,19 @@ class TrialRun:
         self._since = 0.0
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Starts the training process; its output is appended to the log. It saves and stops if this process ends."""
+        """Starts the training process with these environment variables; its output is appended to the log.
+
+        The training saves and stops if this process ends.
+        """
         self._since = time.monotonic()
         with self.log.open("ab") as log:
             self.process = start_process(program(self.words), environment, log.fileno(), log.fileno())
 
     def start_next(self, environment: Mapping[str, str]) -> bool:
-        """Starts the second command if there is one, with its output in a file; returns whether it was started."""
+        """Starts the evaluation command, if the trial has one, with its output in a file.
+
+        Returns whether it was started; a second call starts nothing.
+        """
         if not self.after:
             return False
         self._since, command, self.after = time.monotonic() - self.seconds, self.after, ()
@@ -91,11 +102,11 @@ class TrialRun:
         return True
 
     def facts(self) -> dict[str, float | None]:
-        """Returns the metrics that the second command printed, by name. Raises UserError."""
+        """Returns the metrics that the evaluation command printed, by name. Raises UserError if they cannot be read."""
         return dict(numbers(read_json_object(self.measured)))
 
     def code(self) -> int | None:
-        """Returns the exit code, negative for a signal; None while the process is running."""
+        """Returns the exit code of the process, negative for a signal; None while it is running."""
         assert self.process is not None
         code = self.process.poll()
         if code is not None and self._since:
@@ -103,7 +114,7 @@ class TrialRun:
         return code
 
     def ask_to_stop(self) -> None:
-        """Sends SIGTERM once; the run then saves and exits."""
+        """Sends SIGTERM to the process once, so that the run saves and exits."""
         if not self.asked and self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.asked = True
@@ -115,7 +126,7 @@ class TrialRun:
             self.process.wait()
 
     def values(self) -> list[float | None]:
-        """Returns the metric after each validation so far; None for a value that is not finite."""
+        """Returns the metric of the trial after each validation so far; None for a value that is not finite."""
         self.validations.read()
         return self.validations.values
 
@@ -129,11 +140,11 @@ class TrialRun:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             lines = []
-        return f"exit code {code}: {said_why(lines)}"
+        return f"exit code {code}: {find_reason(lines)}"
 
 
-def said_why(lines: Sequence[str]) -> str:
-    """Returns the last line of a log that names an error, and the lines after it; else the last line."""
+def find_reason(lines: Sequence[str]) -> str:
+    """Returns the last line of a log that names an error, with the lines after it; else the last line."""
     for index in range(len(lines) - 1, -1, -1):
         if match := REASON.match(lines[index].strip()):
             rest = [line.strip() for line in lines[index + 1 : index + 6] if line.strip()]
@@ -142,7 +153,10 @@ def said_why(lines: Sequence[str]) -> str:
 
 
 def program(words: Sequence[str]) -> list[str]:
-    """Returns the command of a new `worldsmith` process with the imported and trusted packages of this process."""
+    """Returns the command line of a new process for a `worldsmith` command, given as `words`.
+
+    The new process imports and trusts the same packages as this one.
+    """
     modules = dict.fromkeys(found.module for found in registered().values())
     packages = [
         *(word for module in modules if not is_ours(module) for word in ("--import", module)),
@@ -158,7 +172,14 @@ def is_ours(module: str) -> bool:
 def start_process(
     command: Sequence[str], environment: Mapping[str, str], output: int, errors: int
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in its own session, so that Ctrl-C reaches only this command, which forwards it."""
+    """Starts a process in its own session, so that Ctrl-C reaches only this process, which forwards it.
+
+    Args:
+        command: Command line.
+        environment: Environment variables.
+        output: File descriptor of standard output.
+        errors: File descriptor of standard error.
+    """
     parent = os.getpid()
     return subprocess.Popen(
         command,

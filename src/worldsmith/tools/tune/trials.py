@@ -21,7 +21,7 @@ from worldsmith.tools.tune.record import RUNS, Record, ended
 from worldsmith.tools.tune.setup import StudySetup
 from worldsmith.tools.tune.source import processes_of
 from worldsmith.tools.tune.space import as_words
-from worldsmith.tools.tune.strategy import ExhaustedError, Judge, TrialPlan
+from worldsmith.tools.tune.strategy import ExhaustedError, PruningDecision, TrialPlan
 from worldsmith.tools.tune.trial_run import TrialRun, environment_of, visible_devices
 
 if TYPE_CHECKING:
@@ -35,35 +35,35 @@ FAILURES = 5
 
 
 @dataclass(slots=True)
-class AtWork:
-    """Running trial: its plan, its run and its pruning decider."""
+class RunningTrial:
+    """Running trial: its plan, its run, and the object that decides on its pruning."""
 
     plan: TrialPlan
     run: TrialRun
-    judge: Judge
+    pruning: PruningDecision
 
 
 @dataclass(slots=True)
 class Trials:
-    """Assigns trials to slots and records their results."""
+    """Runs the trials of a study in parallel slots, and records their results."""
 
     record: Record
     setup: StudySetup
     changed: Callable[[], None]
     """Called when a trial has been recorded."""
-    at_work: dict[int, AtWork] = field(default_factory=dict)
+    at_work: dict[int, RunningTrial] = field(default_factory=dict)
     waiting: dict[int, FrozenTrial] = field(default_factory=dict)
-    """Trials that ended before one with a lower number."""
+    """Ended trials that are not recorded yet, because a trial with a lower number has not ended."""
     told: set[int] = field(default_factory=set)
-    """Trials whose waiting was already logged."""
+    """Numbers of trials for which a message about a run folder in use was printed."""
     failed: int = 0
     """Number of consecutive failed trials in this command."""
 
     def work(self, asked: Callable[[], str | None], deadline: float = math.inf) -> str | None:
-        """Runs trials until there are enough; kills running ones if an exception ends it.
+        """Runs trials until their requested number has ended; kills running ones if an exception ends it.
 
         Args:
-            asked: Returns a text if the command was requested to stop, else None.
+            asked: Returns a string if the command was requested to stop, else None.
             deadline: Time, as of `time.monotonic()`, after which no trial starts.
 
         Returns:
@@ -82,7 +82,7 @@ class Trials:
                 elif time.monotonic() > deadline:
                     ending = ending or "time"
                 for trial in list(self.at_work.values()):
-                    ending = self.look(trial) or ending
+                    ending = self.advance(trial) or ending
                 try:
                     while ending is None and self.may_start():
                         self.start()
@@ -101,7 +101,7 @@ class Trials:
         return len(self.record.finished) + len(self.waiting) + len(self.at_work)
 
     def may_start(self) -> bool:
-        """Returns whether a trial may start: one is missing, a slot is free, and the results it uses exist."""
+        """Returns whether the next trial may start: it is needed, a slot is free, and the results it uses exist."""
         return (
             self.next < self.setup.config.trials
             and len(self.at_work) < self.setup.config.parallel
@@ -125,23 +125,23 @@ class Trials:
         slot = next(
             n for n in range(self.setup.config.parallel) if all(n != trial.run.slot for trial in self.at_work.values())
         )
-        judge = self.setup.strategy.judge(known, self.setup.validations(plan.settings))
-        self.at_work[number] = AtWork(plan, self.make_run(plan, slot), judge)
+        pruning = self.setup.strategy.start_pruning(known, self.setup.validations(plan.settings))
+        self.at_work[number] = RunningTrial(plan, self.make_run(plan, slot), pruning)
 
     def plan(self, number: int) -> TrialPlan | None:
-        """Returns the plan of a started trial; None if it was not started."""
+        """Returns the plan of trial `number`; None if it was not started."""
         return self.at_work[number].plan if number in self.at_work else self.record.plan(number)
 
     def known(self, number: int) -> list[FrozenTrial]:
-        """Returns the results of earlier trials that trial `number` may use."""
+        """Returns the earlier trials that trial `number` may use, as Optuna trials; the latest ones are running."""
         done = self.record.finished[: max(0, number - self.setup.config.parallel + 1)]
         plans = (self.plan(n) for n in range(len(done), number))
         return [*done, *(plan.at_work() for plan in plans if plan)]
 
-    def look(self, trial: AtWork) -> str | None:
+    def advance(self, trial: RunningTrial) -> str | None:
         """Starts a trial when its folder is free, stops it if it is pruned, and stores its result at its end.
 
-        Returns "stopped" if the run was stopped from outside.
+        Returns "stopped" if the run was stopped from outside, else None. It is called repeatedly.
         """
         number, run = trial.plan.number, trial.run
         if run.process is None:
@@ -151,41 +151,49 @@ class Trials:
                 run.start(self.environment(run.slot))
             elif number not in self.told:
                 self.told.add(number)
-                print_message(f"trial {number} waits for its folder {run.folder}: {holder}")
+                print_message(f"trial {number} is waiting for its run folder {run.folder}: {holder}")
             return None
         code = run.code()
-        self.listen(trial)
+        self.report_validations(trial)
         if code is None:
-            if not (number == 0 or trial.judge.has_hope):
+            if not (number == 0 or trial.pruning.should_continue):
                 run.ask_to_stop()
             return None
-        has_hope = number == 0 or trial.judge.has_hope
-        if has_hope and code == PREEMPTED:
+        should_continue = number == 0 or trial.pruning.should_continue
+        if should_continue and code == PREEMPTED:
             del self.at_work[number]
             return "stopped"
-        if has_hope and code == 0 and run.start_next(self.environment(run.slot)):
+        if should_continue and code == 0 and run.start_next(self.environment(run.slot)):
             return None
         del self.at_work[number]
-        self.waiting[number] = self.outcome(trial, code, pruned=not has_hope)
-        self.keep()
+        self.waiting[number] = self.outcome(trial, code, pruned=not should_continue)
+        self.record_ended()
         return None
 
-    def listen(self, trial: AtWork) -> None:
-        """Passes new validation metrics to the pruning decider until it prunes the trial."""
-        judge = trial.judge
-        for value in trial.run.values()[len(judge.heard) :]:
-            if not judge.has_hope and trial.plan.number > 0:
+    def report_validations(self, trial: RunningTrial) -> None:
+        """Passes new validation metrics of a trial to its pruning decision, until that prunes it."""
+        pruning = trial.pruning
+        for value in trial.run.values()[len(pruning.reported) :]:
+            if not pruning.should_continue and trial.plan.number > 0:
                 return
-            judge.hear(value)
+            pruning.report(value)
 
-    def outcome(self, trial: AtWork, code: int, *, pruned: bool) -> FrozenTrial:
-        """Returns the result of a trial that has ended. Raises UserError if the baseline has failed.
+    def outcome(self, trial: RunningTrial, code: int, *, pruned: bool) -> FrozenTrial:
+        """Returns the result of a trial that has ended, as an Optuna trial.
 
-        A trial whose metric is not finite counts as failed, without an exception.
+        A trial whose metric is not finite has the state "failed", without an exception.
+
+        Args:
+            trial: The trial.
+            code: Exit code of its process.
+            pruned: Whether it was stopped because it was pruned.
+
+        Raises:
+            UserError: If the baseline has failed.
         """
-        run, judge, value, reason = trial.run, trial.judge, None, None
+        run, pruning, value, reason = trial.run, trial.pruning, None, None
         if pruned:
-            reason = f"behind the others at validation {len(judge.heard)}"
+            reason = f"behind the others at validation {len(pruning.reported)}"
         elif code:
             reason = run.reason()
         else:
@@ -197,26 +205,26 @@ class Trials:
             raise UserError(f"trial 0, the baseline, has failed: {reason}. Its log is {run.log}")
         state = "pruned" if pruned else "failed" if value is None else "complete"
         reason = NOT_FINITE if state == "failed" and reason is None else reason
-        heard = judge.heard
-        if pruned and not math.isfinite(heard[-1]):
-            state, reason = "failed", f"{NOT_FINITE} at validation {len(heard)}"
+        reported = pruning.reported
+        if pruned and not math.isfinite(reported[-1]):
+            state, reason = "failed", f"{NOT_FINITE} at validation {len(reported)}"
         return ended(
             trial.plan,
             state,
-            value=value if state == "complete" else heard[-1] if state == "pruned" else None,
-            heard=heard,
-            notes=judge.notes,
+            value=value if state == "complete" else reported[-1] if state == "pruned" else None,
+            reported=reported,
+            notes=pruning.notes,
             reason=reason,
             seconds=run.seconds,
         )
 
-    def keep(self) -> None:
-        """Stores ended trials in the order of their numbers. Raises UserError after `FAILURES` failures in a row."""
+    def record_ended(self) -> None:
+        """Records ended trials in the order of their numbers. Raises UserError after `FAILURES` failures in a row."""
         while (number := len(self.record.finished)) in self.waiting:
             trial = self.waiting.pop(number)
             self.record.add(trial)
             self.failed = self.failed + 1 if trial.state.name == "FAIL" else 0
-            self.tidy()
+            self.delete_checkpoints()
             self.changed()
             if self.failed >= FAILURES:
                 raise UserError(
@@ -224,8 +232,8 @@ class Trials:
                     "cause; the same command then continues with new trials"
                 )
 
-    def tidy(self) -> None:
-        """Deletes checkpoints of trials that are neither the baseline nor the best one, unless all are kept."""
+    def delete_checkpoints(self) -> None:
+        """Deletes the checkpoints of trials other than the baseline and the best, unless the settings keep all."""
         best = self.record.best
         for number in () if self.setup.config.checkpoints == "all" else range(1, len(self.record.finished)):
             checkpoints = self.record.path(number) / "checkpoints"
@@ -233,7 +241,7 @@ class Trials:
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
     def make_run(self, plan: TrialPlan, slot: int) -> TrialRun:
-        """Returns the run for the plan of a trial."""
+        """Returns the run of a trial, not yet started, for its plan and the index of its slot."""
         config, source, folder = self.setup.config, self.setup.source, self.record.path(plan.number)
         words = as_words(plan.settings)
         processes = processes_of(source.load(words).tree) if words else self.setup.processes
@@ -244,13 +252,13 @@ class Trials:
         return TrialRun(folder, command, config.metric, slot=slot, after=after if config.evaluate else ())
 
     def environment(self, slot: int) -> dict[str, str]:
-        """Returns the environment variables of the processes in a slot."""
+        """Returns the environment variables for the processes of the trial in a slot."""
         parallel, root = self.setup.config.parallel, self.record.folder.absolute().parent
         devices = visible_devices() if parallel > 1 else []
         return environment_of(slot, parallel, root, devices, self.setup.processes)
 
     def score(self, run: TrialRun) -> float | None:
-        """Returns the objective value of a completed run; None if it is not finite.
+        """Returns the objective value of a completed trial run; None if it is not finite.
 
         Of several validations the last one counts, or the best one if the run keeps the weights of the best one. Raises
         UserError if the run does not have the metric.
@@ -258,7 +266,9 @@ class Trials:
         config, direction = self.setup.config, self.setup.direction
         figures = run.facts() if config.evaluate else dict.fromkeys(run.validations.names)
         if config.metric not in figures:
-            raise UserError(f"there is no metric '{config.metric}'; available: {', '.join(sorted(figures)) or 'none'}")
+            raise UserError(
+                f"the run has no metric '{config.metric}'; available: {', '.join(sorted(figures)) or 'none'}"
+            )
         values = [figures[config.metric]] if config.evaluate else run.values()
         checkpoint = self.setup.base.tree.checkpoint
         keeps_best = checkpoint.keep_best == config.metric and checkpoint.best_mode == direction

@@ -22,8 +22,8 @@ from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
 from worldsmith.files.atomic import write_text
 from worldsmith.monitor.lineage import read_lineage, record_of, write_lineage
 from worldsmith.monitor.terminal_text import print_message
-from worldsmith.tools.tune.final import in_own_process
-from worldsmith.tools.tune.record import BEST, PAGE, RUNS, TRIALS, Record, held, line_of, require_same_study
+from worldsmith.tools.tune.final import run_in_child
+from worldsmith.tools.tune.record import BEST, PAGE, RUNS, TRIALS, Record, held, require_same_study, trial_as_line
 from worldsmith.tools.tune.setup import StudySetup
 from worldsmith.tools.tune.source import launched, processes_of
 from worldsmith.tools.tune.space import as_words
@@ -52,12 +52,13 @@ class Tune(Action):
         words: list[str] = field(default_factory=list)
         """Overrides of the run, such as trainer.max_iter=200."""
         parent_run: Annotated[str | None, Example("outputs/train/demo/questions/first:best")] = None
-        """Run or result with the initial weights of every trial, as in `worldsmith train`; parent_job_id of a spec."""
+        """Run or result with the initial weights of every trial, as in `worldsmith train`; null: parent_job_id if the
+        source is a spec."""
         out: Annotated[str | None, Example("studies/first")] = None
         """Folder of the study; null: `tune` in the results_dir, or else the train.output_dir, of a spec."""
         search: list[str] = field(default_factory=list)
-        """PATH=LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C, A|B@3 or OTHER*A|B, optionally followed by "if
-        PATH=VALUE"."""
+        """Field to search, with its range: PATH=LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C, A|B@3 or OTHER*A|B,
+        optionally followed by "if PATH=VALUE"."""
         keep: list[str] = field(default_factory=list)
         """Searchable fields that are not searched."""
         marked: bool = True
@@ -88,18 +89,19 @@ class Tune(Action):
         least_validations: Count = 1
         """Min number of validations before a trial can be pruned."""
         seed: Seed = 0
-        """Seed of the search; the runs have their own."""
+        """Seed of the search; each run has a seed of its own."""
         request: str = ""
         """Request in natural language, such as "plain training"; automl_policy=auto|off in `words` has precedence."""
         schemas: str | None = None
-        """Folder of `worldsmith schema --all`; without a readable schema and template in it there is no search."""
+        """Folder that `worldsmith schema --all` wrote; without a readable schema and template in it, the run is trained
+        without a search."""
         checkpoints: Literal["best", "all"] = "best"
         """Which trials keep their checkpoints: only the best and the baseline, or all."""
 
     config: Config
 
     def run(self) -> Result:
-        """Runs the study. Raises UserError.
+        """Runs the study and returns its results. Raises UserError.
 
         If the policy requests no search, this process is replaced by the training process.
         """
@@ -126,7 +128,7 @@ class Tune(Action):
             results.at_work = False
             facts = results.write()
             results.write_record()
-        return Result(list(results.tell(ending)), facts, PREEMPTED if ending == "stopped" else 0)
+        return Result(list(results.summary_lines(ending)), facts, PREEMPTED if ending == "stopped" else 0)
 
     def plan(self) -> Iterator[str]:
         config, setup = self.config, self.setup
@@ -136,7 +138,7 @@ class Tune(Action):
             return
         setup.check()
         require_same_study(setup.folder, setup.identity)
-        yield f"study       {setup.folder}: {config.trials} trials, {config.parallel} at once"
+        yield f"study       {setup.folder}: {config.trials} trials, {config.parallel} in parallel"
         yield f"run         {setup.base.source}"
         if setup.processes > 1:
             yield f"processes   {setup.processes} for each trial (worldsmith launch --nproc-per-node {setup.processes})"
@@ -153,7 +155,7 @@ class Tune(Action):
             yield f"final data  {' '.join(config.final_data)}"
 
     def first_trials(self) -> Iterator[str]:
-        """Yields lines with the settings of the first trials after trial 0."""
+        """Yields output lines for the user with the settings of the first trials after the baseline."""
         config, setup = self.config, self.setup
         known = [setup.strategy.plan(0, setup.space, [], {}, setup.refusal).at_work()]
         tried: dict[int, dict[str, Any]] = {0: {}}
@@ -169,7 +171,7 @@ class Tune(Action):
             tried[number] = plan.settings
 
     def preflight(self) -> list[str]:
-        """Returns the lines of a dry run of the baseline. Raises UserError if it would fail before its first step."""
+        """Returns the output lines of a dry run of the baseline. Raises UserError if the run would not start."""
         tree, folder, processes = self.setup.base.tree, self.setup.folder / RUNS / "0000", self.setup.processes
 
         def lines() -> list[str]:
@@ -177,7 +179,7 @@ class Tune(Action):
 
             return list(plan_run(tree, folder, world_size=processes))
 
-        return in_own_process(lines)
+        return run_in_child(lines)
 
     @cached_property
     def setup(self) -> StudySetup:
@@ -191,19 +193,19 @@ def format_value(value: float | None) -> str:
 
 @dataclass(slots=True)
 class Results:
-    """Results of a study: its files, its HTML report, and the output of the command."""
+    """Results of a study: writes its files and its HTML report, and formats the output of the command."""
 
     record: Record
     setup: StudySetup
     at_work: bool = True
     final: dict[str, Any] | None = None
-    """Metrics on the final data, `best` and `as_it_is` (the baseline)."""
+    """Metric on the final data of the best trial (`best`) and of the baseline (`as_it_is`); None: not measured."""
 
     def changed(self) -> None:
-        """Prints the result of the last trial and updates the files."""
+        """Prints the result of the last ended trial and updates the files of the study."""
         record, best = self.record, self.record.best
         trial = record.finished[-1]
-        line = line_of(trial, record.path(trial.number))
+        line = trial_as_line(trial, record.path(trial.number))
         value = f"{self.setup.config.metric} {format_value(line['value'])}" if line["value"] is not None else ""
         what = ", ".join(filter(None, [line["state"], value, line["reason"]]))
         beside = (
@@ -219,7 +221,7 @@ class Results:
         record.write_lines()
         if best is None:
             return {"metric": self.setup.config.metric, "trials": record.counts()}
-        line = line_of(best, record.path(best.number))
+        line = trial_as_line(best, record.path(best.number))
         facts = {
             "metric": self.setup.config.metric,
             "direction": self.setup.direction,
@@ -245,7 +247,7 @@ class Results:
         write_lineage(record.folder, action="tune", settings=to_dict(self.setup.config), inputs=inputs, outputs=outputs)
 
     def write_page(self, facts: Mapping[str, Any]) -> None:
-        """Writes the HTML report of the study."""
+        """Writes the HTML report of the study; `facts` is the content of best.json."""
         from worldsmith.tools.tune.page import write_page
 
         record, config = self.record, self.setup.config
@@ -265,16 +267,16 @@ class Results:
 
     @property
     def next(self) -> str:
-        """Command that trains with the best settings; for a spec with its own overrides."""
+        """Command line that trains with the best settings; for a spec it contains the overrides of the spec."""
         best = self.record.best
-        words = [] if best is None else line_of(best, self.record.path(best.number))["words"]
+        words = [] if best is None else trial_as_line(best, self.record.path(best.number))["words"]
         processes = processes_of(self.setup.source.load(words).tree)
         if best is not None and self.setup.source.is_spec:
             return f"worldsmith {shlex.join(self.setup.source.command(words, processes=processes))}"
         return f"worldsmith {shlex.join(launched(['train', str(self.record.folder / BEST_RUN)], processes))}"
 
-    def tell(self, ending: str | None) -> Iterator[str]:
-        """Yields the final output lines of the command; `ending` is the result of `Trials.work`."""
+    def summary_lines(self, ending: str | None) -> Iterator[str]:
+        """Yields the final output lines of the command; `ending` is the reason of an early end, as in `Trials.work`."""
         config, record, counts, best = self.setup.config, self.record, self.record.counts(), self.record.best
         ended = ", ".join(f"{counts[name]} {name}" for name in ("complete", "pruned", "failed"))
         draws = f"; {counts['refused_draws']} configurations were rejected" if counts["refused_draws"] else ""
@@ -290,15 +292,15 @@ class Results:
         first = record.finished[0]
         values = f"{format_value(best.value)}; baseline: {format_value(first.value)}"
         yield f"best: trial {best.number}, {config.metric} {values}"
-        for word in line_of(best, record.path(best.number))["words"]:
+        for word in trial_as_line(best, record.path(best.number))["words"]:
             yield f"  {word}"
         if self.final is not None:
             values = f"{format_value(self.final['best'])}; baseline: {format_value(self.final['as_it_is'])}"
             yield f"on data that no trial has seen: {values}"
         elif best.number:
             yield (
-                f"selected from {counts['complete']} values on the same data, so it is too optimistic: use "
-                "--final-data to measure it on data that no trial has seen"
+                f"the best value was selected from {counts['complete']} values on the same data, so it is too "
+                "optimistic: use --final-data to measure it on data that no trial has seen"
             )
         yield f"next: {self.next}"
         yield f"page: {record.folder / PAGE}"

@@ -151,7 +151,7 @@ def write_settings(folder: Path, **settings: Any) -> Path:
 def test_what_cannot_be_trained_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model_type is 'vit'; trainable with images and videos: .* qwen3_vl"):
         make(tmp_path / "vit", AutoConfig.for_model("vit"))
-    with pytest.raises(ValueError, match=r"'cosmos3_edge' cannot be trained: its images are cut"):
+    with pytest.raises(ValueError, match=r"'cosmos3_edge' cannot be trained: it cuts images into patches of one frame"):
         make(tmp_path / "edge", AutoConfig.for_model("cosmos3_edge"))
     with pytest.raises(ValueError, match=r"final_logit_softcapping = 30.0: .*does not support"):
         make(tmp_path / "gemma", AutoConfig.for_model("gemma2"))

@@ -127,7 +127,7 @@ def test_nothing_is_ever_replaced(clips: Path, tmp_path: Path, capsys: pytest.Ca
         (tmp_path / "nowhere.json", "already exists and is not replaced"),
         (tmp_path / "taken.json", "taken.json.provenance.json already exists"),
         (tmp_path / "no" / "new.json", "does not exist"),
-        (tmp_path / "new.jsonl", "must end in .json"),
+        (tmp_path / "new.jsonl", "expected a file name that ends in .json"),
     ):
         assert main(["dataset", "annotate-fps", str(source), "--out", str(out), "--media_root", str(clips)]) == 2
         assert words in capsys.readouterr().err

@@ -13,7 +13,7 @@ from worldsmith.config import get_recipe
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.words.overrides import apply_overrides, parse_overrides
-from worldsmith.tools.explain.causes import find_causes, fixed_part, patterns, shown_by
+from worldsmith.tools.explain.causes import find_causes, fixed_part, match_patterns, patterns
 from worldsmith.tools.explain.explanation import KINDS, OPERATION
 from worldsmith.tools.explain.facts import FACTS, Run
 from worldsmith.tools.explain.logs import split
@@ -40,7 +40,7 @@ def test_a_snippet_shows_its_row_and_no_other(id: int) -> None:
 def test_the_index_of_fixed_texts_leaves_no_row_out() -> None:
     for line in "\n".join(SNIPPETS.values()).splitlines():
         every = [id for id, pattern in patterns().items() if pattern.groups_in(line) is not None]
-        assert [id for id, _ in shown_by(line)] == every, line
+        assert [id for id, _ in match_patterns(line)] == every, line
 
 
 def test_a_title_in_lower_case_shows_the_row_of_its_error() -> None:

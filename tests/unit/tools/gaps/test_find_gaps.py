@@ -158,7 +158,7 @@ def test_records_in_lines_and_a_single_one(evaluated: Path) -> None:
     write(evaluated / "out" / "zero_shot" / "general" / "results.json", [row("b", "no", "yes")])
     assert [r["record_id"] for r in find(evaluated, force=True)[0]] == ["b"]
     (evaluated / "kpi.json").write_text("{", encoding="utf-8")
-    with pytest.raises(UserError, match="neither JSON nor one JSON object a line"):
+    with pytest.raises(UserError, match="neither JSON nor JSON Lines"):
         find(evaluated, force=True)
 
 
@@ -256,7 +256,7 @@ def test_places_behind_urls() -> None:
 
 
 def test_a_place_of_another_kind_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"s3://bucket/out: this type of location needs another package: .*s3fs"):
+    with pytest.raises(UserError, match=r"s3://bucket/out: this type of URL needs another Python package: .*s3fs"):
         FindGaps.Config(results_dir="s3://bucket/out", gaps_parquet=f"{tmp_path}/g.parquet").build().run()
 
 

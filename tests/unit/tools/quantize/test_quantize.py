@@ -98,8 +98,11 @@ def test_what_cannot_be_done_is_said_before_anything_is(
 ) -> None:
     model, out = str(world / "model"), ["-o", str(tmp_path / "small")]
     for words, reason in (
-        ([model], "states no data to check the result (or use --no-judge): use --questions KIND"),
-        ([model, "--no-judge", "--scheme", "NVFP4"], "states no data to observe activations with: use --dataset KIND"),
+        ([model], "names no dataset to check the result (or use --no-judge): use --questions KIND"),
+        (
+            [model, "--no-judge", "--scheme", "NVFP4"],
+            "names no dataset to observe activations with: use --dataset KIND",
+        ),
         ([model, "--no-judge", "--max-sequence-length", "9"], "FP8_DYNAMIC needs no calibration"),
         ([model, "--no-judge", "--questions", "LlavaDataset"], "no questions are answered"),
         ([model, "--no-judge", "--device", "cuda:9"], "CUDA device"),
@@ -115,7 +118,7 @@ def test_what_cannot_be_done_is_said_before_anything_is(
     assert main(["quantize", model, "--no-judge", "--dryrun", *out]) == 0
     assert "times smaller than in bfloat16" in capsys.readouterr().out
     assert main(["quantize", model, "--no-judge", *out]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "not checked: the result has answered no questions"
+    assert capsys.readouterr().out.splitlines()[-1] == "not checked: no questions were answered"
     for command in ("quantize", "export"):
         assert main([command, str(tmp_path / "small"), "-o", str(tmp_path / "again")]) == 2
         assert "contains quantized weights" in capsys.readouterr().err

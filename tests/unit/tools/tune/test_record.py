@@ -28,7 +28,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     for number, value in enumerate(VALUES):
         made.keep_plan(plan(number))
         state = "failed" if value is None else "pruned" if number == 4 else "complete"
-        made.add(ended(plan(number), state, value=value, heard=[1.0, math.nan], reason=None, seconds=1.26))
+        made.add(ended(plan(number), state, value=value, reported=[1.0, math.nan], reason=None, seconds=1.26))
     return made
 
 

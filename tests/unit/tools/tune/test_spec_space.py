@@ -161,7 +161,7 @@ def test_a_key_that_a_field_of_the_run_replaces_is_kept(spec: str) -> None:
 def test_a_table_of_rates_is_kept_unless_one_of_them_is_named(spec: str) -> None:
     table = 'train.optm_lr={global: 1e-5, "model.visual": 1e-6}'
     found = space(spec, table)
-    assert found.kept == ["train.optm_lr: its value is not a single one; give a range with --search train.optm_lr…"]
+    assert found.kept == ["train.optm_lr: its value is not a single value; give a range with --search train.optm_lr=…"]
     named = space(spec, table, search=("train.optm_lr.global=log:1e-6..1e-4",), marked=False)
     (settings,) = draws(named, 1)
     assert Source(spec, [table]).load(as_words(settings)).tree.optimizer.lr == settings["train.optm_lr.global"]
@@ -204,7 +204,7 @@ def test_the_command_says_what_it_searches(
     for source in ([spec], ["--spec", spec]):
         assert main(["tune", *source, *words]) == 0, capsys.readouterr().err
         said = capsys.readouterr().out.splitlines()
-        assert f"study       {tmp_path}/tune: 20 trials, 1 at once" in said
+        assert f"study       {tmp_path}/tune: 20 trials, 1 in parallel" in said
         assert "search      policy.lora.lora_alpha: 1, 2, 4 times policy.lora.r" in said
         assert not [line for line in said if "train.epoch" in line]
         assert said[-1] == "note        the disk is small"

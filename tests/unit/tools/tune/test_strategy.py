@@ -39,11 +39,11 @@ def search(strategy: Strategy, space: Space, count: int) -> tuple[list[TrialPlan
     for number in range(count):
         plan = strategy.plan(number, space, known, {p.number: p.settings for p in plans}, lambda settings: None)
         plan = TrialPlan.from_json(plan.to_json())  # as after a start
-        judge = strategy.judge(known)
+        pruning = strategy.start_pruning(known)
         values = [distance(plan.settings) + 1 / (1 + step) for step in range(9)]
-        goes_on = all(judge.hear(value) for value in values)
+        goes_on = all(pruning.report(value) for value in values)
         state = "complete" if goes_on else "pruned"
-        known.append(ended(plan, state, value=judge.heard[-1], heard=judge.heard, notes=judge.notes))
+        known.append(ended(plan, state, value=pruning.reported[-1], reported=pruning.reported, notes=pruning.notes))
         plans.append(plan)
     return plans, known
 

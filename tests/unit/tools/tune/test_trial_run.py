@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.tools.tune.trial_run import TrialRun, environment_of, said_why, start_process
+from worldsmith.tools.tune.trial_run import TrialRun, environment_of, find_reason, start_process
 
 
 def line(step: int, loss: float | None, **more: object) -> str:
@@ -60,7 +60,7 @@ def test_a_process_that_is_killed_says_by_what(tmp_path: Path) -> None:
     ],
 )
 def test_why_a_run_has_failed_is_read_from_its_log(log: str, why: str) -> None:
-    assert said_why(log.splitlines()).startswith(why)
+    assert find_reason(log.splitlines()).startswith(why)
 
 
 def test_each_slot_has_a_device_of_its_own_or_its_share_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,9 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def parameter_shapes(config: Mapping[str, Any]) -> Shapes | None:
-    """Computes the parameter shapes of the network that transformers builds from a config.json.
+    """Computes the shapes of the parameters, by name, of the network that transformers builds from a config.json.
 
-    None if the model type or the settings are not supported here.
+    Returns None if the model type or the settings are not supported here.
     """
     kind = config.get("model_type")
     if kind not in DENSE + MIXTURES or "quantization_config" in config:
@@ -39,19 +39,22 @@ def parameter_shapes(config: Mapping[str, Any]) -> Shapes | None:
         for index in range(text["num_hidden_layers"]):
             layer = _attention(kind, text) | _feed_forward(kind, text, index)
             shapes |= {f"{path}.layers.{index}.{name}": shape for name, shape in layer.items()}
-    except (KeyError, TypeError):  # a default of transformers is meant, or it refuses the settings with its own words
+    except (
+        KeyError,
+        TypeError,
+    ):  # transformers has a default for the missing setting, or rejects the config with its own message
         return None
     shapes |= norm(f"{path}.norm", text["hidden_size"])
     return shapes if is_tied(config) else shapes | {HEAD: words}
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Returns whether the head shares its weight with the embedding."""
+    """Returns whether config.json states that the LM head shares its weight with the token embedding."""
     return bool(config.get("tie_word_embeddings"))
 
 
 def linear_layers(shapes: Shapes) -> list[str]:
-    """Returns the paths of the linear layers, without a tied head, which has no weight of its own."""
+    """Returns the module paths of the linear layers in `shapes` (by parameter name); a tied LM head is excluded."""
     return [path for path in matrices(shapes) if not path.endswith(TABLES)]
 
 
@@ -61,9 +64,9 @@ def step_flops(
     """Counts the FLOPs of a training step; None for a model type that is not supported.
 
     Args:
-        network: Network of transformers; it may be on the meta device.
+        network: The transformers model; it may be on the meta device.
         lengths: Number of tokens of each sample.
-        frames: (rows, columns) in patches of each image and of each frame.
+        frames: (rows, columns) in patches of each image and of each temporal position of each video.
         supervised: Number of supervised tokens; logits are computed only for them.
     """
     if network.config.model_type not in COUNTED:
@@ -72,7 +75,14 @@ def step_flops(
 
 
 class VisionLanguageStepCounter(ProductCounter):
-    """Counts the FLOPs of a step by walking the network and tracking which activations carry gradients."""
+    """Counts the FLOPs of a training step by walking the network and tracking which activations carry gradients.
+
+    Args:
+        network: The transformers model; it may be on the meta device.
+        lengths: Number of tokens of each sample.
+        frames: (rows, columns) in patches of each image and of each temporal position of each video.
+        supervised: Number of supervised tokens; logits are computed only for them.
+    """
 
     def __init__(
         self, network: Any, lengths: Sequence[int], frames: Sequence[tuple[int, int]], supervised: int
@@ -90,39 +100,39 @@ class VisionLanguageStepCounter(ProductCounter):
         self.patches = sum(rows * columns for rows, columns in frames)
 
     def count(self) -> StepFlops:
-        """Counts the FLOPs of a complete step; call once."""
-        levels = self.look() if self.frames else [False]
+        """Returns the FLOPs of a complete training step; call it only once, because the counts accumulate."""
+        levels = self.count_vision_encoder() if self.frames else [False]
         stream = self.is_trained(f"{self.root}.embed_tokens") | levels[0]
         for index in range(self.text.num_hidden_layers):
-            stream = self.think(f"{self.root}.layers.{index}", stream)
+            stream = self.count_decoder_layer(f"{self.root}.layers.{index}", stream)
             stream |= index + 1 < len(levels) and levels[index + 1]
         self.product(self.head, self.supervised, stream | self.is_trained(f"{self.root}.norm"))
         return self.flops
 
-    def look(self) -> list[bool]:
-        """Counts the vision encoder.
+    def count_vision_encoder(self) -> list[bool]:
+        """Counts the FLOPs of the vision encoder.
 
         Returns:
-            Whether its output carries gradients, then the same for each of its additions to the first text layers.
+            Whether its output carries gradients, then the same for each DeepStack output, which a text layer adds.
         """
         config, path, tokens = self.vision, "model.visual", self.patches
         stream = self.linear(f"{path}.patch_embed.proj", tokens, False) | self.is_trained(f"{path}.pos_embed")
-        whole = sum((rows * columns) ** 2 for rows, columns in self.frames)
+        full_pairs = sum((rows * columns) ** 2 for rows, columns in self.frames)
         windowed = self.window_pairs()
         added: list[bool] = []
         for index in range(config.depth):
             block = f"{path}.blocks.{index}"
             seen = self.linear(f"{block}.attn.qkv", tokens, stream | self.is_trained(f"{block}.norm1"))
-            pairs = whole if windowed is None or index in config.fullatt_block_indexes else windowed
+            pairs = full_pairs if windowed is None or index in config.fullatt_block_indexes else windowed
             seen = self.attention(config.hidden_size, pairs, 0, seen, (seen, seen), (False, False))
             stream |= self.linear(f"{block}.attn.proj", tokens, seen)
-            stream |= self.two_layers(f"{block}.mlp", tokens, stream | self.is_trained(f"{block}.norm2"))
+            stream |= self.count_feed_forward(f"{block}.mlp", tokens, stream | self.is_trained(f"{block}.norm2"))
             if index in getattr(config, "deepstack_visual_indexes", ()):
-                added.append(self.merge(f"{path}.deepstack_merger_list.{len(added)}", stream))
-        return [self.merge(f"{path}.merger", stream), *added]
+                added.append(self.count_merger(f"{path}.deepstack_merger_list.{len(added)}", stream))
+        return [self.count_merger(f"{path}.merger", stream), *added]
 
     def window_pairs(self) -> int | None:
-        """Pairs of patches that attend to each other within windows (Qwen2.5-VL); None for an encoder without them."""
+        """Returns the number of patch pairs in attention windows (Qwen2.5-VL); None without window attention."""
         if not hasattr(self.vision, "window_size"):
             return None
         side = self.vision.window_size // self.vision.patch_size
@@ -132,28 +142,45 @@ class VisionLanguageStepCounter(ProductCounter):
 
         return sum(squares(rows) * squares(columns) for rows, columns in self.frames)
 
-    def merge(self, path: str, stream: bool) -> bool:
-        """Counts a merger, which converts patches to text tokens; returns whether its output carries gradients."""
+    def count_merger(self, path: str, stream: bool) -> bool:
+        """Counts the FLOPs of a merger, which converts patches to text tokens.
+
+        Args:
+            path: Module path of the merger.
+            stream: Whether its input carries gradients.
+
+        Returns:
+            Whether its output carries gradients.
+        """
         tokens = self.patches // self.vision.spatial_merge_size**2
         normed = stream | self.is_trained(f"{path}.norm") | self.is_trained(f"{path}.ln_q")
-        return self.two_layers(f"{path}.mlp" if f"{path}.mlp.0.weight" in self.shapes else path, tokens, normed)
+        return self.count_feed_forward(f"{path}.mlp" if f"{path}.mlp.0.weight" in self.shapes else path, tokens, normed)
 
-    def two_layers(self, path: str, tokens: int, stream: bool) -> bool:
-        """Counts a feed-forward layer, gated or not, by the names of its matrices."""
+    def count_feed_forward(self, path: str, tokens: int, stream: bool) -> bool:
+        """Counts the FLOPs of a feed-forward layer, gated or not according to the names of its weights.
+
+        Args:
+            path: Module path of the layer.
+            tokens: Number of tokens or patches.
+            stream: Whether its input carries gradients.
+
+        Returns:
+            Whether its output carries gradients.
+        """
         if f"{path}.gate_proj.weight" in self.shapes:
-            return self.gated(path, tokens, stream)
+            return self.count_gated(path, tokens, stream)
         first, second = ("0", "2") if f"{path}.0.weight" in self.shapes else ("linear_fc1", "linear_fc2")
         return self.linear(f"{path}.{second}", tokens, self.linear(f"{path}.{first}", tokens, stream))
 
-    def think(self, layer: str, stream: bool) -> bool:
-        """Counts the FLOPs of the decoder layer named `layer`.
+    def count_decoder_layer(self, layer: str, stream: bool) -> bool:
+        """Counts the FLOPs of a decoder layer.
 
         Args:
-            layer: Name of the layer.
-            stream: Whether its input needs gradients.
+            layer: Module path of the layer.
+            stream: Whether its input carries gradients.
 
         Returns:
-            Whether its output needs gradients.
+            Whether its output carries gradients.
         """
         tokens, path = sum(self.lengths), f"{layer}.self_attn"
         normed = stream | self.is_trained(f"{layer}.input_layernorm")
@@ -165,19 +192,24 @@ class VisionLanguageStepCounter(ProductCounter):
         stream |= self.linear(f"{path}.o_proj", tokens, seen)
         normed = stream | self.is_trained(f"{layer}.post_attention_layernorm")
         mixed = f"{layer}.mlp.experts.gate_up_proj" in self.shapes
-        return stream | (self.experts(f"{layer}.mlp", normed) if mixed else self.gated(f"{layer}.mlp", tokens, normed))
+        return stream | (
+            self.count_experts(f"{layer}.mlp", normed) if mixed else self.count_gated(f"{layer}.mlp", tokens, normed)
+        )
 
-    def gated(self, path: str, tokens: int, stream: bool) -> bool:
+    def count_gated(self, path: str, tokens: int, stream: bool) -> bool:
         inner = self.linear(f"{path}.gate_proj", tokens, stream) | self.linear(f"{path}.up_proj", tokens, stream)
         return self.linear(f"{path}.down_proj", tokens, inner)
 
-    def experts(self, path: str, stream: bool) -> bool:
-        """Counts the FLOPs of a mixture-of-experts layer."""
-        tokens, some = sum(self.lengths), self.text.num_experts_per_tok
+    def count_experts(self, path: str, stream: bool) -> bool:
+        """Counts the FLOPs of the mixture-of-experts layer at the module path `path`.
+
+        `stream` states whether its input carries gradients; returns whether its output does.
+        """
+        tokens, active_experts = sum(self.lengths), self.text.num_experts_per_tok
         routed = self.product(f"{path}.gate.weight", tokens, stream)
         count = self.shapes[f"{path}.experts.gate_up_proj"][0]
-        inner = self.product(f"{path}.experts.gate_up_proj", some * tokens, stream, share=count)
-        return routed | self.product(f"{path}.experts.down_proj", some * tokens, inner, share=count)
+        inner = self.product(f"{path}.experts.gate_up_proj", active_experts * tokens, stream, share=count)
+        return routed | self.product(f"{path}.experts.down_proj", active_experts * tokens, inner, share=count)
 
 
 def _attention(kind: str, text: Mapping[str, Any]) -> Shapes:
@@ -195,37 +227,37 @@ def _attention(kind: str, text: Mapping[str, Any]) -> Shapes:
 def _feed_forward(kind: str, text: Mapping[str, Any], index: int) -> Shapes:
     hidden, shapes = text["hidden_size"], Shapes()
     if kind in MIXTURES and is_mixture(text, index):
-        inside = text["moe_intermediate_size"]
+        intermediate = text["moe_intermediate_size"]
         experts = text["num_experts"] if "num_experts" in text else text["num_local_experts"]
-        shapes |= {"mlp.experts.gate_up_proj": (experts, 2 * inside, hidden)}
-        shapes |= {"mlp.experts.down_proj": (experts, hidden, inside), "mlp.gate.weight": (experts, hidden)}
+        shapes |= {"mlp.experts.gate_up_proj": (experts, 2 * intermediate, hidden)}
+        shapes |= {"mlp.experts.down_proj": (experts, hidden, intermediate), "mlp.gate.weight": (experts, hidden)}
     else:
         shapes |= _gated("mlp", hidden, text["intermediate_size"], bias=bool(text.get("mlp_bias")))
     return shapes | norm("input_layernorm", hidden) | norm("post_attention_layernorm", hidden)
 
 
-def _gated(path: str, hidden: int, inside: int, *, bias: bool) -> Shapes:
-    shapes = linear(f"{path}.gate_proj", hidden, inside, bias=bias) | linear(
-        f"{path}.up_proj", hidden, inside, bias=bias
+def _gated(path: str, hidden: int, intermediate: int, *, bias: bool) -> Shapes:
+    shapes = linear(f"{path}.gate_proj", hidden, intermediate, bias=bias) | linear(
+        f"{path}.up_proj", hidden, intermediate, bias=bias
     )
-    return shapes | linear(f"{path}.down_proj", inside, hidden, bias=bias)
+    return shapes | linear(f"{path}.down_proj", intermediate, hidden, bias=bias)
 
 
 def is_mixture(text: Mapping[str, Any], index: int) -> bool:
-    """Returns whether the layer `index` of a mixture-of-experts network has experts."""
+    """Returns whether decoder layer `index` is a mixture of experts; `text` is the text section of config.json."""
     alone = index in (text.get("mlp_only_layers") or ())
     return not alone and (index + 1) % text.get("decoder_sparse_step", 1) == 0
 
 
 def _visual(vision: Mapping[str, Any]) -> Shapes:
-    """Returns the parameter shapes of the vision encoder of Qwen3-VL with its mergers."""
-    d, inside = vision["hidden_size"], vision["intermediate_size"]
+    """Returns parameter shapes of Qwen3-VL's vision encoder and mergers, given `vision_config` of config.json."""
+    d, intermediate = vision["hidden_size"], vision["intermediate_size"]
     frames, patch, merged = vision["temporal_patch_size"], vision["patch_size"], d * vision["spatial_merge_size"] ** 2
     shapes: Shapes = {"patch_embed.proj.weight": (d, vision["in_channels"], frames, patch, patch)}
     shapes |= {"patch_embed.proj.bias": (d,), "pos_embed.weight": (vision["num_position_embeddings"], d)}
     block = norm("norm1", d, bias=True) | norm("norm2", d, bias=True)
     block |= linear("attn.qkv", d, 3 * d) | linear("attn.proj", d, d)
-    block |= linear("mlp.linear_fc1", d, inside) | linear("mlp.linear_fc2", inside, d)
+    block |= linear("mlp.linear_fc1", d, intermediate) | linear("mlp.linear_fc2", intermediate, d)
     merger = linear("linear_fc1", merged, merged) | linear("linear_fc2", merged, vision["out_hidden_size"])
     shapes |= repeat_shapes("blocks", vision["depth"], block)
     shapes |= {f"merger.{name}": shape for name, shape in (norm("norm", d, bias=True) | merger).items()}
@@ -235,7 +267,7 @@ def _visual(vision: Mapping[str, Any]) -> Shapes:
 
 
 def _windowed(vision: Mapping[str, Any]) -> Shapes:
-    """Returns the parameter shapes of the vision encoder of Qwen2.5-VL with its merger."""
+    """Returns parameter shapes of Qwen2.5-VL's vision encoder and merger, given `vision_config` of config.json."""
     d, frames, patch = vision["hidden_size"], vision.get("temporal_patch_size", 2), vision["patch_size"]
     merged, channels = d * vision["spatial_merge_size"] ** 2, vision.get("in_channels", vision.get("in_chans", 3))
     block = norm("norm1", d) | norm("norm2", d) | linear("attn.qkv", d, 3 * d) | linear("attn.proj", d, d)

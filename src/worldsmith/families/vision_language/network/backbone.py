@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from worldsmith.families.vision_language.network.forward import IN_WINDOWS, loss_of
 from worldsmith.families.vision_language.policy import choose_attention
-from worldsmith.families.vision_language.published import TRAINED, VISUAL, why_not_trained
+from worldsmith.families.vision_language.published import TRAINED, VISUAL, find_training_obstacle
 from worldsmith.files.errors import UserError
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.fill import chosen, fill, seed_of
@@ -26,11 +26,11 @@ from worldsmith.models.parameter_names import native_name
 from worldsmith.models.real_values import in_simulation, with_real_values
 
 PACKABLE = (*VISUAL, "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "deepseek_v3", "llama4_text")
-"""Model types that separate the samples of a packed row by their position ids; others do not, or were not tested."""
+"""Model types whose attention separates samples in a packed row by position ids; others do not, or were not tested."""
 LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
-"""Settings with which a model changes its logits after the head, and their neutral values."""
+"""Config settings by which a model changes its logits after the LM head → the value without effect."""
 DONE = "_is_hf_initialized"
-"""Attribute of tensors and modules that transformers does not initialize."""
+"""Attribute that marks tensors and modules which transformers does not initialize."""
 
 
 def make_network(folder: Path, attention: str, *, packed_attention: str = "") -> PreTrainedModel:
@@ -51,7 +51,7 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
     settings = read_settings(folder)
     model_type = settings.get("model_type")
     visual = model_type in VISUAL
-    reason = why_not_trained(settings)
+    reason = find_training_obstacle(settings)
     if reason is None and not visual and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         reason = f"model_type is {model_type!r}; {TRAINED}"
     if reason is not None:
@@ -63,7 +63,8 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
             f"{folder / 'config.json'}: quantization_config: quantized weights cannot be trained; use the original "
             "model"
         )
-    if (reason := why_not_trained(config.to_dict())) is not None:  # also for parts that the file leaves to defaults
+    # the config object also contains settings that the file leaves to defaults
+    if (reason := find_training_obstacle(config.to_dict())) is not None:
         raise ValueError(f"{folder / 'config.json'}: {reason}")
     text = config.get_text_config()
     for name, neutral in LOGIT_CHANGES.items():
@@ -78,7 +79,7 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
         network: PreTrainedModel = kind.from_config(
             config, dtype=torch.float32, attn_implementation=chosen, trust_remote_code=False
         )
-    if packed_attention and chosen == "sdpa" and why_not_packed(network) is None:
+    if packed_attention and chosen == "sdpa" and find_packing_obstacle(network) is None:
         decoder_of(network).set_attn_implementation(packed_attention)
     if chosen == "sdpa" and visual:
         network.model.visual.config._attn_implementation = IN_WINDOWS
@@ -87,7 +88,7 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
             if name not in module._non_persistent_buffers_set:
                 delattr(module, name)
                 module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
-    if visual:  # what it answers follows from the values of tokens and grids
+    if visual:  # its result depends on the values of tokens and grids
         network.model.get_rope_index = with_real_values(network.model.get_rope_index)
     network.loss_of = MethodType(loss_of, network)  # type: ignore[assignment]
     return network
@@ -95,10 +96,13 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
 
 @contextmanager
 def transformers_errors(folder: Path) -> Iterator[None]:
-    """Context manager: converts errors of transformers about config.json to a ValueError that names the file."""
+    """Context manager: converts errors while transformers builds a network to a ValueError that names config.json.
+
+    `folder` contains that config.json. Errors that name a file already, and out-of-memory errors, are not converted.
+    """
     try:
         yield
-    except (OSError, UserError, torch.OutOfMemoryError):  # about a file, which it names, or about the machine
+    except (OSError, UserError, torch.OutOfMemoryError):  # the message names a file, or the machine lacks memory
         raise
     except Exception as error:  # each class of transformers has errors of its own
         words = " ".join(str(error).split())
@@ -108,7 +112,11 @@ def transformers_errors(folder: Path) -> Iterator[None]:
 
 
 def network_parts(network: Any) -> NetworkParts:
-    """Returns the modules that FSDP shards separately: decoder layers, vision blocks and an untied embedding."""
+    """Returns the modules of a transformers model that FSDP and compilation must treat separately.
+
+    Decoder layers, vision blocks and an untied embedding are sharded separately, vision blocks are not compiled, and
+    modules that transformers keeps in float32 stay in full precision.
+    """
     layers = [module for module in network.modules() if class_name(module) in network._no_split_modules]
     visual = visual_of(network)
     blocks = [] if visual is None else list(visual.modules())
@@ -134,19 +142,19 @@ def class_name(module: nn.Module) -> str:
 
 
 def visual_of(network: Any) -> Any:
-    """Returns the vision encoder with its mergers; None for a text decoder."""
+    """Returns the vision encoder of a transformers model, with its mergers; None for a text decoder."""
     return network.model.visual if network.config.model_type in VISUAL else None
 
 
 def decoder_of(network: Any) -> Any:
-    """Returns the language model, without its head."""
+    """Returns the decoder of a transformers model: embedding, layers and last norm, but not the LM head."""
     return network.model.language_model if network.config.model_type in VISUAL else network.model
 
 
-def why_not_packed(network: Any) -> str | None:
+def find_packing_obstacle(network: Any) -> str | None:
     """Returns the reason why samples cannot be packed into one row of this network; None if they can."""
     model_type = network.config.model_type
-    return None if model_type in PACKABLE else f"{model_type} is not known to separate the samples of one row"
+    return None if model_type in PACKABLE else f"it is unknown whether {model_type} separates samples in one row"
 
 
 @torch.no_grad()
@@ -156,23 +164,33 @@ def initialize_backbone(network: Any, seed: int, names: Collection[str] | None =
     A value depends only on the seed and the parameter's name.
 
     Args:
-        network: Network of transformers.
+        network: The transformers model.
         seed: Seed of all values.
-        names: Internal parameter names; None: all parameters.
+        names: Internal names of the parameters to initialize; None: all parameters.
 
     Raises:
         ValueError: If a name is unknown, or transformers does not initialize a parameter.
     """
-    places = {native_name(place): place for place, _ in network.named_parameters()}
-    for name, place in chosen(places, names).items():
-        fill(network.get_parameter(place), initial_backbone_value(network, name, place, seed))
+    paths = {native_name(parameter_path): parameter_path for parameter_path, _ in network.named_parameters()}
+    for name, parameter_path in chosen(paths, names).items():
+        fill(network.get_parameter(parameter_path), initial_backbone_value(network, name, parameter_path, seed))
 
 
-def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Tensor:
-    """Returns the initial float32 value of a parameter; raises ValueError if transformers does not initialize it."""
-    path, _, leaf = place.rpartition(".")
+def initial_backbone_value(network: Any, name: str, parameter_path: str, seed: int) -> Tensor:
+    """Returns the complete initial value of a parameter as a float32 tensor on the CPU.
+
+    Args:
+        network: The transformers model.
+        name: Internal parameter name; value and seed depend on it.
+        parameter_path: Name of the parameter in `network.named_parameters()`.
+        seed: Seed of the run.
+
+    Raises:
+        ValueError: If transformers does not initialize the parameter.
+    """
+    path, _, leaf = parameter_path.rpartition(".")
     owner = network.get_submodule(path)
-    fresh = nn.Parameter(torch.full(network.get_parameter(place).shape, torch.nan))
+    fresh = nn.Parameter(torch.full(network.get_parameter(parameter_path).shape, torch.nan))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, name))
         if is_adapter(name):
@@ -181,7 +199,7 @@ def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Te
         others = [tensor for key, tensor in kept.items() if key != leaf and tensor is not None]
         try:
             owner._parameters[leaf] = fresh
-            with marked([*others, *owner.buffers(recurse=False)]):
+            with skip_initialization([*others, *owner.buffers(recurse=False)]):
                 owning_model(network, path)._init_weights(owner)
         finally:
             owner._parameters.update(kept)
@@ -193,7 +211,7 @@ def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Te
 
 
 def owning_model(network: Any, path: str) -> Any:
-    """Returns the innermost model of transformers that contains the module `path`; it initializes that module."""
+    """Returns the innermost PreTrainedModel with the module `path`; its `_init_weights` initializes that module."""
     while path and not isinstance(network.get_submodule(path), PreTrainedModel):
         path = path.rpartition(".")[0]
     return network.get_submodule(path)
@@ -201,7 +219,7 @@ def owning_model(network: Any, path: str) -> Any:
 
 @torch.no_grad()
 def compute_buffers(network: Any) -> None:
-    """Computes the buffers that checkpoints do not contain, such as rotary frequencies.
+    """Computes in place the buffers that checkpoints do not contain, such as rotary frequencies.
 
     Raises:
         RuntimeError: If transformers does not compute a buffer, which would stay uninitialized.
@@ -212,15 +230,15 @@ def compute_buffers(network: Any) -> None:
             continue
         for buffer in buffers.values():
             buffer.fill_(torch.nan) if buffer.is_floating_point() or buffer.is_complex() else buffer.zero_()
-        with marked(owner.parameters(recurse=False)):
+        with skip_initialization(owner.parameters(recurse=False)):
             owning_model(network, path)._init_weights(owner)
         for name, buffer in owner.named_buffers(recurse=False):
             if not in_simulation() and buffer.isnan().any():
-                raise RuntimeError(f"transformers does not compute the buffer {path}.{name} of such a network")
+                raise RuntimeError(f"transformers does not compute the buffer {path}.{name}, so it is uninitialized")
 
 
-class marked:  # noqa: N801 (a context manager)
-    """Context manager: transformers does not initialize these tensors within the block."""
+class skip_initialization:  # noqa: N801 (a context manager)
+    """Context manager: within the block, transformers does not initialize `tensors`; None entries are ignored."""
 
     def __init__(self, tensors: Any) -> None:
         self.tensors = [tensor for tensor in tensors if tensor is not None]

@@ -27,18 +27,18 @@ from transformers.vision_utils import (
 from worldsmith.models.real_values import real_values
 
 Head = Callable[[Tensor], Tensor]
-"""Hidden states [n, width] to logits [n, vocabulary]."""
+"""LM head: function from hidden states [n, width] to logits [n, vocabulary]."""
 BY_SAMPLE, BY_BORDERS = "sdpa_by_sample", "sdpa_by_borders"
-"""Names of `attend` in transformers: for eager layers, and for compiled ones, which get no sample lengths."""
+"""Names of `attend` in transformers' registry: for eager layers, and for compiled ones, which get no sample lengths."""
 IN_WINDOWS = "flash_in_windows"
-"""Name of `attend_in_windows`; transformers passes window boundaries only to names that contain flash."""
+"""Name of `attend_in_windows` in transformers' registry; only names that contain "flash" receive window boundaries."""
 HALF = (torch.bfloat16, torch.float16)
 """Dtypes of the variable-length attention kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Inputs of a forward pass, on the device."""
+    """Tensors of one batch for a forward pass, on the device of the network."""
 
     input_ids: Tensor
     """[rows, length]."""
@@ -50,35 +50,37 @@ class Inputs:
     predicting: Tensor
     """[S]: indices, in the flattened rows, of the states from which supervised tokens are predicted."""
     targets: Tensor
-    """[S]: ids of those tokens."""
+    """[S]: ids of the supervised tokens."""
     sample_lengths: list[int] | None = None
     """Tokens of each sample of a packed row."""
     cu_seqlens: Tensor | None = None
     """int32 [samples + 1]: index of the first token of each sample of a packed row, then the length of the row."""
     patches: Tensor | None = None
-    """float32 [patches, values]: those of all images, then those of all videos; None for a text decoder."""
+    """float32 [patches, values]: patches of all images, then patches of all videos; None for a text decoder."""
     grids: Tensor | None = None
-    """[media, 3]: frames, rows and columns in patches; on the CPU."""
+    """[media, 3]: number of frames, rows and columns in patches of each image or video; on the CPU."""
     vision: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the vision encoder, such as position ids, computed from `grids` by `plan_vision`."""
     visual_tokens: Mapping[str, int] = field(default_factory=dict)
-    """"image" and "video" → how many tokens of each, in this order."""
+    """Number of visual tokens in the batch by kind of media, "image" before "video"."""
 
 
 def loss_of(network: Any, inputs: Inputs, loss: Callable[[Tensor, Tensor, Head], Tensor]) -> Tensor:
-    """Computes a loss on the supervised tokens; a method of the network, around which FSDP all-gathers its weights.
+    """Computes a loss over the supervised tokens of a batch, and returns it.
+
+    It is bound to the network as a method, so that FSDP all-gathers the weights around it.
 
     Args:
-        network: Network of transformers.
+        network: The transformers model.
         inputs: Inputs of the batch.
-        loss: Called with hidden states [S, width], target tokens [S] and the head.
+        loss: Called with hidden states [S, width], target tokens [S] and the LM head; returns the loss.
     """
     states = hidden_states(network, inputs).flatten(0, 1)
     return loss(states[inputs.predicting], inputs.targets, network.get_output_embeddings())
 
 
 def hidden_states(network: Any, inputs: Inputs) -> Tensor:
-    """Computes the hidden states after the last norm, [rows, length, width]."""
+    """Returns the decoder's hidden states after the last norm, [rows, length, width]."""
     decoder = network.base_model if network.base_model is not network else network.model
     given: dict[str, Any] = {}
     if inputs.patches is not None:
@@ -100,7 +102,7 @@ def hidden_states(network: Any, inputs: Inputs) -> Tensor:
 
 
 def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWithPooling]:
-    """Returns the vision encoder's outputs for images and for videos, from one call for both.
+    """Returns the outputs of the vision encoder for "image" and "video", from one call for both.
 
     All ranks must make the same number of calls, because the weights are sharded.
     """
@@ -230,9 +232,19 @@ def attend_by_length(
 
 @torch.library.custom_op("worldsmith::attend_by_sample", mutates_args=())
 def attend_by_sample(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
-    """Computes causal attention [1, heads, N, width] of packed samples, for compiled layers without flash kernels.
+    """Computes causal attention within each packed sample of a row, for compiled layers without flash kernels.
 
     It is one operator of the graph: other sample lengths do not recompile it, and no N² mask is built.
+
+    Args:
+        query: [1, heads, N, width].
+        key: Like `query`, with the same number of heads or fewer.
+        value: Like `key`.
+        cu_seqlens: int32 [samples + 1], first token of each sample, then N.
+        scale: Factor of the scores before the softmax.
+
+    Returns:
+        [1, heads, N, width].
     """
     samples = split_samples(cu_seqlens, query, key, value)
     return torch.cat([causal_sdpa(q, k, v, scale) for q, k, v in samples], dim=2)
@@ -242,7 +254,19 @@ def attend_by_sample(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tens
 def attend_by_sample_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the gradients of `attend_by_sample` for query, key and value; computed in float32."""
+    """Computes, in float32, the gradients of query, key and value of `attend_by_sample`, given that of its output.
+
+    Args:
+        gradient: Gradient of the output, [1, heads, N, width].
+        query: As in the forward pass.
+        key: As in the forward pass.
+        value: As in the forward pass.
+        cu_seqlens: As in the forward pass.
+        scale: As in the forward pass.
+
+    Returns:
+        The gradients, with the shape and dtype of query, key and value.
+    """
     found = []
     repeat = query.shape[1] // key.shape[1]
     for states in split_samples(cu_seqlens, gradient, query, key, value):
@@ -259,7 +283,10 @@ def attend_by_sample_backward(
 
 
 def split_samples(cu_seqlens: Tensor, *states: Tensor) -> list[tuple[Tensor, ...]]:
-    """Splits [1, heads, N, width] tensors at the borders of the samples."""
+    """Returns, for each packed sample, its slices of the [1, heads, N, width] tensors `states`.
+
+    `cu_seqlens` [samples + 1] contains the index of the first token of each sample, then N.
+    """
     return [tuple(x[:, :, start:end] for x in states) for start, end in pairwise(cu_seqlens.tolist())]
 
 
@@ -301,7 +328,10 @@ def make_mask(
     allow_is_causal_skip: bool = True,
     **settings: Any,
 ) -> Tensor | None:
-    """Returns sdpa's mask; None for a packed row of causal samples, which `attend` separates without a mask."""
+    """Returns the mask for transformers' sdpa; None for a packed row of causal samples, which `attend` separates.
+
+    The arguments are those of transformers' `sdpa_mask`.
+    """
     if attention_mask is None and local_size is None and not allow_is_causal_skip:
         return None
     settings |= {"local_size": local_size, "allow_is_causal_skip": allow_is_causal_skip}
@@ -323,7 +353,8 @@ def attend_in_windows(
     """Computes attention within windows with the borders `cu_seq_lens_q`: [1, heads, N, width] to [1, N, heads, width].
 
     On CUDA in half precision this is one call of a variable-length kernel. Otherwise consecutive windows of equal
-    length are batched; transformers makes one call per window.
+    length are batched; transformers makes one call per window. The arguments are those of transformers' attention
+    functions; `cu_seq_lens_q` is int32 [windows + 1].
     """
     if query.is_cuda and query.dtype in HALF:
         return attend_by_length(module, query, key, value, cu_seq_lens_q, max_length_q, settings), None

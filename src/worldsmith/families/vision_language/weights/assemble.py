@@ -61,7 +61,7 @@ def assemble(
         max_shard_size: Max bytes of a safetensors file.
 
     Returns:
-        Lines on the sources of the weights.
+        Lines for the user that state the sources of the weights.
 
     Raises:
         FileNotFoundError: If there are no weights.
@@ -73,7 +73,9 @@ def assemble(
     require_place(out, CONFIG)
     require_free(out, CONFIG, force=force)
     source = open_weights(path, field="SOURCE")
-    folder = local_folder(base or stock_of(source), file_patterns=("*.safetensors", *FILES), field="--vlm-model-name")
+    folder = local_folder(
+        base or find_released_base(source), file_patterns=("*.safetensors", *FILES), field="--vlm-model-name"
+    )
     config = read_json_object(folder / CONFIG)
     language = language_weights(source.family, source, config)
     stock = required_tower(open_weights(folder, field="--vlm-model-name", family=FAMILY))
@@ -103,16 +105,16 @@ def assemble(
     return describe_sources(source, visual, stock, chosen, len(language))
 
 
-def stock_of(source: WeightSource) -> str:
-    """Returns the released model whose vision tower fits the hidden size of a language model.
+def find_released_base(source: WeightSource) -> str:
+    """Returns the hub name of the released Qwen3-VL whose vision tower fits the language model in `source`.
 
     Raises:
-        UserError: If no released model has this hidden size.
+        UserError: If no released model has its hidden size.
     """
     width = source.settings.get("hidden_size")
     if width not in STOCK:
         raise UserError(
-            f"{source.describe}: its language model has the width {width}, those of "
+            f"{source.describe}: no released Qwen3-VL has the hidden size {width} of its language model, only "
             f"{', '.join(f'{name} {size}' for size, name in STOCK.items())}; set --vlm-model-name to a Qwen3-VL "
             "folder of its size"
         )
@@ -133,7 +135,10 @@ def spec_of(folder: Path) -> ModelSpec:
 
 
 def require_tied(source: WeightSource, language: Mapping[str, str]) -> None:
-    """Raises UserError if the language head differs from the embedding although the model folder ties them."""
+    """Raises UserError if LM head and token embedding differ in `source`, although the model folder ties them.
+
+    `language` maps tensor names of the model folder to names in `source`.
+    """
     import torch
 
     if not torch.equal(source.read(language[HEAD]), source.read(language[TABLE])):
@@ -144,7 +149,7 @@ def require_tied(source: WeightSource, language: Mapping[str, str]) -> None:
 
 
 def require_complete(joined: WeightSource, wanted: Mapping[str, Sequence[int]]) -> None:
-    """Raises UserError unless `joined` has exactly the names and shapes of `wanted`."""
+    """Raises UserError unless the tensors in `joined` have exactly the names and shapes in `wanted` (name → shape)."""
     problems = {
         "missing": [name for name in wanted if name not in joined.shapes],
         "not in a Qwen3-VL": [name for name in joined.shapes if name not in wanted],
@@ -156,7 +161,13 @@ def require_complete(joined: WeightSource, wanted: Mapping[str, Sequence[int]]) 
 
 
 def require_tower(folder: Path, tower: WeightSource, dtype_of: Any) -> None:
-    """Reads a written folder again; raises UserError unless its vision tower equals `tower` bit for bit."""
+    """Raises UserError unless the vision tower in the written `folder` equals `tower` bit for bit.
+
+    Args:
+        folder: The written model folder.
+        tower: Source of the vision tower.
+        dtype_of: Returns the stored dtype of a tensor by its name in the folder.
+    """
     import torch
 
     written = open_weights(folder, family=FAMILY)
@@ -170,7 +181,15 @@ def require_tower(folder: Path, tower: WeightSource, dtype_of: Any) -> None:
 def describe_assembly(
     spec: ModelSpec, source: WeightSource, visual: WeightSource, joined: WeightSource, dtype: str
 ) -> dict[str, Any]:
-    """Returns the description for worldsmith.json, without the list of files."""
+    """Returns the content of worldsmith.json, without the list of files.
+
+    Args:
+        spec: The assembled model.
+        source: Source of the language model.
+        visual: Source of the vision tower.
+        joined: All weights of the assembled model.
+        dtype: Name of the stored dtype.
+    """
     from worldsmith.families.vision_language.weights.export_folder import base_facts
 
     return {
@@ -185,7 +204,7 @@ def describe_assembly(
 
 
 def origins(joined: JoinedWeights) -> dict[str, Any]:
-    """Returns, by source: name of each tensor → its name in the source."""
+    """Returns the content of tensor_origins.json: source → {tensor name in the folder → name in the source}."""
     found: dict[str, dict[str, str]] = {}
     for name, (source, there) in sorted(joined.places.items()):
         found.setdefault(source.describe, {})[name] = there
@@ -195,13 +214,21 @@ def origins(joined: JoinedWeights) -> dict[str, Any]:
 def describe_sources(
     source: WeightSource, visual: WeightSource, stock: WeightSource, chosen: WeightSource | None, count: int
 ) -> list[str]:
-    """Returns lines on the sources of the weights, and on differences to the vision tower of the model folder."""
+    """Returns lines for the user that state the sources of the language model and of the vision tower.
+
+    Args:
+        source: Source of the language model.
+        visual: Source of the vision tower.
+        stock: Vision tower of the base model folder, with which `visual` is compared.
+        chosen: Vision tower of the generator or of --vision-tower; None: neither exists, so `visual` is `stock`.
+        count: Number of tensors of the language model.
+    """
     lines = [f"language model: {count} tensors from {source.describe}"]
     if chosen is None:
         return [
             *lines,
-            f"vision tower: {len(visual.shapes)} tensors from {visual.describe}, since the source has none: correct "
-            "for a language model that was never trained with images",
+            f"vision tower: {len(visual.shapes)} tensors from {visual.describe}, because the source has no vision "
+            "tower; correct if the language model was never trained with images",
         ]
     changed = sum(not has_same_values(visual, stock, name) for name in visual.shapes)
     return [

@@ -20,7 +20,7 @@ DAMPING = 0.01
 
 @dataclass(slots=True)
 class InputStatistics:
-    """Statistics of the observed inputs of layers, by module path."""
+    """Statistics of the inputs that layers received in forward passes, by module path of the layer."""
 
     largest: dict[str, Tensor] = field(default_factory=dict)
     """Largest absolute input, float32 []."""
@@ -32,7 +32,7 @@ class InputStatistics:
 def watch_inputs(
     network: nn.Module, layers: Iterable[str], moments_of: Collection[str] = ()
 ) -> Iterator[InputStatistics]:
-    """Context manager: records input statistics of layers within the block.
+    """Context manager: yields statistics of the inputs of `layers`, which each forward pass within the block updates.
 
     Args:
         network: The network.
@@ -64,16 +64,16 @@ def watch_inputs(
 def round_columns(
     weight: Tensor, moments: Tensor, nearest: Callable[[Tensor, int], Tensor], *, block: int = BLOCK
 ) -> Tensor:
-    """Rounds a weight so that the outputs for the observed inputs x change little.
+    """Rounds a weight by GPTQ, so that the outputs for the observed inputs x change little.
 
     Args:
         weight: float32 [out, in].
         moments: The sum of x xᵀ, float32 [in, in].
-        nearest: Rounds a column [out], given the column and its index.
+        nearest: Rounds one column: called with the column [out] and its index, returns [out].
         block: Number of columns whose errors are propagated together.
 
     Returns:
-        The rounded weight.
+        The rounded weight, float32 [out, in].
 
     Source:
         GPTQ: Frantar et al. 2022.

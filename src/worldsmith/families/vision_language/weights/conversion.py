@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WeightConversion:
-    """Converts between the weights of a folder and those of its network.
+    """Converts tensors between the layout of a model folder and that of the network that transformers builds from it.
 
     Args:
         config: Content of the folder's config.json.
@@ -47,18 +47,26 @@ class WeightConversion:
 
     @property
     def kept_exact(self) -> list[str]:
-        """Name parts of the weights that transformers keeps in float32 in a bfloat16 model."""
+        """Module or parameter names whose weights transformers keeps in float32 in a bfloat16 model."""
         return sorted(self.model._keep_in_fp32_modules_strict or ())
 
     @property
     def only_renames(self) -> bool:
-        """Whether the tensors of a folder are those of the network, possibly under older names."""
+        """Whether folder and network have the same tensors, possibly under other names, so that none is converted."""
         from transformers.core_model_loading import WeightRenaming
 
         return all(isinstance(step, WeightRenaming) for step in self.model._weight_conversions)
 
     def read(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, Joined]]:
-        """Returns weights that are stored unchanged (name in the network → name in the folder), and converted ones."""
+        """Maps tensors of a folder to the weights of the network.
+
+        Args:
+            keys: Names of the stored tensors.
+
+        Returns:
+            Weights that are stored unchanged: name in the network → name in the folder. And weights that are converted:
+            name in the network → the stored tensors it needs, and a function that converts them.
+        """
         from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
         renamings = [step for step in self.steps if isinstance(step, WeightRenaming)]
@@ -85,7 +93,15 @@ class WeightConversion:
     def make(
         self, name: str, first: str, patterns: Mapping[str, str], converter: Any, parts: Mapping[str, Tensor]
     ) -> Tensor:
-        """Builds the weight `name` from stored tensors; `first` is the first weight that they are converted to."""
+        """Builds one weight of the network from stored tensors.
+
+        Args:
+            name: Name of the weight.
+            first: Name of the first of the weights that `converter` makes from these tensors.
+            patterns: Name of each stored tensor → its source pattern in `converter`.
+            converter: `WeightConverter` of transformers.
+            parts: The stored tensors by name.
+        """
         step = deepcopy(converter)
         for key, pattern in patterns.items():
             step.add_tensor(first, key, pattern, parts[key])
@@ -94,7 +110,7 @@ class WeightConversion:
         return made
 
     def write(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Converts weights of the network to those of a folder."""
+        """Returns tensors of a folder, by name, converted from weights of the network, by name."""
         from transformers.core_model_loading import revert_weight_conversion
 
         if not self.model._weight_conversions:
@@ -109,12 +125,16 @@ def conversion_of(text: str) -> WeightConversion:
 
 
 def find_conversion(config: Mapping[str, Any]) -> WeightConversion:
-    """Returns the conversion for folders with this config.json; cached."""
+    """Returns the cached weight conversion for model folders with this config.json content."""
     return conversion_of(json.dumps(config, sort_keys=True))
 
 
 class FolderWeights(WeightSource):
-    """Weight source with the names and shapes of a model folder; each tensor is made from one weight of the network.
+    """Weight source that shows the weights of a network with the names and shapes of its model folder.
+
+    Args:
+        source: Weights with the names of the network.
+        conversion: Conversion between network and folder.
 
     Raises:
         ValueError: If a stored tensor needs several weights of the network.
@@ -133,7 +153,7 @@ class FolderWeights(WeightSource):
         if self.shapes != {key: list(part.shape) for key, part in conversion.write(blank).items()}:
             kind = conversion.model.config.model_type
             raise ValueError(
-                f"models of the type '{kind}' store several of the network's weights as one: export is not supported"
+                f"models of the type '{kind}' store several weights as one tensor: export is not supported"
             )
         self.average_shapes, self.copies, self.unknown = {}, {}, []
 

@@ -33,7 +33,7 @@ WHAT = {"image-text-to-text": "A vision-language model", "text-generation": "A l
 
 
 def base_config(spec: ModelSpec) -> dict[str, Any]:
-    """Reads the config.json of the folder from which the model was built."""
+    """Returns the config.json content of the folder from which the model `spec` was built."""
     name = base_name(spec)
     return read_json_object(find_folder(name, field="model.config.policy.backbone.model_name") / CONFIG)
 
@@ -47,30 +47,40 @@ def folder_config(spec: ModelSpec, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def base_facts(spec: ModelSpec) -> dict[str, Any]:
-    """Returns facts for the model card: the task, as transformers names it, and the name of the base model."""
+    """Returns "kind", the task in transformers' terms, and "base", the name of the base model, for the model card."""
     name = base_name(spec)
     return {"kind": model_kind(base_config(spec)), "base": Path(name).name if is_local(name) else name}
 
 
 def as_in_folder(source: WeightSource, spec: ModelSpec) -> WeightSource:
-    """Returns the weights with the names, and in the layout, of the folder from which the model was built."""
+    """Returns the weights in `source` with the names and layout of the folder from which the model `spec` was built."""
     return FolderWeights(source, find_conversion(base_config(spec)))
 
 
 def folder_card(name: str, about: Mapping[str, Any]) -> str:
-    """Returns the model card (Markdown): description, origin of the weights, and loading."""
+    """Returns the model card (Markdown) of an exported folder: description, origin of the weights, and how to load it.
+
+    Args:
+        name: Name of the folder.
+        about: Content of its worldsmith.json.
+    """
     settings = f"Config, tokenizer, chat template and preprocessor settings come from `{about['card']['base']}`."
-    ending = "To train from it: `model.config.policy.backbone.model_name` = this folder."
+    ending = "To train from it, set `model.config.policy.backbone.model_name` to this folder."
     return model_card(name, about, settings, dtype=about["dtype"], ending=ending)
 
 
 def quantized_card(name: str, about: Mapping[str, Any]) -> str:
-    """Returns the model card (Markdown) of a quantized model: quantization and loading."""
+    """Returns the model card (Markdown) of a quantized model: its quantization, and how to load it.
+
+    Args:
+        name: Name of the folder.
+        about: Content of its worldsmith.json.
+    """
     bits = (
         f"The linear layers of its decoder are quantized ({about['scheme']}, in compressed-tensors format); the "
         f"rest is in\n{about['dtype']}. `quantization.json` compares its answers with those of the original model."
     )
-    ending = "It needs the package `compressed-tensors`, and cannot be trained."
+    ending = "The model requires the package `compressed-tensors`. It cannot be trained."
     return model_card(name, about, bits, dtype="auto", ending=ending)
 
 
@@ -95,7 +105,12 @@ pipeline_tag: {kind}
 
 
 def adapter_card(name: str, about: Mapping[str, Any]) -> str:
-    """Returns the adapter card (Markdown): base weights, and how PEFT loads the adapter."""
+    """Returns the model card (Markdown) of a LoRA adapter: its base weights, and how PEFT loads it.
+
+    Args:
+        name: Name of the folder.
+        about: Content of its worldsmith.json.
+    """
     base = f"`{about['base_model']}`" if about["base_model"] else "the initial weights of the run"
     return f"""---
 library_name: peft

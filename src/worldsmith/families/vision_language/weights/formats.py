@@ -29,7 +29,7 @@ from worldsmith.families.vision_language.weights.model_folder import (
     model_kind,
     settings_of,
     unexpected_patterns,
-    write_picture_settings,
+    write_media_limits,
 )
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name, read_settings
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 FIELD = "model.config.policy.backbone.model_name"
 TABLES = re.compile(r"(.*\.)?(embed_tokens|lm_head|wte|embed_in)\.weight|(transformer\.)?word_embeddings\.weight")
-"""Names of embedding tables and heads, by which a language model of transformers is recognized."""
+"""Matches names of embedding tables and LM heads, by which weights of a transformers model are recognized."""
 ADAPTER_LAYOUT = AdapterLayout("vision_language", str, str, "transformers")
-"""LoRA adapters in PEFT's format; transformers has the internal parameter names."""
+"""Layout of LoRA adapters in PEFT's format; weights have the same names here and in transformers."""
 
 
 class VisionLanguageFormats(FamilyFormats):
-    """Weight formats of vision-language models and text decoders: model folders of transformers."""
+    """Weight formats of vision-language models and text decoders: model folders of transformers, and LoRA adapters."""
 
     reads = "a folder of Hugging Face transformers: a vision-language model or a text decoder (safetensors)"
     assembled_as = "vlm"
@@ -70,7 +70,13 @@ class VisionLanguageFormats(FamilyFormats):
         return Naming(self.family, "Hugging Face folder", own, settings_of, joined=joined)
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings of the model folder; empty if it is not on this machine."""
+        """Returns the settings of the backbone's config.json that affect its output, by dotted path.
+
+        The result is empty if the folder is not on this machine.
+
+        Args:
+            model_config: Section `model.config` of a config, as plain data.
+        """
         name = section(section(model_config, "policy"), "backbone").get("model_name")
         try:
             return folder_settings(find_folder(str(name), field=FIELD))
@@ -86,7 +92,7 @@ class VisionLanguageFormats(FamilyFormats):
                 for name, value in settings.items()
                 if name in own and own[name] != value
             ],
-            # All but a tied language head, and what the model's class in transformers leaves out.
+            # All tensors, except a tied LM head and those that the transformers class ignores.
             is_required=lambda name: not any(re.search(pattern, name) for pattern in patterns()),
         )
 
@@ -115,7 +121,7 @@ class VisionLanguageFormats(FamilyFormats):
         return network
 
     def library_shapes(self, config: Configurable.Config) -> Mapping[str, Sequence[int]]:
-        """Returns the tensor shapes of the folder from which the model was built."""
+        """Returns the shapes of the tensors, by name, in the folder from which the model of `config` was built."""
         conversion = self.conversion(config)
         return {name: value.shape for name, value in conversion.write(conversion.model.state_dict()).items()}
 
@@ -128,7 +134,9 @@ class VisionLanguageFormats(FamilyFormats):
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
         """Returns a function from weight name to stored dtype.
 
-        This is `dtype`, but float32 for weights that the transformers class keeps in float32.
+        Args:
+            dtype: Dtype of all weights except those that the transformers class keeps in float32.
+            config: Config of the model; None: no weight is kept in float32.
         """
         import torch
 
@@ -137,7 +145,10 @@ class VisionLanguageFormats(FamilyFormats):
         return lambda name: torch.float32 if any(part in kept for part in name.split(".")) else target
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
-        """Returns the model config of an export; its backbone folder is the source of all files except the weights."""
+        """Returns the model config that an export records, as plain data.
+
+        It names the backbone folder as the source of all files except the weights, which are those of the export.
+        """
         model = to_dict(spec)
         model["config"]["policy"]["backbone"] |= {
             "model_name": lasting_name(model_config(spec.config).policy.backbone.model_name),
@@ -165,7 +176,7 @@ class VisionLanguageFormats(FamilyFormats):
         media = section(section(section(tree, "dataloader_train"), "processor"), "media")
         name = str(section(section(section(section(tree, "model"), "config"), "policy"), "backbone").get("model_name"))
         kind = read_json_object(find_folder(name, field=FIELD) / CONFIG).get("model_type")
-        write_picture_settings(media, folder, str(kind))
+        write_media_limits(media, folder, str(kind))
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
         return (adapter_card if about["format"] == "adapter" else folder_card)(name, about)

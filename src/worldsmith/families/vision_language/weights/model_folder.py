@@ -23,22 +23,22 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 FILES = (CONFIG, "*.json", "*.jinja", "*.txt", "*.model")
-"""Config, tokenizer, chat template, and the preprocessors' settings."""
+"""Name patterns of the config, tokenizer, chat template and preprocessor files."""
 WEIGHT_INDEX = "*.index.json"
 ORIGINS = "tensor_origins.json"
 """File in an assembled folder that records the source of each tensor."""
 OTHERS = (CONFIG, WEIGHT_INDEX, ORIGINS, ABOUT, MANIFEST, "adapter_config.json", f"*{LINEAGE}", "quantization.json")
-"""Files that belong to the weights, not to the rest of the folder."""
+"""Name patterns of files that depend on the weights, so they are not copied to a folder with other weights."""
 INCIDENTAL = ("max_position_embeddings", "initializer_range", "use_cache", "name_or_path", "attn_implementation")
 """Settings that do not change the output of stored weights."""
 ROOM = "text_config", "vision_config"
 DTYPES = ("dtype", "torch_dtype")
-"""Keys of the number format in config.json: the one of transformers 5 and the one of transformers 4."""
+"""Keys of the dtype in config.json: that of transformers 5 and that of transformers 4."""
 PREPROCESSOR_FILES = {
     "preprocessor_config.json": "image_processor",
     "video_preprocessor_config.json": "video_processor",
 }
-"""A separate file for images and for videos; or a section of the joint file."""
+"""Files with the settings of images and of videos → section of `JOINT` that replaces a missing file."""
 JOINT = "processor_config.json"
 MIN_FRAMES, MAX_FRAMES = 4, 768
 """transformers' default limits of the number of frames, if a file does not state them."""
@@ -50,7 +50,7 @@ BY_FRAME: dict[str, dict[str, Any]] = {
         "max_video_tokens": 128_000,
     }
 }
-"""Model types whose pixel limits apply to one frame, with the limits used if there is no file for videos."""
+"""Model types whose pixel limits apply to one frame → video settings if the folder has no file for videos."""
 SHARED = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "resample", "rescale_factor")
 """Preprocessor settings that images and videos of a model share."""
 CAPPED_SHARE = 0.9
@@ -58,7 +58,11 @@ CAPPED_SHARE = 0.9
 
 
 def find_folder(name: str, *, field: str) -> Path:
-    """Returns the local model folder of a name; downloads its files, without weights, if needed.
+    """Returns the local model folder with this name; downloads its files, without weights, if needed.
+
+    Args:
+        name: Folder or hub repository.
+        field: Config field with the name, for error messages.
 
     Raises:
         FileNotFoundError: If it does not exist.
@@ -85,7 +89,7 @@ def copy_companions(source: Path, target: Path) -> list[str]:
 
 
 def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Returns config.json content of the same model with weights in `dtype`; other settings are unchanged."""
+    """Returns a copy of a config.json content that states `dtype` as the dtype of the weights."""
     changed = dict(config)
     for name in ROOM:
         if isinstance(changed.get(name), dict):
@@ -95,7 +99,7 @@ def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a config.json that determine what weights compute, by dotted path.
+    """Returns the settings of a config.json that affect the output of its weights, by dotted path.
 
     Older spellings are converted as in transformers. Example key: `text_config.rope_parameters.rope_theta`.
 
@@ -134,7 +138,11 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def folder_settings(folder: Path) -> dict[str, Any]:
-    """Returns `settings_of` the config.json in a folder; raises UserError, with the file in the message."""
+    """Returns the settings of the config.json in `folder` that affect the output of its weights, by dotted path.
+
+    Raises:
+        UserError: If config.json is not one of transformers; the message names the file.
+    """
     try:
         return settings_of(read_settings(folder))
     except ValueError as error:
@@ -142,7 +150,10 @@ def folder_settings(folder: Path) -> dict[str, Any]:
 
 
 def model_kind(config: Mapping[str, Any]) -> str | None:
-    """Returns the transformers task of the model that a config.json describes; None if it is not known."""
+    """Returns the task ("image-text-to-text" or "text-generation") of the model with this config.json content.
+
+    None if transformers has no model class for it.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     from worldsmith.families.vision_language.published import VISUAL
@@ -160,7 +171,7 @@ def is_quantized(folder: Path) -> bool:
 
 
 def unexpected_patterns(folder: Path) -> list[str]:
-    """Returns regular expressions for stored weights that the model ignores: those of its class, and a tied head."""
+    """Returns regular expressions for stored tensors that the model class in `folder` ignores, such as a tied head."""
     from transformers import AutoConfig
 
     config = load_from_folder(AutoConfig, folder)
@@ -169,7 +180,7 @@ def unexpected_patterns(folder: Path) -> list[str]:
 
 
 def model_class(config: Any) -> Any:
-    """Returns the class of transformers for a parsed config."""
+    """Returns the transformers model class for a config object of transformers."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     visual = model_kind({"model_type": config.model_type}) == "image-text-to-text"
@@ -181,7 +192,7 @@ def matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def write_picture_settings(media: Mapping[str, Any], folder: Path, model_type: str = "") -> None:
+def write_media_limits(media: Mapping[str, Any], folder: Path, model_type: str = "") -> None:
     """Writes the image and video limits of a run into the preprocessor files of its export.
 
     Missing files are not created, except for the video file where transformers would apply the limits of images.
@@ -214,8 +225,8 @@ def write_picture_settings(media: Mapping[str, Any], folder: Path, model_type: s
     unsaid = [f"{name} = {given[name]}" for name in ("min_pixels", "max_pixels") if name in given]
     if unsaid:
         logger.warning(
-            "the export cannot express the video limit %s: transformers limits the pixels of all its frames "
-            "together. Add --processor.media.%s to commands that use videos",
+            "the export cannot express the video limit %s: transformers limits the total pixels of a video, not those "
+            "of a frame. Add --processor.media.%s to commands that use videos",
             *(" and ".join(unsaid), unsaid[0].replace(" = ", " ")),
         )
 
@@ -230,41 +241,52 @@ def for_videos(
     """Returns the video settings of a preprocessor file with the limits of a run.
 
     A fixed number of frames is both min and max, because it cannot be combined with a frame rate.
+
+    Args:
+        stated: Settings in the file.
+        given: Limits of the run that are set, by the field names of `dataloader_train.processor.media`.
+        by_frame: Default limits of a model type whose pixel limits apply to one frame; None: they apply to a video.
     """
     if by_frame is None:
         changed = with_size(stated, None, given.get("total_pixels"))
     else:
         stated = {**stated, **by_frame} if given.get("video_limits") == "qwen_vl_utils" else stated
-        least, most = given.get("min_pixels"), given.get("max_pixels")
+        min_value, max_value = given.get("min_pixels"), given.get("max_pixels")
         stated_least = section(stated, "size").get("shortest_edge") or stated["min_pixels"]
-        changed = with_size(stated, least or (most and min(stated_least, most)), most)
-        if most is not None and most < stated_least:
-            changed["cap_pixels_per_frame"] = False  # it would leave a frame more than `most`
+        changed = with_size(stated, min_value or (max_value and min(stated_least, max_value)), max_value)
+        if max_value is not None and max_value < stated_least:
+            changed["cap_pixels_per_frame"] = False  # it would allow a frame more than `max_value` pixels
         if "total_pixels" in given:
             token = 2 * (stated["patch_size"] * stated["merge_size"]) ** 2 * CAPPED_SHARE
             changed |= {"cap_pixels_per_frame": True, "max_video_tokens": math.ceil(given["total_pixels"] / token)}
     if "fps" in given:
         changed["fps"] = given["fps"]
-    least, most = (given.get("nframes", given.get(name)) for name in ("min_frames", "max_frames"))
-    if most is not None:
-        changed["max_frames"] = most
-        least = least or min(changed.get("min_frames") or MIN_FRAMES, most)
-    if least is not None:
-        changed["min_frames"] = least
-        changed["max_frames"] = max(changed.get("max_frames") or MAX_FRAMES, least)
+    min_value, max_value = (given.get("nframes", given.get(name)) for name in ("min_frames", "max_frames"))
+    if max_value is not None:
+        changed["max_frames"] = max_value
+        min_value = min_value or min(changed.get("min_frames") or MIN_FRAMES, max_value)
+    if min_value is not None:
+        changed["min_frames"] = min_value
+        changed["max_frames"] = max(changed.get("max_frames") or MAX_FRAMES, min_value)
     return changed
 
 
-def with_size(stated: dict[str, Any], least: int | None, most: int | None) -> dict[str, Any]:
-    """Returns the settings with other pixel limits; older files state them outside of `size`."""
-    if least is None and most is None:
+def with_size(stated: dict[str, Any], min_pixels: int | None, max_pixels: int | None) -> dict[str, Any]:
+    """Returns preprocessor settings with other pixel limits, always stored under `size`.
+
+    Args:
+        stated: Settings in the file; older files state the limits outside of `size`.
+        min_pixels: Min number of pixels; None: unchanged.
+        max_pixels: Max number of pixels; None: unchanged.
+    """
+    if min_pixels is None and max_pixels is None:
         return dict(stated)
     changed = {name: value for name, value in stated.items() if name not in ("min_pixels", "max_pixels")}
     size = section(stated, "size")
     return changed | {
         "size": {
-            "shortest_edge": least or size.get("shortest_edge") or stated.get("min_pixels"),
-            "longest_edge": most or size.get("longest_edge") or stated.get("max_pixels"),
+            "shortest_edge": min_pixels or size.get("shortest_edge") or stated.get("min_pixels"),
+            "longest_edge": max_pixels or size.get("longest_edge") or stated.get("max_pixels"),
         }
     }
 

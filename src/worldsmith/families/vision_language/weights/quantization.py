@@ -55,8 +55,8 @@ class Quantization:
 
     Args:
         scheme: Name of a preset scheme of compressed-tensors.
-        network: The network, also on the meta device.
-        group_size: Weights per group; None: that of the scheme.
+        network: The transformers model; it may be on the meta device.
+        group_size: Number of weights per group; None: as in the scheme.
 
     Raises:
         UserError: If the scheme does not fit the network, or compressed-tensors is not installed.
@@ -81,16 +81,16 @@ class Quantization:
 
     @property
     def has_global_scale(self) -> bool:
-        """Whether the scales of groups are themselves multiplied by a global scale."""
+        """Whether the scales of groups are multiplied by one more scale per tensor."""
         return bool(self.weights.strategy == "tensor_group")
 
     @property
     def needs_inputs(self) -> bool:
-        """Whether the range of activations is fixed by calibration."""
+        """Whether calibration data must determine the range of activations, because the scheme fixes it in advance."""
         return self.inputs is not None and self.inputs.dynamic is not True
 
     def require_groups(self, scheme: str) -> None:
-        """Raises UserError if the inputs of a layer are not a multiple of the group size."""
+        """Raises UserError if the number of inputs of a layer is not a multiple of the group size of `scheme`."""
         size = self.weights.group_size
         odd = {name: layer.in_features for name, layer in self.layers.items() if size and layer.in_features % size}
         if odd:
@@ -98,7 +98,11 @@ class Quantization:
             fitting = [
                 s for s in (64, 32, 16) if s < size and all(x.in_features % s == 0 for x in self.layers.values())
             ]
-            way = f"use --group-size {fitting[0]}" if fitting and self.weights.strategy == "group" else "choose another"
+            way = (
+                f"use --group-size {fitting[0]}"
+                if fitting and self.weights.strategy == "group"
+                else "choose another scheme"
+            )
             raise UserError(
                 f"{scheme} quantizes weights in groups of {size}, but {name} has {count} inputs ({len(odd)} layers "
                 f"do not match); {way}"
@@ -107,24 +111,24 @@ class Quantization:
     def compress(
         self, weight: Tensor, largest: Tensor, largest_input: Tensor | None, moments: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Returns the stored tensors of a layer, by their names within the layer.
+        """Returns the stored tensors of a quantized layer, such as `weight_scale`, by their names within the layer.
 
         Args:
             weight: [outputs, inputs].
             largest: Largest absolute weight of all layers that share a global scale with this one.
             largest_input: Largest absolute activation that was observed; None if the scheme does not need it.
-            moments: Sum of x xᵀ over the inputs, for GPTQ; None: each weight is rounded to the nearest value.
+            moments: Sum of x xᵀ over the inputs x, for GPTQ; None: each weight is rounded to the nearest value.
         """
         from compressed_tensors.compressors import BaseCompressor
         from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
         weight = weight.float()
-        top = self.tops(weight)
+        top = self.group_maxima(weight)
         state: dict[str, Tensor] = {"weight": weight}
         if self.has_global_scale:
             shared = state["weight_global_scale"] = generate_gparam(-largest, largest)
             state["weight_scale"], _ = calculate_qparams(-top, top, self.weights, global_scale=shared)
-        else:  # rounded before it is used: this is what the folder holds
+        else:  # rounded before it is used, because the folder stores it in `DTYPE`
             state["weight_scale"] = calculate_qparams(-top, top, self.weights)[0].to(DTYPE).float()
         if moments is not None:
             state["weight"] = self.round_columns(state, moments)
@@ -142,7 +146,12 @@ class Quantization:
         return packed
 
     def round_columns(self, state: Mapping[str, Tensor], moments: Tensor) -> Tensor:
-        """Rounds the weight of `state` by GPTQ with its scales, on the device of `moments`; returns it on the CPU."""
+        """Returns the weight of a layer, rounded by GPTQ, on the CPU.
+
+        Args:
+            state: "weight" [outputs, inputs], "weight_scale" and, if the scheme has it, "weight_global_scale".
+            moments: Sum of x xᵀ over the inputs x, on the device for the computation.
+        """
         from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 
         each = self.weights.model_copy(update={"strategy": "channel", "group_size": None})
@@ -155,8 +164,8 @@ class Quantization:
 
         return round_columns(state["weight"].to(moments.device), moments, nearest).cpu()
 
-    def tops(self, weight: Tensor) -> Tensor:
-        """Returns the largest absolute weight of each group that has its own scale."""
+    def group_maxima(self, weight: Tensor) -> Tensor:
+        """Returns the largest absolute weight of each group with a scale of its own; `weight` is [outputs, inputs]."""
         if self.weights.strategy == "tensor":
             return weight.abs().amax().reshape(1)
         if self.weights.strategy == "channel":
@@ -164,7 +173,7 @@ class Quantization:
         return weight.abs().unflatten(1, (-1, self.weights.group_size)).amax(dim=2)
 
     def config(self) -> dict[str, Any]:
-        """Returns `quantization_config` for config.json."""
+        """Returns the section `quantization_config` of config.json for this scheme."""
         from compressed_tensors import __version__
         from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
 
@@ -178,14 +187,20 @@ class Quantization:
 
 
 class QuantizedWeights(WeightSource):
-    """Weight source that quantizes the layers of a `Quantization` when they are read; other weights are unchanged."""
+    """Weight source that quantizes linear layers when they are read; other weights are unchanged.
+
+    Args:
+        source: Weights in the layout of the model folder.
+        quantization: Scheme, and the layers to quantize.
+        average: Whether the EMA weights are read.
+    """
 
     def __init__(self, source: WeightSource, quantization: Quantization, *, average: bool) -> None:
         self.source, self.quantization, self.average = source, quantization, average
         self.path, self.describe, self.settings = source.path, source.describe, source.settings
         self.average_shapes, self.copies, self.unknown = {}, {}, []
         self.seen = InputStatistics()
-        """Statistics of layer inputs, if they were observed."""
+        """Statistics of layer inputs from the calibration; empty without calibration."""
         self.shapes = {
             key: shape for key, shape in source.shapes.items() if key.removesuffix(".weight") not in quantization.layers
         }
@@ -216,9 +231,9 @@ class QuantizedWeights(WeightSource):
         for layer, parts in layers.items():
             made = self.quantization.compress(
                 self.weight(layer),
-                self.largest_together(layer),
+                self.largest_of_group(layer),
                 self.seen.largest.get(layer),
-                self.seen.moments.get(first_together(layer, self.quantization.layers)),
+                self.seen.moments.get(first_with_same_input(layer, self.quantization.layers)),
             )
             for part, tensor in parts.items():
                 tensor.copy_(made[part])
@@ -226,26 +241,26 @@ class QuantizedWeights(WeightSource):
     def weight(self, layer: str) -> Tensor:
         return self.source.read(f"{layer}.weight", average=self.average).float()
 
-    def largest_together(self, layer: str) -> Tensor:
-        """Returns the largest absolute weight of all layers that share a global scale with this one."""
+    def largest_of_group(self, layer: str) -> Tensor:
+        """Returns the largest absolute weight of all layers that share a global scale with `layer`."""
         if not self.quantization.has_global_scale:
             return torch.ones(1)
-        near = together(layer, self.quantization.layers)
+        near = layers_with_same_input(layer, self.quantization.layers)
         return torch.stack([self.weight(other).abs().amax() for other in near]).amax()
 
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
         return self.dtypes[name] if name in self.dtypes else self.source.dtype(name, average=self.average)
 
 
-def together(layer: str, layers: Collection[str]) -> list[str]:
-    """Returns the layers with the same input as `layer`, including it."""
+def layers_with_same_input(layer: str, layers: Collection[str]) -> list[str]:
+    """Returns the `layers` with the same input as `layer` (such as q_proj, k_proj and v_proj), including itself."""
     before, _, name = layer.rpartition(".")
     group = next((names for names in TOGETHER if name in names), (name,))
     return [path for path in (f"{before}.{other}" for other in group) if path in layers]
 
 
-def first_together(layer: str, layers: Collection[str]) -> str:
-    return together(layer, layers)[0]
+def first_with_same_input(layer: str, layers: Collection[str]) -> str:
+    return layers_with_same_input(layer, layers)[0]
 
 
 def require_library() -> None:
@@ -260,8 +275,14 @@ def require_library() -> None:
 class ReasonerQuantizer(Quantizer):
     """Quantizer of a stored vision-language model.
 
+    Args:
+        model: The stored model.
+        scheme: Name of a preset scheme of compressed-tensors.
+        group_size: Number of weights per group; None: as in the scheme.
+        method: Rounding method, "nearest" or "gptq".
+
     Raises:
-        UserError: If too few of its weights are in linear layers.
+        UserError: If the scheme does not fit the model, or too few of its weights are in linear layers.
     """
 
     def __init__(self, model: StoredModel, scheme: Scheme, group_size: int | None, method: Method) -> None:
@@ -269,7 +290,7 @@ class ReasonerQuantizer(Quantizer):
         model.require_effect()
         conversion = find_conversion(base_config(self.spec))
         self.quantization = Quantization(scheme, conversion.model, group_size)
-        source = model.open()  # transformers reads the network's own names, too
+        source = model.open()  # transformers also loads tensors with the names of the network
         source = source if conversion.only_renames else FolderWeights(source, conversion)
         self.weights = QuantizedWeights(source, self.quantization, average=model.average)
         self.needs_data = self.quantization.needs_inputs or method == "gptq"
@@ -283,18 +304,20 @@ class ReasonerQuantizer(Quantizer):
         if self.sizes.quantized < MIN_QUANTIZED * decoder:
             raise UserError(
                 f"{self.model.folder}: only {self.sizes.quantized} of the {decoder} parameters of its decoder are "
-                "in linear layers; experts in one tensor cannot be quantized in transformers' format"
+                "in linear layers; experts that are stored as one tensor cannot be quantized"
             )
 
     def observe(self, model: Any, samples: Iterable[Any], *, normalize: Callable[[Tensor, str], Tensor]) -> None:
         layers = self.quantization.layers
-        moments = {first_together(layer, layers) for layer in layers} if self.method == "gptq" else set()
+        moments = {first_with_same_input(layer, layers) for layer in layers} if self.method == "gptq" else set()
         with watch_inputs(model.network, layers, moments) as seen:
             for sample in samples:
                 model.read(sample, normalize=normalize)
         unseen = [name for name in layers if name not in seen.largest]
         if unseen:
-            raise UserError(f"no sample has reached {unseen[0]} ({len(unseen)} layers); use other data")
+            raise UserError(
+                f"no calibration sample reached {unseen[0]} ({len(unseen)} layers in total); use other data"
+            )
         self.weights.seen = seen
 
     def fill(self, folder: Path, name: str) -> dict[str, Any]:
@@ -326,6 +349,10 @@ class QuantizedReasoner:
     """Vision-language model with quantized weights, run by transformers; it cannot be trained.
 
     The first forward pass dequantizes the weights. Activations are rounded as the scheme specifies.
+
+    Args:
+        folder: The quantized model folder.
+        device: Device of the model.
     """
 
     def __init__(self, folder: Path, device: str | torch.device) -> None:
@@ -336,12 +363,12 @@ class QuantizedReasoner:
         require_finite(str(folder), non_finite(self.network.state_dict()))
 
     def generate(self, prompts: Sequence[Conversation], **how: Any) -> list[list[int]]:
-        """Generates answers like `VisionLanguageModel.generate`."""
+        """Returns the token ids of the answer to each prompt; `how` are the other arguments of `generate_tokens`."""
         return generate_tokens(self.network, prompts, device=self.device, **how)
 
 
 def load_quantized(folder: Path, device: str | torch.device) -> QuantizedReasoner:
-    """Loads a quantized model folder.
+    """Loads a quantized model folder onto `device`.
 
     Raises:
         UserError: If compressed-tensors is not installed, or weights are not finite.

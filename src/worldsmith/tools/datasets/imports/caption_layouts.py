@@ -43,19 +43,23 @@ Named = Mapping[Path, list[Path]]
 CAPTION_NAMES = ("caption.json", "caption.txt")
 META = ".meta.jsonl"
 COPY = "-$#%@&"
-"""SAT cuts keys at this marker before it looks them up."""
+"""Marker in the key of a sample; SAT uses only the part before it to find the entry in .meta.jsonl."""
 
 
 def recognise_tables(source: Path) -> str:
-    """Returns why a source is or contains a table of clips; "" if it does not."""
+    """Returns text that names a table of clips in `source` (or the source itself); "" if no table is found."""
     files = tables_of(source)
     return f"{files[0].name} is {'the source' if files[0] == source else f'in {files[0].parent}'}" if files else ""
 
 
 def read_tables(source: Path, choices: Choices) -> Iterator[Found]:
-    """Yields the clips of all tables of a source.
+    """Yields the clips of all tables of a source, rows that must be skipped (Rejection), and notes for the user (str).
 
     Paths are relative to the folder of the table. The split follows from the path of the clip, else of the table.
+
+    Args:
+        source: A folder with tables, or a table.
+        choices: Columns of paths and captions.
 
     Raises:
         ValueError: If a table cannot be read, or has no column of paths.
@@ -78,24 +82,30 @@ def read_tables(source: Path, choices: Choices) -> Iterator[Found]:
 
 
 def recognise_line_lists(source: Path) -> str:
-    """Returns why a source has `prompts.txt` and `videos.txt`; "" if it does not."""
+    """Returns text that names a folder of `source` with `prompts.txt` and `videos.txt`; "" if no folder has both."""
     folders = folders_of(source)
     return f"found {' and '.join(LINE_FILES)} in {folders[0]}" if folders else ""
 
 
 def read_line_lists(source: Path, choices: Choices) -> Iterator[Found]:
-    """Yields the clips of `videos.txt` and `prompts.txt`; skips lines that are blank in both.
+    """Yields the clips that `videos.txt` lists, with captions from `prompts.txt`, and skipped lines and notes.
+
+    Lines that are blank in both files are ignored.
+
+    Args:
+        source: Folder with the two files, or with subfolders that contain them.
+        choices: Not used by this layout.
 
     Raises:
         ValueError: If the files have different numbers of lines.
     """
     for folder in folders_of(source):
         names = [*LINE_FILES, *[IMAGE_LIST] * (folder / IMAGE_LIST).is_file()]
-        files = {name: without_end(read_text_lines(folder / name)) for name in names}
+        files = {name: strip_blank_end(read_text_lines(folder / name)) for name in names}
         require_same_length(folder, files)
         if IMAGE_LIST in files:
             count = sum(1 for line in files[IMAGE_LIST] if line.strip())
-            yield f"{folder / IMAGE_LIST}: the first frame of each clip is its image, so {count} images are not read"
+            yield f"{folder / IMAGE_LIST}: ignored its {count} images, because the first frame of each clip is used"
         for number, (prompt, video, *_) in enumerate(zip(*files.values(), strict=True), start=1):
             if not prompt.strip() and not video.strip():
                 continue
@@ -113,14 +123,17 @@ def read_line_lists(source: Path, choices: Choices) -> Iterator[Found]:
 
 
 def tables_of(source: Path) -> list[Path]:
-    """Returns the tables of a source: the source itself, or the metadata files in and below it."""
+    """Returns the tables of a source: the source itself if it is a file, or its metadata files at any depth."""
     if source.is_file():
         return [source] if source.suffix.lower() in TABLE_SUFFIXES else []
     return [source / path for path in files_below(source) if path.name in TABLE_FILES]
 
 
 def rows_of(table: Path) -> Iterator[tuple[int, dict[str, Any] | SampleError]]:
-    """Yields (line number from 1, row) of every row that is not blank. Raises ValueError if the file is not a table."""
+    """Yields (line number from 1, row) for each row of a table that is not blank; an invalid row is a SampleError.
+
+    Raises ValueError if the file is not a table.
+    """
     if table.suffix.lower() == ".csv":
         yield from csv_rows(table)
         return
@@ -135,7 +148,10 @@ def rows_of(table: Path) -> Iterator[tuple[int, dict[str, Any] | SampleError]]:
 
 
 def csv_rows(table: Path) -> Iterator[tuple[int, dict[str, Any] | SampleError]]:
-    """Yields the rows of a CSV file, as `rows_of` does."""
+    """Yields (line number from 1, row) for each row of a CSV file that is not blank; an invalid row is a SampleError.
+
+    Raises ValueError if the file is not a table.
+    """
     try:
         with open(table, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
@@ -154,16 +170,32 @@ def csv_rows(table: Path) -> Iterator[tuple[int, dict[str, Any] | SampleError]]:
         raise ValueError(f"{table}, line {reader.line_num}: {error}") from None
 
 
-def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str, ...], what: str) -> str:
-    """Returns the chosen column, else the first known one. Raises ValueError if the table lacks it."""
+def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str, ...], content_name: str) -> str:
+    """Returns the name of a column: the chosen one, else the first of `known` that the table has.
+
+    Args:
+        table: The table, for the error message.
+        row: Column names of the table.
+        chosen: Column that the user selected; None: not selected.
+        known: Default column names, by preference.
+        content_name: Content of the column, for the error message.
+
+    Raises:
+        ValueError: If the table lacks the column.
+    """
     for name in [chosen] if chosen is not None else known:
         if name in row:
             return name
-    raise ValueError(f"{table} has no column {chosen or ' or '.join(known)} for {what}; its columns: {', '.join(row)}")
+    raise ValueError(
+        f"{table} has no column {chosen or ' or '.join(known)} for {content_name}; its columns: {', '.join(row)}"
+    )
 
 
 def caption_columns(table: Path, row: Iterable[str], chosen: str | None) -> list[str]:
-    """Returns the caption columns: the chosen one, else the structured one and the first plain one."""
+    """Returns the names of the caption columns: `chosen`, else caption_json and the first column of plain captions.
+
+    `row` has the column names of the table. Raises ValueError if the table lacks the chosen column.
+    """
     if chosen is not None:
         return [column(table, row, chosen, (), "captions")]
     texts = [name for name in TEXT_KEYS if name in row][:1]
@@ -171,7 +203,18 @@ def caption_columns(table: Path, row: Iterable[str], chosen: str | None) -> list
 
 
 def clip_of(table: Path, row: dict[str, Any], path_column: str, captions: list[str], base: Path) -> Clip:
-    """Returns the clip of a row. Raises SampleError with the reason no_path, remote_path, bad_caption or bad_json."""
+    """Returns the clip of a table row.
+
+    Args:
+        table: The table.
+        row: Cells by column name.
+        path_column: Column of the path.
+        captions: Columns of captions.
+        base: Folder of the source, which determines the split.
+
+    Raises:
+        SampleError: With the reason no_path, remote_path, bad_caption or bad_json.
+    """
     path = media_path(table.parent, row.get(path_column))
     found: dict[str, Any] = {}
     for name in captions:
@@ -180,12 +223,12 @@ def clip_of(table: Path, row: dict[str, Any], path_column: str, captions: list[s
 
 
 def folders_of(source: Path) -> list[Path]:
-    """Returns the source and the folders in it that contain both files."""
+    """Returns those of `source` and its direct subfolders that contain both `prompts.txt` and `videos.txt`."""
     inside = sorted(path for path in source.iterdir() if path.is_dir()) if source.is_dir() else []
     return [folder for folder in (source, *inside) if all((folder / name).is_file() for name in LINE_FILES)]
 
 
-def without_end(lines: list[str]) -> list[str]:
+def strip_blank_end(lines: list[str]) -> list[str]:
     """Returns the lines without blank lines at the end."""
     while lines and not lines[-1].strip():
         lines = lines[:-1]
@@ -193,11 +236,14 @@ def without_end(lines: list[str]) -> list[str]:
 
 
 def require_same_length(folder: Path, files: dict[str, list[str]]) -> None:
-    """Raises ValueError for files of different lengths; names the first line that is blank in only one file."""
+    """Raises ValueError if the files of a folder (lines by file name) have different numbers of lines.
+
+    The message names the first line that is blank in one file.
+    """
     counts = {name: len(lines) for name, lines in files.items()}
     if len(set(counts.values())) == 1:
         return
-    told = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
+    listing = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
     blank = next(
         (
             f"; {name} is blank in line {number}"
@@ -207,11 +253,11 @@ def require_same_length(folder: Path, files: dict[str, list[str]]) -> None:
         ),
         "",
     )
-    raise ValueError(f"{folder}: {told}; both files need the same number of lines, one pair per clip{blank}")
+    raise ValueError(f"{folder}: {listing}; expected the same number of lines in each, one line per clip{blank}")
 
 
 def recognise_sidecars(source: Path) -> str:
-    """Returns why a source has caption files next to media files of the same name; "" if it does not."""
+    """Returns text that names a caption file next to a media file of the same name; "" if `source` has no such pair."""
     captions = caption_files(source)
     for name, media in media_files(source).items():
         if name in captions:
@@ -220,35 +266,41 @@ def recognise_sidecars(source: Path) -> str:
 
 
 def read_sidecars(source: Path, choices: Choices) -> Iterator[Found]:
-    """Yields the clips of media files with caption files of the same name next to them."""
+    """Yields the clips of media files with caption files of the same name next to them, and skipped clips.
+
+    `choices` is not used by this layout.
+    """
     yield from pair_up(source, media_files(source), caption_files(source))
 
 
 def recognise_caption_folders(source: Path) -> str:
-    """Returns why a source has folders of captions and of videos; "" if it does not."""
+    """Returns text that names a caption in `captions/` or `labels/` and its video; "" if `source` has no such pair."""
     media, captions = media_and_captions(source)
     both = sorted(captions.keys() & media.keys())
     return f"{captions[both[0]][0]} belongs to {media[both[0]][0]}" if both else ""
 
 
 def read_caption_folders(source: Path, choices: Choices) -> Iterator[Found]:
-    """Yields the clips of `videos/` with their captions in `captions/` or `labels/`."""
+    """Yields the clips of `videos/` with their captions in `captions/` or `labels/`, and skipped clips.
+
+    `choices` is not used by this layout.
+    """
     yield from pair_up(source, *media_and_captions(source))
 
 
 def media_files(source: Path) -> Named:
-    """Returns the media files below a source by their path without suffix."""
+    """Returns the videos and images below a source: relative path without suffix → relative paths."""
     return group_by_name((path, path.with_suffix("")) for path in files_below(source) if is_media(path))
 
 
 def caption_files(source: Path) -> Named:
-    """Returns the .json and .txt files below a source by their path without suffix."""
+    """Returns the .json and .txt files below a source: relative path without suffix → relative paths."""
     found = (path for path in files_below(source) if path.suffix.lower() in CAPTION_SUFFIXES)
     return group_by_name((path, path.with_suffix("")) for path in found)
 
 
 def group_by_name(named: Iterable[tuple[Path, Path]]) -> Named:
-    """Groups (path, name) pairs by name."""
+    """Returns name → paths for (path, name) pairs."""
     found: dict[Path, list[Path]] = {}
     for path, name in named:
         found.setdefault(name, []).append(path)
@@ -256,7 +308,15 @@ def group_by_name(named: Iterable[tuple[Path, Path]]) -> Named:
 
 
 def pair_up(source: Path, media: Named, captions: Named) -> Iterator[Found]:
-    """Yields the clips of media with captions of the same name: .json is structured, .txt is plain."""
+    """Yields a clip for each media file, with the captions of the same name, and rejections of unusable captions.
+
+    A .json caption is structured, a .txt caption plain.
+
+    Args:
+        source: Folder that all paths are relative to.
+        media: Media files by name.
+        captions: Caption files by name.
+    """
     for name in sorted({*media, *captions}):
         files = captions.get(name, [])
         if name not in media:
@@ -275,7 +335,10 @@ def pair_up(source: Path, media: Named, captions: Named) -> Iterator[Found]:
 
 
 def media_and_captions(source: Path) -> tuple[Named, Named]:
-    """Returns media and captions by NAME or SPLIT/NAME; their folders are in the source or in a split's folder."""
+    """Returns the media of `videos/` and the captions of `captions/` or `labels/`, each as name → relative paths.
+
+    The name is NAME, or SPLIT/NAME if these folders are in the folder of a split.
+    """
     media, captions = [], []
     for path in files_below(source):
         *parts, folder, name = ("", "", *path.parts)
@@ -289,10 +352,10 @@ def media_and_captions(source: Path) -> tuple[Named, Named]:
 
 
 def read_caption_file(path: Path) -> dict[str, Any]:
-    """Reads the captions of a .txt or .json file; empty if the file is blank.
+    """Returns the captions in a .txt or .json file by window key (`caption`, `caption_json`); empty if it is blank.
 
     Raises:
-        SampleError: unreadable, bad_json or bad_caption.
+        SampleError: With the reason unreadable, bad_json or bad_caption.
     """
     try:
         if not path.is_file():  # reading from a FIFO would wait for ever
@@ -309,47 +372,59 @@ def read_caption_file(path: Path) -> dict[str, Any]:
 
 
 def recognise_sat_shards(source: Path) -> str:
-    """Returns why a source has tar shards with a .meta.jsonl file; "" if it does not."""
+    """Returns text that names a tar shard of `source` and its .meta.jsonl file; "" if `source` has no such shard."""
     shards = shards_of(source)
     return f"{meta_of(shards[0]).name} belongs to {shards[0].name}" if shards else ""
 
 
 def shards_of(source: Path) -> list[Path]:
-    """Returns the tars with a .meta.jsonl file next to them: the source itself, or tars below it."""
+    """Returns the tar files with a .meta.jsonl file next to them: the source itself, or files at any depth in it."""
     tars = [source] if source.is_file() else [source / path for path in files_below(source)]
     return [tar for tar in tars if tar.suffix == ".tar" and meta_of(tar).is_file()]
 
 
 def meta_of(tar: Path) -> Path:
-    """Returns the path of the .meta.jsonl file that belongs to a tar shard."""
+    """Returns the path of the .meta.jsonl file that belongs to a tar shard, whether or not it exists."""
     return tar.with_name(tar.name.split(".")[0] + META)
 
 
 def read_sat_shards(source: Path, choices: Choices) -> Iterator[Found]:
-    """Yields the clips of SAT's tar shards, which stay in their tars; damaged lines and samples are rejected."""
+    """Yields the clips of SAT's tar shards, which stay in the shards, and rejections of damaged lines and samples.
+
+    Args:
+        source: A shard, or a folder with shards.
+        choices: Column of the captions in .meta.jsonl.
+    """
     columns = [choices.caption_column] if choices.caption_column else ["caption_json", *TEXT_KEYS]
     for tar in shards_of(source):
-        told: dict[str, dict[str, Any]] = {}
+        entries: dict[str, dict[str, Any]] = {}
         meta = meta_of(tar)
         for number, line in read_lines(meta):
             try:
                 item = parse_json(line)
                 if not isinstance(item, dict) or not isinstance(item.get("key"), str):
-                    raise SampleError("bad_record", "expected an object with a text under 'key'")
-                told[item["key"]] = {**told.get(item["key"], {}), **item}
+                    raise SampleError("bad_record", "expected an object with a string under 'key'")
+                entries[item["key"]] = {**entries.get(item["key"], {}), **item}
             except SampleError as error:
                 yield Rejection(f"{meta.name}:{number}", error.reason, error.detail, str(meta), number)
-        yield from clips_of_shard(tar, told, columns, source)
+        yield from clips_of_shard(tar, entries, columns, source)
 
 
-def clips_of_shard(tar: Path, told: dict[str, dict[str, Any]], columns: list[str], source: Path) -> Iterator[Found]:
-    """Yields the clips and rejections of one tar shard; `told` has the .meta.jsonl entries by key."""
+def clips_of_shard(tar: Path, entries: dict[str, dict[str, Any]], columns: list[str], source: Path) -> Iterator[Found]:
+    """Yields the clips and rejections of one tar shard.
+
+    Args:
+        tar: The shard.
+        entries: Entries of its .meta.jsonl file by key.
+        columns: Keys of the captions in an entry.
+        source: The imported folder or file.
+    """
     index = index_of(str(tar))
     name = str(tar.relative_to(source)) if tar != source else tar.name
     split = split_of(Path(name))
     for sample in samples_of(index):
         try:
-            yield clip_of_sample(sample, tar, f"{name}/{sample.key}", told, columns, split)
+            yield clip_of_sample(sample, tar, f"{name}/{sample.key}", entries, columns, split)
         except SampleError as error:
             yield Rejection(f"{name}/{sample.key}", error.reason, error.detail, str(tar))
     if index.fault is not None:
@@ -358,18 +433,30 @@ def clips_of_shard(tar: Path, told: dict[str, dict[str, Any]], columns: list[str
 
 
 def clip_of_sample(
-    sample: ShardSample, tar: Path, key: str, told: dict[str, dict[str, Any]], columns: list[str], split: str
+    sample: ShardSample, tar: Path, key: str, entries: dict[str, dict[str, Any]], columns: list[str], split: str
 ) -> Clip:
-    """Returns a shard sample as a clip. Raises SampleError: missing_file, bad_record, bad_caption, bad_json."""
+    """Returns a sample of a tar shard as a clip.
+
+    Args:
+        sample: The sample, with its members in the shard.
+        tar: The shard.
+        key: Name of the clip.
+        entries: Entries of the .meta.jsonl file by key.
+        columns: Keys of the captions in an entry.
+        split: Split of the clip.
+
+    Raises:
+        SampleError: With the reason missing_file, bad_record, bad_caption or bad_json.
+    """
     if sample.repeated:
         raise SampleError("bad_record", f"two members are named {sample.key}.{sample.repeated}")
     video = next((sample.members[ending] for ending in VIDEOS if ending in sample.members), None)
     if video is None:
         raise SampleError("missing_file", f"no video has this key; found {', '.join(sample.members)}")
-    said = told.get(sample.key.split(COPY)[0], {}) if "id" in sample.members else {}
-    captions = caption_of({name: said[name] for name in columns if name in said})
-    if len(columns) == 1 and columns[0] in said:
-        captions = caption_of(said[columns[0]])
+    entry = entries.get(sample.key.split(COPY)[0], {}) if "id" in sample.members else {}
+    captions = caption_of({name: entry[name] for name in columns if name in entry})
+    if len(columns) == 1 and columns[0] in entry:
+        captions = caption_of(entry[columns[0]])
     if not captions and "txt" in sample.members:
         captions = caption_of(text_of(sample.members["txt"]))
     return Clip(Path(part_address(str(tar), video.start, video.size)), captions, split, key)

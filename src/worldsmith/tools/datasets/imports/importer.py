@@ -31,7 +31,7 @@ THRESHOLD = 27.0
 
 @dataclass(slots=True)
 class Import:
-    """Result of an import: records to write, skipped clips and remarks."""
+    """Content of an imported dataset: records to write, skipped clips, and notes for the user."""
 
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Records by split."""
@@ -48,7 +48,7 @@ class Import:
 
     @property
     def lengths(self) -> list[int]:
-        """Numbers of frames of all windows, ascending."""
+        """Number of frames of each window, ascending."""
         windows = (w for records in self.records.values() for r in records for w in r["t2w_windows"])
         return sorted(w["end_frame"] - w["start_frame"] + 1 for w in windows)
 
@@ -62,11 +62,11 @@ class Import:
 
     @property
     def longest(self) -> float:
-        """Seconds of the longest file."""
+        """Duration of the longest video file in seconds."""
         return max((info.duration for info in self.files.values() if info.num_frames > 1), default=0.0)
 
     def facts(self) -> dict[str, Any]:
-        """Returns plain data for dataset.json and JSON output."""
+        """Returns the counts of the import as plain data, for dataset.json and the command's JSON output."""
         lengths = self.lengths
         return {
             "clips": {split: len(records) for split, records in self.records.items()},
@@ -107,11 +107,11 @@ def gather(
     caption: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Import:
-    """Opens all clips and builds their records; writes no files.
+    """Opens all clips and returns their records; writes no files.
 
     Args:
         source: The folder or file that is imported.
-        found: Result of a layout: clips, skipped clips and remarks.
+        found: Output of a layout: clips, skipped clips and notes.
         out: Folder of the new dataset; paths of records are relative to the folder of their split in it.
         cut: How clips are split into windows.
         caption: Caption of clips without a caption; None = these clips are skipped.
@@ -140,7 +140,9 @@ def gather(
                 seen.add((path, item.frames))
                 captions = item.captions or ({"caption": caption} if caption else {})
                 if not captions:
-                    raise SampleError("no_caption", "it has no caption; --caption TEXT sets one for all such clips")
+                    raise SampleError(
+                        "no_caption", "the clip has no caption; --caption TEXT sets one for all such clips"
+                    )
                 add_clip(made, replace(item, path=Path(path), key=key, captions=captions), out / item.split, cut)
                 made.constant_captions += not item.captions
                 keys.add(key)
@@ -173,9 +175,16 @@ def write_import(made: Import, out: Path, header: dict[str, Any], *, force: bool
 
 
 def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
-    """Adds the record of a clip to `made`, and rejects its windows that are too short.
+    """Adds the record of a clip to `made`, in place; windows that are too short are added to the skipped ones.
 
-    Raises SampleError if the clip cannot be used; the reasons are those of a training run.
+    Args:
+        made: Content of the dataset.
+        clip: The clip, with key and captions.
+        folder: Folder of the dataset file, which paths in the record are relative to.
+        cut: How the clip is split into windows.
+
+    Raises:
+        SampleError: If the clip cannot be used; the reasons are those of a training run.
     """
     path = str(clip.path)
     status, info = examine(path)
@@ -203,7 +212,7 @@ def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
 
 
 def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cut) -> Iterator[range]:
-    """Divides a range of video frames into clips: at scene changes, and to the requested length.
+    """Divides a range of video frames into windows: at scene changes, and to the requested length.
 
     Args:
         frames: Frames of the video.
@@ -216,23 +225,29 @@ def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cu
         Ranges of frames, in order.
 
     Raises:
-        SampleError: The video cannot be read.
+        SampleError: If the video cannot be read.
     """
     length = cut.frames if cut.seconds is None else max(1, round(cut.seconds * info.fps))
     for scene in split_at(
         frames, scene_starts(path, mtime_ns, cut.threshold) if cut.scenes and len(frames) > 1 else ()
     ):
-        yield from by_length(scene, length, cut.overlap) if length is not None else [scene]
+        yield from split_by_length(scene, length, cut.overlap) if length is not None else [scene]
 
 
 def split_at(frames: range, starts: Sequence[int]) -> list[range]:
-    """Splits a range of frames at those `starts` that are inside it."""
+    """Returns the consecutive ranges into which the frame numbers `starts` split a range of frames.
+
+    Frame numbers outside of the range are ignored.
+    """
     places = [frames.start, *(start for start in sorted(set(starts)) if start in frames[1:]), frames.stop]
     return [range(*ends) for ends in pairwise(places)]
 
 
-def by_length(frames: range, length: int, overlap: float) -> Iterator[range]:
-    """Yields windows of `length` frames, and a shorter last window if some frames are in no other window."""
+def split_by_length(frames: range, length: int, overlap: float) -> Iterator[range]:
+    """Yields windows of `length` frames; the last one is shorter if the frames do not fill it.
+
+    Consecutive windows share the fraction `overlap` of their frames.
+    """
     step = max(1, round(length * (1 - overlap)))
     for start in range(frames.start, frames.stop, step):
         yield range(start, min(start + length, frames.stop))
@@ -242,9 +257,14 @@ def by_length(frames: range, length: int, overlap: float) -> Iterator[range]:
 
 @lru_cache(maxsize=1)
 def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
-    """Returns the frames that begin a new scene, as found by PySceneDetect's `ContentDetector`.
+    """Returns the frame numbers at which a new scene begins, as found by PySceneDetect's `ContentDetector`.
 
     PySceneDetect returns times, which are converted to frame numbers of `frame_times`.
+
+    Args:
+        path: The video file.
+        mtime_ns: Its modification time; part of the cache key.
+        threshold: Frame-to-frame change at which a new scene begins.
 
     Raises:
         UserError: If PySceneDetect is not installed.
@@ -264,13 +284,13 @@ def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
     except VideoOpenFailure as error:
         raise SampleError("unreadable", f"PySceneDetect: {error}") from None
     if not (times := frame_times(path)):
-        raise SampleError("no_time_stamps", "without them the first frame of each scene is unknown")
+        raise SampleError("no_time_stamps", "the file has no time stamps, so the first frame of each scene is unknown")
     spacing = times[-1] / max(1, len(times) - 1)
     return tuple(bisect_left(times, cut.seconds - spacing / 2) for cut in manager.get_cut_list())
 
 
 def escape_undecodable(text: str) -> str:
-    """Escapes the bytes of a file name that are not Unicode, so that the text can be written."""
+    """Returns a file name with its bytes that are not Unicode escaped, so that it can be written as UTF-8."""
     return text.encode(errors="backslashreplace").decode()
 
 

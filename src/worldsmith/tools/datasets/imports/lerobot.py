@@ -28,7 +28,7 @@ from worldsmith.tools.datasets.imports.source_clips import SPLITS, Choices, Clip
 INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-"""Columns that every dataset has; the others are actions, states and rewards."""
+"""Columns that every dataset has; the names of other columns, such as actions, are written to the records."""
 SAME_RATE = 0.001
 """Max relative difference between the frame rates of a file and of the dataset."""
 SAME_TIME = 0.25
@@ -36,15 +36,21 @@ SAME_TIME = 0.25
 
 
 def recognise_lerobot(source: Path) -> str:
-    """Returns why a source is a LeRobot dataset; "" if it is not."""
+    """Returns text with the version that `source` states in meta/info.json; "" if it is not a LeRobot dataset."""
     version = read_json_object(source / INFO).get("codebase_version") if (source / INFO).is_file() else None
     return f"{INFO} states codebase_version {version}" if version else ""
 
 
 def read_lerobot(source: Path, choices: Choices) -> Iterator[Found]:
-    """Yields the clips of a LeRobot dataset, and a remark on cameras that are not imported.
+    """Yields the clips of a LeRobot dataset, rejections, and a note on cameras that are not imported.
 
-    Raises ValueError if the dataset is incomplete or invalid, UserError if pyarrow is not installed.
+    Args:
+        source: Folder of the dataset.
+        choices: Cameras to import.
+
+    Raises:
+        ValueError: If the dataset is incomplete or invalid.
+        UserError: If pyarrow is not installed.
     """
     try:
         dataset = open_dataset(source, choices.camera)
@@ -70,7 +76,14 @@ class Dataset:
     tasks: dict[int, str]
 
     def file(self, template: str, episode: dict[str, Any], prefix: str, **names: str) -> Path:
-        """Returns the path of an episode's file; in v3 the columns that begin with `prefix` select it."""
+        """Returns the path of the data or video file that contains an episode.
+
+        Args:
+            template: Key of the path template in meta/info.json, such as "data_path".
+            episode: Metadata of the episode.
+            prefix: In v3, prefix of the columns with its chunk and file number, such as "data".
+            **names: Further values for the template.
+        """
         index = episode["episode_index"]
         if self.is_v3:
             places = {name: episode[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
@@ -79,7 +92,10 @@ class Dataset:
         return self.source / self.info[template].format(**places, **names)
 
     def split(self, episode: dict[str, Any]) -> str:
-        """Returns the split of an episode. Raises SampleError (other_split) if it belongs to no known split."""
+        """Returns the split of an episode: "train", "val" or "test".
+
+        Raises SampleError (other_split) if none of them contains it.
+        """
         ranges = self.info.get("splits") or {"train": "0:"}
         for name, text in ranges.items():
             first, _, end = str(text).partition(":")
@@ -89,7 +105,16 @@ class Dataset:
 
 
 def open_dataset(source: Path, cameras: Sequence[str]) -> Dataset:
-    """Reads the metadata of a dataset. `cameras`: video keys to import; empty: all except depth videos."""
+    """Reads the metadata of a LeRobot dataset.
+
+    Args:
+        source: Folder of the dataset.
+        cameras: Video keys to import; empty: all except depth videos.
+
+    Raises:
+        ValueError: If the metadata is invalid or not supported, or a camera does not exist.
+        KeyError: If a value is missing.
+    """
     info = read_json_object(source / INFO)
     if info["codebase_version"] not in VERSIONS:
         raise ValueError(f"{source} is LeRobot {info['codebase_version']}; supported versions: {', '.join(VERSIONS)}")
@@ -112,7 +137,7 @@ def open_dataset(source: Path, cameras: Sequence[str]) -> Dataset:
 
 
 def check_info(source: Path, info: dict[str, Any]) -> None:
-    """Raises ValueError if a value has another type than LeRobot writes, and KeyError if one is missing."""
+    """Raises ValueError if a value in meta/info.json (`info`) has a wrong type, and KeyError if one is missing."""
     fps = info["fps"]
     if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
         raise ValueError(f"{source / INFO}: fps: expected a number above 0, found {fps!r:.80}")
@@ -124,7 +149,7 @@ def check_info(source: Path, info: dict[str, Any]) -> None:
         raise ValueError(f"{source / INFO}: chunks_size: expected an integer above 0, found {size!r:.80}")
     for name in ("data_path", "video_path"):
         if not isinstance(info[name], str):
-            raise ValueError(f"{source / INFO}: {name}: expected a text, found {info[name]!r:.80}")
+            raise ValueError(f"{source / INFO}: {name}: expected a string, found {info[name]!r:.80}")
     if not isinstance(info.get("splits") or {}, dict):
         raise ValueError(f"{source / INFO}: splits: expected an object, found {info['splits']!r:.80}")
 
@@ -138,13 +163,13 @@ def json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def is_depth(feature: dict[str, Any]) -> bool:
-    """Returns whether a feature is a depth video, according to its info."""
-    about = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
-    return bool(about.get("is_depth_map") or about.get("video.is_depth_map"))
+    """Returns whether a feature, as meta/info.json describes it, is a depth video."""
+    details = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
+    return bool(details.get("is_depth_map") or details.get("video.is_depth_map"))
 
 
 def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejection]:
-    """Yields a clip for each camera and each task of an episode; most episodes have one task."""
+    """Yields a clip for each camera and each task of an episode, or a rejection; most episodes have one task."""
     index, features = episode["episode_index"], dataset.info["features"]
     kept = [name for name, f in features.items() if f["dtype"] not in ("video", "image") and name not in BOOKKEEPING]
     data = dataset.file("data_path", episode, "data")
@@ -154,7 +179,7 @@ def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejec
         try:
             split, start = dataset.split(episode), first_episode_frame(dataset, episode, camera, str(video))
             row, tasks = episode_rows(dataset, episode, data)
-            for number, (task, part) in enumerate(stretches(tasks)):
+            for number, (task, part) in enumerate(split_by_task(tasks)):
                 extra = {"episode": index, "camera": camera}
                 if row is not None:
                     extra |= {"first_row": row + part.start, "first_frame": start + part.start, "columns": kept}
@@ -172,9 +197,16 @@ def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejec
 
 
 def first_episode_frame(dataset: Dataset, episode: dict[str, Any], camera: str, video: str) -> int:
-    """Returns the frame index at which an episode begins in its video file.
+    """Returns the frame number at which an episode begins in a video file.
 
-    Raises SampleError with the reason rate_differs or times_differ, or as `examine`.
+    Args:
+        dataset: Metadata of the dataset.
+        episode: Metadata of the episode.
+        camera: Video key.
+        video: Path of the video file.
+
+    Raises:
+        SampleError: If the file cannot be read, or with the reason rate_differs or times_differ.
     """
     status, info = examine(video)
     fps = dataset.info["fps"]
@@ -193,16 +225,19 @@ def first_episode_frame(dataset: Dataset, episode: dict[str, Any], camera: str, 
 
 @lru_cache(maxsize=64)
 def times_of(video: str, mtime_ns: int) -> list[float]:
-    """Returns the cached frame times of a video in seconds; a new modification time invalidates the cache."""
+    """Returns the cached times of a video's frames in seconds; `mtime_ns`, its modification time, is a cache key."""
     return frame_times(video)
 
 
 def episode_rows(dataset: Dataset, episode: dict[str, Any], data: Path) -> tuple[int | None, list[str]]:
-    """Returns (first row in the data file or None without a file, task of each frame). Raises SampleError."""
+    """Returns (index of the episode's first row in the file `data`, task of each of its frames).
+
+    The index is None if the file does not exist. Raises SampleError if the tasks are unknown or the rows do not match.
+    """
     index, length = episode["episode_index"], episode["length"]
     if not data.is_file():
         if len(episode["tasks"]) > 1:
-            raise SampleError("several_tasks", f"without {data} the tasks of the frames are unknown")
+            raise SampleError("several_tasks", f"{data} does not exist, so the tasks of the frames are unknown")
         return None, ["".join(episode["tasks"])] * length
     first, tasks = data_rows(data, data.stat().st_mtime_ns).get(index, (0, []))
     if len(tasks) != length:
@@ -212,17 +247,20 @@ def episode_rows(dataset: Dataset, episode: dict[str, Any], data: Path) -> tuple
 
 @lru_cache(maxsize=8)
 def data_rows(data: Path, mtime_ns: int) -> dict[int, tuple[int, list[int]]]:
-    """Returns, by episode, its first row in a data file and the task index of each of its rows."""
+    """Returns, by episode index, its first row in the file `data` and the task index of each of its rows; cached.
+
+    `mtime_ns`, the modification time of the file, is part of the cache key.
+    """
     found: dict[int, tuple[int, list[int]]] = {}
     for number, row in enumerate(table_rows(data, "episode_index", "task_index")):
         first, tasks = found.setdefault(row["episode_index"], (number, []))
-        if number == first + len(tasks):  # rows elsewhere in the file do not count
+        if number == first + len(tasks):  # rows that do not follow directly are ignored
             tasks.append(row["task_index"])
     return found
 
 
-def stretches(tasks: list[str]) -> Iterator[tuple[str, range]]:
-    """Yields (task, frame range) of consecutive frames with the same task."""
+def split_by_task(tasks: list[str]) -> Iterator[tuple[str, range]]:
+    """Yields (task, frame range) for each run of consecutive frames with the same task."""
     start = 0
     for task, group in groupby(tasks):
         stop = start + sum(1 for _ in group)
@@ -231,9 +269,15 @@ def stretches(tasks: list[str]) -> Iterator[tuple[str, range]]:
 
 
 def table_rows(file: Path, *columns: str) -> list[dict[str, Any]]:
-    """Returns the rows of a parquet file with the given columns, by default all except statistics.
+    """Returns the rows of a parquet file as dicts.
 
-    Raises UserError if pyarrow is not installed, ValueError if the file is invalid.
+    Args:
+        file: The file.
+        *columns: Names of the columns; none: all except statistics.
+
+    Raises:
+        UserError: If pyarrow is not installed.
+        ValueError: If the file is invalid.
     """
     try:
         from pyarrow import ArrowInvalid, parquet

@@ -46,7 +46,7 @@ class Clip:
     extra: dict[str, Any] = field(default_factory=dict)
     """Further keys of the record."""
     linked: dict[str, Path] = field(default_factory=dict)
-    """Files that `extra` refers to: key of an object in it → its future `path`, relative to the record's file."""
+    """Key of an object in `extra` → file whose path, relative to the dataset file, becomes its `path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,19 @@ class Choices:
 
 
 Found = Clip | Rejection | str
-"""Note about the source, for messages."""
+"""Output of a layout: a clip, a clip that must be skipped, or a note for the user about the source."""
 
 
 def split_of(relative: Path) -> str:
-    """Returns the split that the first folder of a relative path names, else "train"."""
+    """Returns "train", "val" or "test": the split that the first folder of a relative path names, else "train"."""
     return SPLITS.get(relative.parts[0].lower(), "train") if len(relative.parts) > 1 else "train"
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yields the relative paths of all files except hidden ones, in a fixed order; each folder is visited once."""
+    """Yields the paths, relative to `folder`, of all files in it except hidden ones, in a fixed order.
+
+    Links are followed, and each folder is visited once.
+    """
     seen: set[str] = set()
     for root, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(root)) in seen:
@@ -80,7 +83,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def is_media(path: Path) -> bool:
-    """Returns whether a path has the suffix of a video or an image."""
+    """Returns whether a path has the suffix of a video or an image file."""
     return path.suffix.lower() in (*VIDEOS, *IMAGES)
 
 
@@ -88,7 +91,8 @@ def caption_of(value: Any) -> dict[str, Any]:
     """Returns captions by window key (`caption`, `caption_json`); empty if the value is blank.
 
     Args:
-        value: A text, an object with `caption_json` or a text under a known key, or a structured caption itself.
+        value: A string; an object with `caption_json` or a string under `caption`, `text` or `prompt`; or a structured
+            caption itself.
 
     Raises:
         SampleError: With the reason bad_caption or bad_json for any other value.
@@ -98,7 +102,7 @@ def caption_of(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         return {"caption": value.strip()}
     if not isinstance(value, dict):
-        raise SampleError("bad_caption", f"expected a text or an object, found {type(value).__name__}")
+        raise SampleError("bad_caption", f"expected a string or an object, found {type(value).__name__}")
     structured, texts = value.get("caption_json"), texts_of(value, *TEXT_KEYS)
     if structured is None and not texts and STRUCTURED & value.keys():
         structured, texts = value, texts_of(value, "temporal_caption")
@@ -121,7 +125,15 @@ def is_blank(value: Any) -> bool:
 
 
 def media_path(folder: Path, text: Any) -> Path:
-    """Returns the path that a list names, relative to the list's folder. Raises SampleError: no_path, remote_path."""
+    """Returns the path of a media file that a list or table contains.
+
+    Args:
+        folder: Folder of the list, which paths are relative to.
+        text: Entry of the list.
+
+    Raises:
+        SampleError: With the reason no_path or remote_path.
+    """
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise SampleError("no_path", f"expected a file path, found {text!r}")
     if "://" in text:
@@ -130,6 +142,9 @@ def media_path(folder: Path, text: Any) -> Path:
 
 
 def split_within(source: Path, media: Path, listed_in: Path) -> str:
-    """Returns the split of a listed file: from its path within the source, else from the path of the list."""
+    """Returns the split of a media file in a list: from its path if it is in `source`, else from the list's path.
+
+    `listed_in` is the path of the list.
+    """
     path = Path(os.path.normpath(media))
     return split_of((path if path.is_relative_to(source) else listed_in).relative_to(source))

@@ -204,7 +204,7 @@ def test_a_task_may_be_in_a_column_without_name_and_the_extra_is_named(
         ("features", 5, "expected an object of objects, found 5"),
         ("features", {"camera": "video"}, "expected an object of objects"),
         ("chunks_size", "many", "expected an integer above 0, found 'many'"),
-        ("video_path", ["a"], "expected a text"),
+        ("video_path", ["a"], "expected a string"),
         ("splits", "all", "expected an object, found 'all'"),
     ],
 )

@@ -20,7 +20,7 @@ from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_file import examine
 from worldsmith.data.video_writer import write_video
 from worldsmith.files.errors import UserError
-from worldsmith.tools.datasets.imports.importer import Cut, by_length, scene_starts, split_at, windows_of
+from worldsmith.tools.datasets.imports.importer import Cut, scene_starts, split_at, split_by_length, windows_of
 
 SCENES = (20, 17, 30, 23)
 """Frames of each scene; PySceneDetect takes none under 15."""
@@ -91,7 +91,7 @@ def test_windows_cover_every_frame_and_end_with_the_stretch(
     start: int, count: int, length: int, overlap: float
 ) -> None:
     frames = range(start, start + count)
-    windows = list(by_length(frames, length, overlap))
+    windows = list(split_by_length(frames, length, overlap))
     assert {frame for window in windows for frame in window} == set(frames)
     assert all(len(window) == length for window in windows[:-1])
     assert windows[-1].stop == frames.stop
@@ -109,7 +109,7 @@ def test_pieces_are_the_stretch_and_begin_where_they_are_told_to(start: int, cou
 
 
 def test_overlap_repeats_its_part_of_a_window() -> None:
-    assert list(by_length(range(20), 9, 0.5)) == [range(9), range(4, 13), range(8, 17), range(12, 20)]
+    assert list(split_by_length(range(20), 9, 0.5)) == [range(9), range(4, 13), range(8, 17), range(12, 20)]
 
 
 def test_what_has_no_times_is_not_cut_by_guess(tmp_path: Path, write_clip: Callable) -> None:
