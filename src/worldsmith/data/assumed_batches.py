@@ -23,35 +23,42 @@ if TYPE_CHECKING:
     from worldsmith.data.conversations.media.media_processor import MediaProcessor
 
 CAPTION_TOKENS = 200
-"""Tokens of a caption, and of the text of a conversation."""
+"""Assumed number of tokens of a caption, and of the unsupervised text of a conversation."""
 ASPECT = "16,9"
-"""Assumed aspect bucket of a resolution tier."""
+"""Assumed aspect ratio "width,height" of the clips if the config has a resolution bucket."""
 RATE = 24.0
 """Assumed frame rate, if the dataset has none."""
 Kind = Literal["image", "video"]
 TYPES = {"image": 1, "video": 2}
+"""Token type of the placeholder tokens of each media type; text is 0."""
 WIDTH, HEIGHT = 1280, 720
 """Assumed size of an image in pixels, before it is resized for the model."""
 ANSWER_TOKENS = 100
 """Supervised tokens of a conversation."""
 BETWEEN = 9
-"""Tokens between two timestamps of a video: the timestamp as text, and the vision tokens around a frame."""
+"""Assumed number of tokens around a frame of a video: the timestamp as text, and a start and an end token."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssumedBatch:
-    """Dummy samples of the type of a task's loader. Their large tensors are views of a single element."""
+    """Pack of dummy samples for a plan, and its description. Large tensors are views of a single element."""
 
     samples: Sequence[Any]
+    """Samples of the type that the data loader of the task yields, such as `VideoSample`."""
     assumption: str
-    """The assumption as text: "46 clips of 61 frames of 320x192 pixels, captions of 211 tokens"."""
+    """Description of the samples: "46 clips of 61 frames of 320x192 pixels, captions of 211 tokens"."""
 
 
 class AssumedTexts(TextCache):
-    """A text cache for plans that contains every caption and has no folder."""
+    """Dummy text cache for plans: it has no folder, and `get` returns zeros for every caption."""
 
     def __init__(self, shape: tuple[int, int], precision: str) -> None:
-        """Sets the shape (tokens, channels) and precision of the hidden states of a caption."""
+        """Sets the tensor that `get` returns for every caption.
+
+        Args:
+            shape: (tokens, channels) of the hidden states of a caption.
+            precision: Name of a torch dtype, such as "bfloat16".
+        """
         self.shape, self.precision = shape, precision
         self.fingerprint, self.unwritten = "", 0
 
@@ -61,7 +68,7 @@ class AssumedTexts(TextCache):
         return torch.zeros(self.shape, dtype=getattr(torch, self.precision))
 
     def put(self, key: str, encoded: Tensor) -> None:
-        """No effect: every caption counts as cached."""
+        """Does nothing, since every caption counts as cached."""
 
 
 def assumed_clips(
@@ -73,17 +80,18 @@ def assumed_clips(
     fill: float = 1.0,
     encoded: bool = True,
 ) -> AssumedBatch:
-    """Returns dummy clips that fill the fraction `fill` of a pack; captions fill the rest, up to their limit.
+    """Returns a pack of dummy clips that has the fraction `fill` of the max number of tokens (or samples) of a pack.
 
-    A clip that does not fit into that fraction is assumed to be shorter.
+    Clips that are too long for that number of tokens get fewer frames. Captions are lengthened, up to their limit, to
+    use the tokens that the clips leave free.
 
     Args:
-        data: Config of the loader.
+        data: Config of the data loader.
         grid: Latent grid of the video VAE.
-        channels: Channels of the latents.
-        first_frames: What samples contain of their first frame; a frame that is encoded in every step has pixels.
-        fill: Fraction of the token cap of a pack, 0 to 1.
-        encoded: Clips have latents (as from a cache); False: pixels.
+        channels: Number of channels of the latents.
+        first_frames: Form of the first frame that each sample contains in addition to its clip, see `FirstFrames`.
+        fill: Fraction of the token limit of a pack, or of its number of samples if it has no token limit; 0 to 1.
+        encoded: Whether the clips have latents, as from a cache; False: pixels.
     """
     dataset, room = data.dataset, room_of(data.max_sequence_length, fill)
     width, height = exact_size(dataset.resolution) or RESOLUTIONS[dataset.resolution][ASPECT]
@@ -126,15 +134,16 @@ def assumed_clips(
 def assumed_chats(
     data: ChatLoader.Config, media: MediaProcessor | None, placeholders: dict[str, int], *, fill: float = 1.0
 ) -> AssumedBatch:
-    """Returns dummy conversations with one image or video each that fill a fraction of a pack.
+    """Returns a pack of dummy conversations that has the fraction `fill` of the max number of tokens of a pack.
 
-    If the number of samples of a pack is limited, each conversation has enough images or videos to fill the pack.
+    Each conversation has one image or video (none for a text model). If the number of samples of a pack is limited,
+    each conversation has as many images or videos as are required to reach that number of tokens.
 
     Args:
-        data: Config of the loader.
-        media: Processor of the model; None for a text model.
-        placeholders: IDs of the placeholder tokens of "image" and "video".
-        fill: Fraction of the token cap of a pack, 0 to 1.
+        data: Config of the data loader.
+        media: Media processor of the model; None for a text model.
+        placeholders: Token ID of the placeholder of "image" and of "video".
+        fill: Fraction of the token limit of a pack, or of its number of samples if it has no token limit; 0 to 1.
     """
     kind: Kind = data.dataset.usual_media
     grid = (0, 0, 0) if media is None else grid_of(media, kind)
@@ -167,7 +176,14 @@ def count_of(number: int, what: str) -> str:
 
 
 def with_contents(clip: VideoSample, *, kind: FirstFrames, channels: int, encoded: bool) -> VideoSample:
-    """Adds dummy pixels or latents to a clip, and its first frame."""
+    """Returns a copy of a sample with dummy pixels or latents, and with a dummy first frame in `image`.
+
+    Args:
+        clip: Sample of a clip; its shapes and sizes determine those of the dummy tensors.
+        kind: Form of the first frame; "none": `image` is None.
+        channels: Number of channels of the latents.
+        encoded: Whether the clip gets latents, as from a cache; False: pixels.
+    """
     clip = replace(
         clip,
         video=None if encoded else constant("uint8", 3, clip.num_frames, *clip.size),
@@ -178,7 +194,14 @@ def with_contents(clip: VideoSample, *, kind: FirstFrames, channels: int, encode
 
 
 def assumed_first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, encoded: bool) -> VideoSample:
-    """Returns the dummy sample of the first frame of a clip, as a loader builds it."""
+    """Returns a dummy sample of the first frame of `clip` in the form `kind`, as `ClipMaker` builds it.
+
+    Args:
+        clip: Sample of the clip.
+        kind: Form of the first frame, except "none".
+        channels: Number of channels of the latents.
+        encoded: Whether the latents of the frame are cached; False: the sample has pixels.
+    """
     opening = kind.startswith("opening")
     shape = clip.latent_shape if opening else (1, *clip.latent_shape[1:])
     pixels = not encoded or kind in ("encoded in every epoch", "opening and pixels")
@@ -192,31 +215,34 @@ def assumed_first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, 
 
 
 def frames_of(dataset: VideoDataset.Config) -> int:
-    """Returns the frames of a clip: the number that the dataset sets, or its minimum if it uses whole windows."""
+    """Returns the assumed frames of a clip: `num_video_frames`, else the largest bucket, else `min_frames`."""
     if dataset.num_video_frames > 0:
         return dataset.num_video_frames
     return max(dataset.frame_buckets) if dataset.frame_buckets else dataset.min_frames
 
 
 def room_of(cap: int | None, fill: float) -> float:
-    """Returns the max tokens of a batch, strictly below the cap as in a loader; infinite without a cap."""
+    """Returns the max tokens of a pack: `fill` (0 to 1) times the exclusive limit `cap`; infinity if `cap` is None."""
     return math.inf if cap is None else max(1, min(int(fill * cap), cap - 1))
 
 
 def most(data: Any) -> int:
-    """Returns the max number of samples of a batch; 1 if it is not limited."""
+    """Returns `max_samples_per_batch` of the data loader config `data`; 1 if it is not set."""
     return int(data.max_samples_per_batch or 1)
 
 
 def constant(dtype: str, *shape: int) -> Tensor:
-    """Returns zeros that share the memory of one element."""
+    """Returns a tensor of zeros of this dtype name and shape, whose elements all share the memory of one element."""
     import torch
 
     return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
 
 
 def grid_of(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
-    """Returns the patches (time, rows, columns) of an image of the assumed size, or of a video with max frames."""
+    """Returns the number of patches (time, rows, columns) of a dummy image, or of a dummy video with max frames.
+
+    Their frame size is `WIDTH` x `HEIGHT` pixels before it is resized for the model.
+    """
     if kind == "image":
         limits: Any = media.images
         size = media.image_size(HEIGHT, WIDTH)
@@ -228,12 +254,18 @@ def grid_of(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
 
 
 def tokens_of(grid: tuple[int, int, int], media: MediaProcessor | None) -> int:
-    """Returns the tokens of an image or video, including the tokens around it."""
+    """Returns the number of tokens of an image or video with `grid` = (time, rows, columns) patches; 0 without media.
+
+    Timestamps and the start and end tokens of frames are included.
+    """
     return 0 if media is None else sum(spans_of(grid, media)) + BETWEEN * len(spans_of(grid, media))
 
 
 def spans_of(grid: tuple[int, int, int], media: MediaProcessor) -> list[int]:
-    """Returns the tokens of each span of an image or video: a span per time, or one for the whole video."""
+    """Returns the number of placeholder tokens of each consecutive span of them in an image or video.
+
+    A video has one span per temporal patch if the network expects timestamps as text, else a single span.
+    """
     tokens = grid[1] * grid[2] // media.images.merge**2
     return [tokens] * grid[0] if media.videos.style.times_as_text else [tokens * grid[0]]
 
@@ -252,7 +284,16 @@ def assumed_chat(
     media: MediaProcessor | None,
     placeholders: dict[str, int],
 ) -> ChatSample:
-    """Returns a conversation of images or videos, followed by a text that ends with the answer."""
+    """Returns a dummy conversation: images or videos, then text that ends with the supervised answer.
+
+    Args:
+        place: Index of the conversation, used as its position and in its key.
+        text: Number of text tokens, including the answer.
+        grids: Patches (time, rows, columns) of each image or video.
+        kind: Type of the media.
+        media: Media processor of the model; None for a text model.
+        placeholders: Token ID of the placeholder of "image" and of "video".
+    """
     import torch
 
     from worldsmith.data.conversations.chat_processor import IGNORED, ChatSample
@@ -277,7 +318,12 @@ def assumed_chat(
 
 
 def with_patches(sample: ChatSample, media: MediaProcessor) -> ChatSample:
-    """Adds dummy patches to a conversation whose images and videos are not decoded."""
+    """Returns a copy of a conversation with dummy patches, as many as its `image_grids` and `video_grids` require.
+
+    Args:
+        sample: Sample whose images and videos are not decoded.
+        media: Media processor of the model, which determines the number of values per patch.
+    """
     values = 3 * media.images.temporal * media.images.patch**2
     found: dict[str, Any] = {}
     for kind in TYPES:

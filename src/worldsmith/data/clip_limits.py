@@ -7,7 +7,7 @@ import math
 import psutil
 
 MIN_FPS, MAX_FPS = 0.01, 1000
-"""Min and max frame rate (fps) that a video file may state."""
+"""Min and max frame rate of a clip in frames per second."""
 
 
 def require_clip(frames: int, height: int, width: int, fps: float) -> None:
@@ -25,5 +25,5 @@ def require_clip(frames: int, height: int, width: int, fps: float) -> None:
     if needed > memory:
         raise ValueError(
             f"{frames} frames of {height}×{width} pixels need {needed / 2**30:.0f} GiB, but this machine has "
-            f"{memory / 2**30:.0f} GiB of memory; use fewer or smaller frames"
+            f"{memory / 2**30:.0f} GiB of host RAM; use fewer or smaller frames"
         )

@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 STALE_SECONDS = 3600
 TEXT_FOLDER = "text"
-"""Subfolder of a latent cache with the text cache."""
+"""Subfolder of the folder of the latent cache, in which the text cache is."""
 
 
 class EncodedCache:
-    """A cache folder of safetensors files with one tensor each.
+    """Cache of encoded tensors in a folder, with one safetensors file per tensor.
 
-    The key is a SHA-256 over everything that changes the tensor: a changed input gets another key, so entries are never
+    The key is a SHA-256 of everything that changes the tensor: a changed input gets another key, so entries are never
     invalidated. Files are written atomically. A damaged file is a cache miss: it is counted in `corrupt`, removed and
     written again. An unreadable file is a miss, and a failed write is counted in `unwritten`; the first such error is
     logged. Errors only cost time, since the encoder runs again.
@@ -70,7 +70,10 @@ class EncodedCache:
         return self.folder / "incoming"
 
     def key_for(self, **everything: Any) -> str:
-        """Returns the key of keyword arguments with JSON values, the encoder's fingerprint and the format version."""
+        """Returns the cache key, as hex digits, for the JSON values that identify an input.
+
+        The encoder's fingerprint and `FORMAT_VERSION` are added to the hashed values.
+        """
         facts = {"facts": everything, self.encoder: self.fingerprint, "format": FORMAT_VERSION}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -79,7 +82,7 @@ class EncodedCache:
         return self.folder / key[:2] / f"{key}.safetensors"
 
     def get(self, key: str, shape: tuple[int, ...] | None = None) -> Tensor | None:
-        """Returns the stored tensor on the CPU; None if it is missing, unreadable or damaged.
+        """Returns the cached tensor of a key on the CPU; None if it is missing, unreadable or damaged.
 
         Args:
             key: Key of the entry.
@@ -111,13 +114,13 @@ class EncodedCache:
         return found
 
     def look_up(self, key: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Literal["hit", "miss", "corrupt"]]:
-        """Returns the result of `get` and its outcome: "hit", "miss" or "corrupt"."""
+        """Returns (result of `get`, outcome), where the outcome is "hit", "miss", or "corrupt" for a damaged file."""
         damaged = self.corrupt
         found = self.get(key, shape)
         return found, "hit" if found is not None else "miss" if self.corrupt == damaged else "corrupt"
 
     def put(self, key: str, encoded: Tensor) -> None:
-        """Stores a tensor in its dtype; the first failed write is logged, later ones are only counted."""
+        """Writes a tensor to the cache in its dtype; the first failed write is logged, later ones are only counted."""
         from safetensors.torch import save
 
         encoded = encoded.detach().cpu().contiguous()
@@ -145,7 +148,7 @@ class EncodedCache:
         if not self._said:
             self._said = True
             log.warning(
-                "cache %s cannot be read or written: %s. Each %s that it lacks is encoded again in every epoch. "
+                "cache %s cannot be read or written: %s. Each %s that is not cached is encoded in every epoch. "
                 "Check permissions and free disk space",
                 self.folder, error.strerror or error, self.what,
             )  # fmt: skip
@@ -176,8 +179,8 @@ class LatentCache(EncodedCache):
             status: Size and modification time of its file.
             selection: Used frames; `counts` replaces their number.
             size: (H, W) in pixels after scaling and cropping.
-            counts: Number of encoded frames; with a second number, one frame followed by empty frames up to this total
-                length.
+            counts: Number of encoded frames. With a second number: one frame, followed by frames of zeros up to this
+                total number.
         """
         return self.key_for(
             file=file_identity(status, window.path, window.relative_path, window.mark),
@@ -187,7 +190,7 @@ class LatentCache(EncodedCache):
         )
 
     def put(self, key: str, encoded: Tensor) -> None:
-        """Stores latents [C, t, h, w] as float32."""
+        """Writes latents [C, t, h, w] to the cache as float32."""
         super().put(key, encoded.float())
 
 
@@ -203,7 +206,7 @@ class TextCache(EncodedCache):
         super().__init__(folder / TEXT_FOLDER, "")
 
     def key(self, fingerprint: str, ids: Sequence[int], length: int) -> str:
-        """Returns the key of a caption.
+        """Returns the cache key of a caption.
 
         Args:
             fingerprint: Fingerprint of the text encoder.
@@ -214,7 +217,7 @@ class TextCache(EncodedCache):
 
 
 def file_identity(status: FileStatus, path: str, relative_path: str, mark: str = "") -> list[Any]:
-    """Returns the part of a key that identifies a file: relative path, size, modification time (ns) and fingerprint.
+    """Returns the part of a cache key for a file: [relative path, size, modification time (ns), fingerprint].
 
     The full content is not hashed: that would read every clip at each access, which the cache avoids. A rewritten file
     has a new time; a dataset that is moved as a whole keeps its entries.
@@ -236,7 +239,7 @@ def checksum(tensor: Tensor) -> str:
 
 
 def remove_stale(incoming: Path) -> None:
-    """Removes incomplete files of killed processes."""
+    """Removes files older than `STALE_SECONDS` from `incoming`, which killed processes have not completed."""
     if incoming.is_dir():
         for path in incoming.iterdir():
             try:
