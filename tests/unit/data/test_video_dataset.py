@@ -171,7 +171,7 @@ def test_a_missing_file_is_an_error_that_names_what_was_looked_for(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
-    [("resolution", "999", "resolution bucket"), ("frame_selection_mode", "random", "no effect if samples are complete windows"),
+    [("resolution", "999", "resolution bucket"), ("frame_selection_mode", "random", "if samples are complete windows"),
      ("cfg_dropout_rate", 1.5, "at least 0 and at most 1"), ("num_video_frames", 0, "at least 1"),
      ("min_frames", 0, "at least 1"),
      ("conditioning_config", {"one": 1.0}, "conditioning_config"), ("conditioning_fps", 0.0, "below 1000, or -1")],

@@ -84,7 +84,7 @@ def check_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
         if turn.role == "system" and number > 1:
             raise SampleError("bad_record", f"turn {number} is a system turn: only the first turn may be one")
         if turn.role == "assistant" and (number == 1 or turns[number - 2].role != "user"):
-            raise SampleError("bad_record", f"turn {number} (assistant) must follow a user turn")
+            raise SampleError("bad_record", f"turn {number} (assistant) does not follow a user turn")
     return tuple(turns)
 
 

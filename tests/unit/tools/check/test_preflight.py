@@ -162,7 +162,7 @@ TELLS: dict[str, tuple[Change, Seen]] = {
     ),
     "c11 more tags than media": (
         put(conversations=[{"from": "human", "value": "<video> <video>"}, TURNS[1]]),
-        lambda train, _: "the user's texts contain 2 <video>" in train["left_out"]["bad_record"]["examples"][0]["detail"],
+        lambda train, _: "user's texts contain 2 <video>" in train["left_out"]["bad_record"]["examples"][0]["detail"],
     ),
     "c12 some are too long": (
         lambda records, _: records[5].update(conversations=LONG),

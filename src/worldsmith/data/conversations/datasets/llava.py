@@ -81,7 +81,7 @@ def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Pa
         if tags[kind] != len(media):
             raise SampleError(
                 "bad_record",
-                f"the user's texts contain {tags[kind]} <{kind}> tags, but the record has {len(media)} {kind}s",
+                f"the user's texts contain {tags[kind]} <{kind}>, but the record has {len(media)} {kind}s",
             )
     return [Turn("user", tuple(split_at_tags(turn.text, waiting))) if turn.role == "user" else turn for turn in turns]
 

@@ -170,7 +170,7 @@ def test_records_are_flagged_with_their_number_and_id(tmp_path: Path) -> None:
         assert lacks.named.startswith("record 0 (r0), record 1 (r0#2), record 2 (r1), record 4 (r2)")
     assert "no_video_fps" not in flags["probe"]
     assert (flags["probe"]["ids_repeated"].count, flags["probe"]["ids_missing"].count) == (14, 1)
-    with pytest.raises(DataError, match=r"13 of 14 records .* demands: record 0 \(r0\).*annotate-fps .*probe"):
+    with pytest.raises(DataError, match=r"13 of 14 records .* is set: record 0 \(r0\).*annotate-fps .*probe"):
         LlavaDataset.Config(path=str(tmp_path), video_fps="require").check_files()
     LlavaDataset.Config(path=str(tmp_path)).check_files()
     build(tmp_path, records[3], chat("?", "a"), video_fps="require").config.check_files()
