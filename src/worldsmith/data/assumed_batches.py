@@ -93,23 +93,23 @@ def assumed_clips(
         fill: Fraction of the token limit of a pack, or of its number of samples if it has no token limit; 0 to 1.
         encoded: Whether the clips have latents, as from a cache; False: pixels.
     """
-    dataset, room = data.dataset, room_of(data.max_sequence_length, fill)
+    dataset, room = data.dataset, max_pack_tokens(data.max_sequence_length, fill)
     width, height = exact_size(dataset.resolution) or RESOLUTIONS[dataset.resolution][ASPECT]
     caption = min(CAPTION_TOKENS, data.max_caption_tokens)
-    frames = grid.usable_frames(frames_of(dataset))
+    frames = grid.usable_frames(assumed_frames(dataset))
     while (tokens := grid.sample_tokens(caption, shape := grid.latent_shape(frames, height, width))) > room:
         if frames == 1:
             break
         frames = grid.usable_frames(max(1, frames // 2))
-    count = max(1, int(room // tokens)) if data.max_sequence_length else max(1, round(fill * most(data)))
+    count = max(1, int(room // tokens)) if data.max_sequence_length else max(1, round(fill * max_samples(data)))
     if data.max_sequence_length:
         caption = min(data.max_caption_tokens, caption + max(0, int(room) // count - tokens))
         tokens = grid.sample_tokens(caption, shape)
     fps = dataset.conditioning_fps if dataset.conditioning_fps > 0 else RATE
     bare = [
         VideoSample(
-            key=f"assumed_{place}",
-            position=place,
+            key=f"assumed_{index}",
+            position=index,
             text_ids=[1] * caption,
             caption="assumed",
             video=None,
@@ -123,7 +123,7 @@ def assumed_clips(
             cache_key=None,
             resolution=dataset.resolution,
         )
-        for place in range(count)
+        for index in range(count)
     ]
     clips = [with_contents(clip, kind=first_frames, channels=channels, encoded=encoded) for clip in bare]
     what = count_of(count, "image" if frames == 1 else "clip")
@@ -146,15 +146,15 @@ def assumed_chats(
         fill: Fraction of the token limit of a pack, or of its number of samples if it has no token limit; 0 to 1.
     """
     kind: Kind = data.dataset.usual_media
-    grid = (0, 0, 0) if media is None else grid_of(media, kind)
+    grid = (0, 0, 0) if media is None else assumed_grid(media, kind)
     text = CAPTION_TOKENS + ANSWER_TOKENS
-    shown = tokens_of(grid, media)
-    room = room_of(data.max_sequence_length, fill)
+    shown = count_tokens(grid, media)
+    room = max_pack_tokens(data.max_sequence_length, fill)
     longest = data.max_sample_tokens or sys.maxsize
     limit = data.max_samples_per_batch
     while grid[0] > 1 and text + shown > min(room, longest):
         grid = (grid[0] // 2, *grid[1:])
-        shown = tokens_of(grid, media)
+        shown = count_tokens(grid, media)
     if data.max_sequence_length is None:
         count, pictures = max(1, round(fill * (limit or 1))), 1
         text = max(2, min(text, longest - shown))
@@ -165,7 +165,7 @@ def assumed_chats(
         pictures = max(1, (each - text) // shown) if shown else 0
         text = max(2, each - pictures * shown)
     pictures = pictures if media is not None else 0
-    samples = [assumed_chat(place, text, [grid] * pictures, kind, media, placeholders) for place in range(count)]
+    samples = [assumed_chat(index, text, [grid] * pictures, kind, media, placeholders) for index in range(count)]
     what = "no images" if not pictures else f"{count_of(pictures, kind)} of {size_of(grid, kind, media)}"
     words = f"{count_of(count, 'conversation')} of {samples[0].num_tokens:,} tokens, each with {what}"
     return AssumedBatch(samples, f"{words} and {samples[0].num_supervised} supervised tokens")
@@ -186,8 +186,8 @@ def with_contents(clip: VideoSample, *, kind: FirstFrames, channels: int, encode
     """
     clip = replace(
         clip,
-        video=None if encoded else constant("uint8", 3, clip.num_frames, *clip.size),
-        latents=constant("float32", channels, *clip.latent_shape) if encoded else None,
+        video=None if encoded else shared_zeros("uint8", 3, clip.num_frames, *clip.size),
+        latents=shared_zeros("float32", channels, *clip.latent_shape) if encoded else None,
     )
     clip.image = None if kind == "none" else assumed_first_frame(clip, kind, channels=channels, encoded=encoded)
     return clip
@@ -207,38 +207,38 @@ def assumed_first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, 
     pixels = not encoded or kind in ("encoded in every epoch", "opening and pixels")
     return replace(
         clip,
-        video=constant("uint8", 3, 1, *clip.size) if pixels else None,
-        latents=constant("float32", channels, *shape) if encoded and kind != "encoded in every epoch" else None,
+        video=shared_zeros("uint8", 3, 1, *clip.size) if pixels else None,
+        latents=shared_zeros("float32", channels, *shape) if encoded and kind != "encoded in every epoch" else None,
         latent_shape=shape,
         num_frames=clip.num_frames if opening else 1,
     )
 
 
-def frames_of(dataset: VideoDataset.Config) -> int:
+def assumed_frames(dataset: VideoDataset.Config) -> int:
     """Returns the assumed frames of a clip: `num_video_frames`, else the largest bucket, else `min_frames`."""
     if dataset.num_video_frames > 0:
         return dataset.num_video_frames
     return max(dataset.frame_buckets) if dataset.frame_buckets else dataset.min_frames
 
 
-def room_of(cap: int | None, fill: float) -> float:
+def max_pack_tokens(cap: int | None, fill: float) -> float:
     """Returns the max tokens of a pack: `fill` (0 to 1) times the exclusive limit `cap`; infinity if `cap` is None."""
     return math.inf if cap is None else max(1, min(int(fill * cap), cap - 1))
 
 
-def most(data: Any) -> int:
+def max_samples(data: Any) -> int:
     """Returns `max_samples_per_batch` of the data loader config `data`; 1 if it is not set."""
     return int(data.max_samples_per_batch or 1)
 
 
-def constant(dtype: str, *shape: int) -> Tensor:
+def shared_zeros(dtype: str, *shape: int) -> Tensor:
     """Returns a tensor of zeros of this dtype name and shape, whose elements all share the memory of one element."""
     import torch
 
     return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
 
 
-def grid_of(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
+def assumed_grid(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
     """Returns the number of patches (time, rows, columns) of a dummy image, or of a dummy video with max frames.
 
     Their frame size is `WIDTH` x `HEIGHT` pixels before it is resized for the model.
@@ -253,15 +253,15 @@ def grid_of(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
     return -(-frames // limits.temporal), size[0] // limits.patch, size[1] // limits.patch
 
 
-def tokens_of(grid: tuple[int, int, int], media: MediaProcessor | None) -> int:
+def count_tokens(grid: tuple[int, int, int], media: MediaProcessor | None) -> int:
     """Returns the number of tokens of an image or video with `grid` = (time, rows, columns) patches; 0 without media.
 
     Timestamps and the start and end tokens of frames are included.
     """
-    return 0 if media is None else sum(spans_of(grid, media)) + BETWEEN * len(spans_of(grid, media))
+    return 0 if media is None else sum(placeholder_spans(grid, media)) + BETWEEN * len(placeholder_spans(grid, media))
 
 
-def spans_of(grid: tuple[int, int, int], media: MediaProcessor) -> list[int]:
+def placeholder_spans(grid: tuple[int, int, int], media: MediaProcessor) -> list[int]:
     """Returns the number of placeholder tokens of each consecutive span of them in an image or video.
 
     A video has one span per temporal patch if the network expects timestamps as text, else a single span.
@@ -277,7 +277,7 @@ def size_of(grid: tuple[int, int, int], kind: Kind, media: Any) -> str:
 
 
 def assumed_chat(
-    place: int,
+    index: int,
     text: int,
     grids: list[tuple[int, int, int]],
     kind: Kind,
@@ -287,7 +287,7 @@ def assumed_chat(
     """Returns a dummy conversation: images or videos, then text that ends with the supervised answer.
 
     Args:
-        place: Index of the conversation, used as its position and in its key.
+        index: Index of the conversation, used as its position and in its key.
         text: Number of text tokens, including the answer.
         grids: Patches (time, rows, columns) of each image or video.
         kind: Type of the media.
@@ -301,7 +301,7 @@ def assumed_chat(
     types: list[int] = []
     for grid in grids:
         assert media is not None
-        for tokens in spans_of(grid, media):
+        for tokens in placeholder_spans(grid, media):
             types += [0] * BETWEEN + [TYPES[kind]] * tokens
     types += [0] * text
     token_types = torch.tensor(types)
@@ -313,7 +313,7 @@ def assumed_chat(
     if grids and media is not None and kind == "video":
         rate = media.config.fps or media.videos.fps
         shown["video_seconds"] = torch.full((len(grids),), media.videos.temporal / rate)
-    sample = ChatSample(f"assumed_{place}", place, len(ids), ids, labels, token_types, **shown)
+    sample = ChatSample(f"assumed_{index}", index, len(ids), ids, labels, token_types, **shown)
     return sample if media is None else with_patches(sample, media)
 
 
@@ -329,5 +329,5 @@ def with_patches(sample: ChatSample, media: MediaProcessor) -> ChatSample:
     for kind in TYPES:
         grids = getattr(sample, f"{kind}_grids")
         if grids is not None:
-            found[f"{kind}_patches"] = constant("uint8", int(grids.prod(-1).sum()), values)
+            found[f"{kind}_patches"] = shared_zeros("uint8", int(grids.prod(-1).sum()), values)
     return replace(sample, **found)

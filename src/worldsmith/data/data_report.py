@@ -211,11 +211,11 @@ def histogram(values: Sequence[float | str]) -> Histogram:
     elif len(set(numbers)) <= BARS:
         bars = [(format_number(value), count) for value, count in sorted(Counter(numbers).items())]
     else:
-        bars = binned(numbers)
+        bars = equal_width_bars(numbers)
     return Histogram([label for label, _ in bars], [count for _, count in bars])
 
 
-def binned(numbers: Sequence[float]) -> list[tuple[str, int]]:
+def equal_width_bars(numbers: Sequence[float]) -> list[tuple[str, int]]:
     """Returns (label, count) of histogram bars of equal width; bars of integers have integer ends."""
     low, high = min(numbers), max(numbers)
     whole = all(float(number).is_integer() for number in numbers)

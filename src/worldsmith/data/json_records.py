@@ -42,15 +42,15 @@ def parse_json(text: bytes) -> Any:
         SampleError: bad_json if the text is not valid JSON; bad_record for an unpaired surrogate or a repeated key.
     """
     try:
-        value, faults = read_noting_repeats(text)
+        value, faults = parse_with_repeats(text)
     except (ValueError, RecursionError) as error:
         raise SampleError("bad_json", str(error)) from None
-    if (fault := repeat_in(value, faults)) or (MAYBE_SURROGATE.search(text) and (fault := no_unicode(value))):
+    if (fault := find_repeat(value, faults)) or (MAYBE_SURROGATE.search(text) and (fault := find_surrogate(value))):
         raise fault
     return value
 
 
-def read_noting_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
+def parse_with_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
     """Parses JSON that may have objects with repeated keys.
 
     Returns:
@@ -67,19 +67,19 @@ def read_noting_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
     return json.loads(text, object_pairs_hook=partial(object_of, repeated=repeated)), faults
 
 
-def repeat_in(value: Any, faults: Mapping[int, SampleError]) -> SampleError | None:
+def find_repeat(value: Any, faults: Mapping[int, SampleError]) -> SampleError | None:
     """Returns the error of the first dict in `value` that had a repeated key; None if no dict had one.
 
     Args:
         value: Parsed JSON value.
-        faults: Errors by the `id()` of the dict, from `read_noting_repeats`.
+        faults: Errors by the `id()` of the dict, from `parse_with_repeats`.
     """
     if not faults or not isinstance(value, (dict, list)):
         return None
     if fault := faults.get(id(value)):
         return fault
     inside = value.values() if isinstance(value, dict) else value
-    return next((fault for item in inside if (fault := repeat_in(item, faults))), None)
+    return next((fault for item in inside if (fault := find_repeat(item, faults))), None)
 
 
 def first_record(file: Path) -> Any:
@@ -92,7 +92,7 @@ def first_record(file: Path) -> Any:
     return None
 
 
-def no_unicode(value: Any) -> SampleError | None:
+def find_surrogate(value: Any) -> SampleError | None:
     """Returns a SampleError if a string in the JSON value `value` contains an unpaired surrogate; else None."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -118,7 +118,7 @@ def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> 
     """
     try:
         text = file.read_bytes()
-        value, faults = read_noting_repeats(text)
+        value, faults = parse_with_repeats(text)
         records = records_in(value, wrappers, single)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read as JSON: {error}") from None
@@ -127,9 +127,11 @@ def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> 
     if isinstance(value, dict) and records != [value] and (fault := faults.get(id(value))):
         raise DataError(f"{file}: {fault.detail}")
     if faults:
-        records = [repeat_in(record, faults) or record for record in records]
+        records = [find_repeat(record, faults) or record for record in records]
     if MAYBE_SURROGATE.search(text):
-        records = [record if isinstance(record, SampleError) else no_unicode(record) or record for record in records]
+        records = [
+            record if isinstance(record, SampleError) else find_surrogate(record) or record for record in records
+        ]
     return records
 
 

@@ -57,12 +57,12 @@ class EncodedCache:
         self.fingerprint = fingerprint
         self.corrupt = 0
         self.unwritten = 0
-        self._said = False
+        self._logged = False
         try:
             remove_stale(self.incoming)
             self._probe()
         except OSError as error:
-            self._complain(error)
+            self._log_first_error(error)
 
     @property
     def incoming(self) -> Path:
@@ -100,16 +100,16 @@ class EncodedCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._complain(error)
+            self._log_first_error(error)
             return None
         except SafetensorError as error:
-            self._drop(path, str(error))
+            self._remove_damaged(path, str(error))
             return None
         if stated != checksum(found):
-            self._drop(path, "the checksum does not match")
+            self._remove_damaged(path, "the checksum does not match")
             return None
         if shape is not None and tuple(found.shape[1:]) != shape:
-            self._drop(path, f"expected shape {('*', *shape)}, found {tuple(found.shape)}")
+            self._remove_damaged(path, f"expected shape {('*', *shape)}, found {tuple(found.shape)}")
             return None
         return found
 
@@ -128,7 +128,7 @@ class EncodedCache:
             self._write(key, save({self.tensor: encoded}, metadata={"crc32": checksum(encoded)}))
         except OSError as error:
             self.unwritten += 1
-            self._complain(error)
+            self._log_first_error(error)
 
     def _write(self, key: str, data: bytes) -> None:
         path = self.path_for(key)
@@ -144,16 +144,16 @@ class EncodedCache:
         with tempfile.TemporaryFile(dir=self.incoming) as file:
             file.write(b"probe")
 
-    def _complain(self, error: OSError) -> None:
-        if not self._said:
-            self._said = True
+    def _log_first_error(self, error: OSError) -> None:
+        if not self._logged:
+            self._logged = True
             log.warning(
                 "cache %s cannot be read or written: %s. Each %s that is not cached is encoded in every epoch. "
                 "Check permissions and free disk space",
                 self.folder, error.strerror or error, self.what,
             )  # fmt: skip
 
-    def _drop(self, path: Path, why: str) -> None:
+    def _remove_damaged(self, path: Path, why: str) -> None:
         self.corrupt += 1
         log.warning("cached %s %s are damaged (%s); the %s is encoded again", self.tensor, path, why, self.what)
         with contextlib.suppress(OSError):  # another process was quicker, or the cache is read-only

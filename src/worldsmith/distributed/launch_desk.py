@@ -27,7 +27,7 @@ class LaunchDesk:
     def __init__(self) -> None:
         self.exit_code: int | None = None
         """Exit code that a process has reported last by `tell_end`; None before that."""
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._lock = threading.Lock()
         self._secret = secrets.token_hex(16)
         desk = self
@@ -57,8 +57,8 @@ class LaunchDesk:
             if kind == "ended":
                 self.exit_code = int(value)
                 return "known"
-            new = value not in self._said
-            self._said.add(value)
+            new = value not in self._printed
+            self._printed.add(value)
             return "new" if new else "said"
 
 
@@ -70,7 +70,7 @@ def launcher_pid() -> int | None:
 
 def tell_end(exit_code: int) -> None:
     """Sends the exit code of this process to `worldsmith launch`; no effect if that command did not start it."""
-    _visit("ended", str(exit_code))
+    _send_request("ended", str(exit_code))
 
 
 def is_said(message: str) -> bool:
@@ -82,10 +82,10 @@ def is_said(message: str) -> bool:
     Args:
         message: Text of the message.
     """
-    return _visit("say", hashlib.sha256(message.encode(errors="surrogatepass")).hexdigest()) == "said"
+    return _send_request("say", hashlib.sha256(message.encode(errors="surrogatepass")).hexdigest()) == "said"
 
 
-def _visit(*words: Any) -> str | None:
+def _send_request(*words: Any) -> str | None:
     """Sends a request to the launcher and returns its answer.
 
     Args:

@@ -177,14 +177,14 @@ def join_process_group(device: str, size: int) -> None:
     launch = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
     store = dist.PrefixStore("/".join(["worldsmith", *launch]), store)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    said = threading.Timer(SAY_AFTER, logger.warning, ("waiting for all %d processes to meet at %s", size, place))
-    said.daemon = True
+    timer = threading.Timer(SAY_AFTER, logger.warning, ("waiting for all %d processes to meet at %s", size, place))
+    timer.daemon = True
     if rank == 0:
-        said.start()
+        timer.start()
     try:
         dist.init_process_group(backends(device), store=store, rank=rank, world_size=size, timeout=PATIENCE)
     finally:
-        said.cancel()
+        timer.cancel()
 
 
 def backends(device: str) -> str:

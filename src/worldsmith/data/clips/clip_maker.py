@@ -180,5 +180,5 @@ def draw_condition_frames(weights: dict[str, float], latent_frames: int, rng: ra
     if not weights:
         return 0
     frames = sorted(int(n) for n in weights)
-    drawn = rng.choices(frames, weights=[sum(w for n, w in weights.items() if int(n) == f) for f in frames])[0]
-    return min(drawn, latent_frames - 1)
+    sampled = rng.choices(frames, weights=[sum(w for n, w in weights.items() if int(n) == f) for f in frames])[0]
+    return min(sampled, latent_frames - 1)

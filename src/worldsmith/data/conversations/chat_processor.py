@@ -122,7 +122,7 @@ class ChatProcessor(Configurable):
 
         media: list[ImagePlan | VideoPlan] = []
         for part in (part for turn in turns for part in turn.parts if part.kind != "text"):
-            with naming(part.source):
+            with prefixing_source(part.source):
                 media.append(self._plan_medium(part))
         text = self.template.render(turns, generation_prompt=generation_prompt)
         if media:
@@ -179,7 +179,7 @@ class ChatProcessor(Configurable):
         import torch
 
         assert self.media is not None
-        with naming(medium.source):
+        with prefixing_source(medium.source):
             return torch.from_numpy(self.media.read(medium))
 
     def _plan_medium(self, part: Part) -> ImagePlan | VideoPlan:
@@ -308,7 +308,7 @@ class ChatSample(ThroughPipe):
 
 
 @contextmanager
-def naming(source: str | bytes) -> Iterator[None]:
+def prefixing_source(source: str | bytes) -> Iterator[None]:
     """Context manager that puts the file name of `source` before the message of a SampleError raised in its block."""
     try:
         yield

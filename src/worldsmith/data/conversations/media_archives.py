@@ -89,7 +89,7 @@ def unpacked(archive: Path) -> Path:
     mark = content_mark(archive)
     if not mark:
         raise DataError(f"the archive {archive} cannot be read: expected a file. Use its path, or the unpacked folder")
-    target = home_of(archive) / f".unpacked_{archive.name}.{mark}"
+    target = unpack_location(archive) / f".unpacked_{archive.name}.{mark}"
     while not target.is_dir():
         try:
             with folder_aside(target) as aside:
@@ -119,7 +119,7 @@ def report_damage(archive: Path, folder: Path) -> None:
     )
 
 
-def home_of(archive: Path) -> Path:
+def unpack_location(archive: Path) -> Path:
     """Returns the folder in which the unpacked folder of an archive is created: next to it, or in the user's cache."""
     parent = archive.absolute().parent
     if os.access(parent, os.W_OK):

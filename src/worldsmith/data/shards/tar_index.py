@@ -99,7 +99,7 @@ def index_of(file: str) -> TarIndex:
         return TarIndex(file, [], (0, f"the shard cannot be read: {error.strerror}"))
     except Exception as error:  # each storage has errors of its own, a missing library among them
         raise unreachable(file, error) from None
-    keep(cached, index)
+    save_index(cached, index)
     return index
 
 
@@ -190,7 +190,7 @@ def read_cached(path: Path, file: str) -> TarIndex | None:
         return None
 
 
-def keep(path: Path, index: TarIndex) -> None:
+def save_index(path: Path, index: TarIndex) -> None:
     """Writes an index to the cache file `path`; ignores errors, since headers can be read again."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -208,7 +208,7 @@ class PackingDataLoader(Configurable):
             next_position, set_aside = own["next_position"], own["set_aside"]
         else:
             next_position, set_aside = merge_positions(states).share(self.rank, self.world_size)
-        self._go_on(next_position, set_aside)
+        self._continue_at(next_position, set_aside)
 
     def start_next_pass(self, states: Sequence[Mapping[str, Any]]) -> int:
         """Continues a run that used other data: moves to the first sample of the epoch after its current epoch.
@@ -220,7 +220,7 @@ class PackingDataLoader(Configurable):
             Number of the new epoch.
         """
         epoch = 1 + max(state["epoch"] for state in states)
-        self._go_on(epoch * len(self.dataset) + (self.rank - epoch * len(self.dataset)) % self.world_size, [])
+        self._continue_at(epoch * len(self.dataset) + (self.rank - epoch * len(self.dataset)) % self.world_size, [])
         return epoch
 
     def changes_since(self, state: Mapping[str, Any]) -> list[str]:
@@ -241,7 +241,7 @@ class PackingDataLoader(Configurable):
             f"{names[name]}: {format_state_value(state[name])} -> {format_state_value(now[name])}" for name in changed
         ]
 
-    def _go_on(self, next_position: int, set_aside: Sequence[int]) -> None:
+    def _continue_at(self, next_position: int, set_aside: Sequence[int]) -> None:
         self._state = self._snapshot(next_position, list(set_aside))
         self._iteration += 1
 

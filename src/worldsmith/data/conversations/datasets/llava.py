@@ -71,22 +71,22 @@ def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Pa
     Raises:
         SampleError: If the messages are invalid or the numbers of tags and media differ.
     """
-    turns = parse_messages(conversations, no_parts, role_key="from", text_key="value")
-    asked = "".join(turn.text for turn in turns if turn.role == "user")
-    waiting = {"image": list(images), "video": list(videos)}
-    tags = {kind: len(re.findall(f"<{kind}>", asked)) for kind in waiting}
+    turns = parse_messages(conversations, reject_parts, role_key="from", text_key="value")
+    user_text = "".join(turn.text for turn in turns if turn.role == "user")
+    remaining = {"image": list(images), "video": list(videos)}
+    tags = {kind: len(re.findall(f"<{kind}>", user_text)) for kind in remaining}
     if not any(tags.values()) and (media := [*images, *videos]):
-        return show_first(turns, media)
-    for kind, media in waiting.items():
+        return insert_media(turns, media)
+    for kind, media in remaining.items():
         if tags[kind] != len(media):
             raise SampleError(
                 "bad_record",
                 f"the user's texts contain {tags[kind]} <{kind}>, but the record has {len(media)} {kind}s",
             )
-    return [Turn("user", tuple(split_at_tags(turn.text, waiting))) if turn.role == "user" else turn for turn in turns]
+    return [Turn("user", tuple(split_at_tags(turn.text, remaining))) if turn.role == "user" else turn for turn in turns]
 
 
-def show_first(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
+def insert_media(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
     """Inserts media before the first text of the user in `turns`, in place, and returns the list.
 
     Raises:
@@ -99,19 +99,19 @@ def show_first(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
     return turns
 
 
-def split_at_tags(text: str, waiting: dict[str, list[Part]]) -> Iterator[Part]:
-    """Yields the parts of a text, in which each tag is replaced by the next medium of its type in `waiting`.
+def split_at_tags(text: str, remaining: dict[str, list[Part]]) -> Iterator[Part]:
+    """Yields the parts of a text, in which each tag is replaced by the next medium of its type in `remaining`.
 
     Args:
         text: Text with `<image>` and `<video>` tags.
-        waiting: Remaining media under "image" and "video"; the yielded ones are removed.
+        remaining: Media that are not used yet, under "image" and "video"; the yielded ones are removed.
     """
     for number, piece in enumerate(TAG.split(text)):
         if number % 2:
-            yield waiting[piece].pop(0)
+            yield remaining[piece].pop(0)
         elif piece:
             yield Part("text", piece)
 
 
-def no_parts(kind: Literal["image", "video"], named: Any) -> Part:
+def reject_parts(kind: Literal["image", "video"], named: Any) -> Part:
     raise SampleError("bad_record", f"'value' must be a string; list {kind}s next to the conversation in the record")

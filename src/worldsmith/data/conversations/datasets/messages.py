@@ -72,17 +72,17 @@ def message_turns(record: dict[str, Any], open_medium: Callable[..., Part]) -> l
     Raises:
         SampleError: If the messages are invalid, or if images or videos of the record are missing or unused.
     """
-    waiting = {kind: list(listed_media(record, kind)) for kind in ("image", "video")}
+    remaining = {kind: list(listed_media(record, kind)) for kind in ("image", "video")}
 
     def medium(kind: Literal["image", "video"], path: Any) -> Part:
         if path is None:
-            if not waiting[kind]:
+            if not remaining[kind]:
                 raise SampleError("bad_record", f"the {kind} part has no path, and no path is left in '{kind}s'")
-            path = waiting[kind].pop(0)
+            path = remaining[kind].pop(0)
         return open_medium(kind, path, record.get("video_fps"))
 
     turns = parse_messages(record.get("messages"), medium)
-    left = {kind: len(paths) for kind, paths in waiting.items() if paths}
+    left = {kind: len(paths) for kind, paths in remaining.items() if paths}
     if left:
         raise SampleError("bad_record", f"images or videos of the record that no part uses: {left}")
     return turns

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.datasets.chat_dataset import import_datasets
 from worldsmith.data.conversations.datasets.chat_file import ChatFile
-from worldsmith.data.conversations.datasets.llava import no_parts, show_first, tagged_turns
+from worldsmith.data.conversations.datasets.llava import insert_media, reject_parts, tagged_turns
 from worldsmith.data.conversations.datasets.messages import listed_media, message_turns, parse_messages
 from worldsmith.data.json_records import parse_json
 from worldsmith.data.stream.errors import DataError, SampleError
@@ -73,28 +73,28 @@ class SavedDataset(ChatFile):
         record: dict[str, Any] = {}
         for name, value in row.items():
             if name == self.config.column:
-                record[name] = rows_of(value)
+                record[name] = as_dicts(value)
             elif name in MEDIA and value is not None:
                 items = value if isinstance(value, list) else [value]
-                record[name] = [self._medium(number, name, place, item) for place, item in enumerate(items)]
+                record[name] = [self._medium(number, name, index, item) for index, item in enumerate(items)]
             elif value is None or isinstance(value, (str, int, float, bool)):
                 record[name] = value
         return record
 
-    def _medium(self, number: int, column: str, place: int, item: Any) -> Any:
+    def _medium(self, number: int, column: str, index: int, item: Any) -> Any:
         """Returns the value of a record for an image or video: its path, or a placeholder if `item` has bytes.
 
         Args:
             number: Index of the row.
             column: Name of the media column.
-            place: Index of the image or video in the row's column.
+            index: Index of the image or video in the row's column.
             item: Value in the dataset: a path, or {"bytes", "path"}.
         """
         if not isinstance(item, dict):
             return item
         if not item.get("bytes"):
             return item.get("path")
-        return {STORED: [number, column, place], "sha256": hashlib.sha256(item["bytes"]).hexdigest()[:12]}
+        return {STORED: [number, column, index], "sha256": hashlib.sha256(item["bytes"]).hexdigest()[:12]}
 
     def parse(self, record: Any) -> list[Turn]:
         conversation = record[self.config.column]
@@ -108,8 +108,8 @@ class SavedDataset(ChatFile):
         videos = [self.medium("video", path, record.get("video_fps")) for path in listed_media(record, "video")]
         if tagged:
             return tagged_turns(conversation, images, videos)
-        turns = parse_messages(conversation, no_parts)
-        return show_first(turns, [*images, *videos]) if images or videos else turns
+        turns = parse_messages(conversation, reject_parts)
+        return insert_media(turns, [*images, *videos]) if images or videos else turns
 
     def medium(self, kind: Literal["image", "video"], path: Any, stated_fps: Any = None) -> Part:
         if not isinstance(path, dict) or STORED not in path:
@@ -118,12 +118,12 @@ class SavedDataset(ChatFile):
             raise SampleError(
                 "bad_record", "the dataset contains a video as bytes: expected a path; write the video to a file"
             )
-        number, column, place = path[STORED]
+        number, column, index = path[STORED]
         found = self.rows[number][column]
-        return Part("image", source=(found if isinstance(found, list) else [found])[place]["bytes"])
+        return Part("image", source=(found if isinstance(found, list) else [found])[index]["bytes"])
 
 
-def rows_of(value: Any) -> Any:
+def as_dicts(value: Any) -> Any:
     """Returns a list of dicts; converts a dict of lists, in which form `datasets` may provide a list column."""
     if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
         return [dict(zip(value, items)) for items in zip(*value.values())]
@@ -145,31 +145,33 @@ def load_rows(config: SavedDataset.Config) -> Any:
                 )
             found = datasets.load_dataset(str(folder), config.subset or None)
         if isinstance(found, datasets.DatasetDict):
-            found = datasets.concatenate_datasets([found[name] for name in splits_of(config, list(found))])
+            found = datasets.concatenate_datasets([found[name] for name in select_splits(config, list(found))])
         elif config.split and str(found.split) != config.split:
             raise DataError(f"{folder} has no splits, but dataset.split is '{config.split}'. Omit dataset.split")
-        return undecoded(found, datasets)
+        return without_decoding(found, datasets)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder} cannot be loaded by the library 'datasets': {error}") from error
 
 
-def splits_of(config: SavedDataset.Config, there: list[str]) -> list[str]:
-    """Returns the names of the splits to read, out of the existing splits `there`.
+def select_splits(config: SavedDataset.Config, available: list[str]) -> list[str]:
+    """Returns the names of the splits to read, out of the existing splits `available`.
 
     Raises:
         DataError: If a split does not exist, or if the config names no split and there are several.
     """
-    asked = config.split.split("+") if config.split else there
-    missing = [name for name in asked if name not in there]
-    if missing or (len(asked) > 1 and not config.split):
+    selected = config.split.split("+") if config.split else available
+    missing = [name for name in selected if name not in available]
+    if missing or (len(selected) > 1 and not config.split):
         what = f"no split '{missing[0]}'" if missing else "several splits, but dataset.split is empty"
-        raise DataError(f"{config.path} has {what}: found {', '.join(there)}. Set dataset.split, such as {there[0]}")
-    return asked
+        raise DataError(
+            f"{config.path} has {what}: found {', '.join(available)}. Set dataset.split, such as {available[0]}"
+        )
+    return selected
 
 
-def undecoded(rows: Any, datasets: Any) -> Any:
+def without_decoding(rows: Any, datasets: Any) -> Any:
     """Returns the dataset `rows` with image and video columns that yield paths or bytes instead of decoded media.
 
     Args:

@@ -122,7 +122,7 @@ def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, V
         stated |= {"min_pixels": 128 * area, "max_pixels": 768 * area}
         videos, style = {"cap_pixels_per_frame": True, "max_video_tokens": 128_000}, replace(style, per_frame=True)
     return Limits(**common), VideoLimits(
-        **stated | cap_of(videos, stated, style),
+        **stated | max_pixel_fields(videos, stated, style),
         style=style,
         # The published files leave these to the class, which has this rate and these numbers for every model.
         fps=float(videos.get("fps") or 2),
@@ -131,7 +131,7 @@ def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, V
     )
 
 
-def cap_of(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoStyle) -> dict[str, Any]:
+def max_pixel_fields(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoStyle) -> dict[str, Any]:
     """Returns the fields of `VideoLimits` for the max pixels: frame_pixels, frame_floor and, per frame, max_pixels.
 
     Args:
