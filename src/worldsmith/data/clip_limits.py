@@ -25,5 +25,5 @@ def require_clip(frames: int, height: int, width: int, fps: float) -> None:
     if needed > memory:
         raise ValueError(
             f"{frames} frames of {height}×{width} pixels need {needed / 2**30:.0f} GiB, but this machine has "
-            f"{memory / 2**30:.0f} GiB of host RAM; use fewer or smaller frames"
+            f"{memory / 2**30:.0f} GiB of memory; use fewer or smaller frames"
         )

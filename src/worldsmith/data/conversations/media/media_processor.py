@@ -105,7 +105,7 @@ class MediaProcessor(Configurable):
             if self.fps is not None and self.nframes is not None:
                 raise wrong(self, "fps", "nframes", why="both set the number of frames", remedy="set one of them")
             if self.nframes is not None and (self.min_frames is not None or self.max_frames is not None):
-                why = "min_frames and max_frames limit the number of frames that follows from fps, not nframes"
+                why = "min_frames and max_frames apply to fps; with nframes they have no effect"
                 raise wrong(self, "min_frames", "max_frames", "nframes", why=why)
             for least, most in (
                 ("min_frames", "max_frames"),
