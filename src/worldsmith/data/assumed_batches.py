@@ -23,35 +23,42 @@ if TYPE_CHECKING:
     from worldsmith.data.conversations.media.media_processor import MediaProcessor
 
 CAPTION_TOKENS = 200
-"""Tokens of a caption, and of the text of a conversation."""
+"""Assumed number of tokens of a caption, and of the unsupervised text of a conversation."""
 ASPECT = "16,9"
-"""Assumed aspect bucket of a resolution tier."""
+"""Assumed aspect ratio "width,height" of the clips if the config has a resolution bucket."""
 RATE = 24.0
 """Assumed frame rate, if the dataset has none."""
 Kind = Literal["image", "video"]
 TYPES = {"image": 1, "video": 2}
+"""Token type of the placeholder tokens of each media type; text is 0."""
 WIDTH, HEIGHT = 1280, 720
 """Assumed size of an image in pixels, before it is resized for the model."""
 ANSWER_TOKENS = 100
 """Supervised tokens of a conversation."""
 BETWEEN = 9
-"""Tokens between two timestamps of a video: the timestamp as text, and the vision tokens around a frame."""
+"""Assumed number of tokens around a frame of a video: the timestamp as text, and a start and an end token."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssumedBatch:
-    """Dummy samples of the type of a task's loader. Their large tensors are views of a single element."""
+    """Pack of dummy samples for a plan, and its description. Large tensors are views of a single element."""
 
     samples: Sequence[Any]
+    """Samples of the type that the data loader of the task yields, such as `VideoSample`."""
     assumption: str
-    """The assumption as text: "46 clips of 61 frames of 320x192 pixels, captions of 211 tokens"."""
+    """Description of the samples: "46 clips of 61 frames of 320x192 pixels, captions of 211 tokens"."""
 
 
 class AssumedTexts(TextCache):
-    """A text cache for plans that contains every caption and has no folder."""
+    """Dummy text cache for plans: it has no folder, and `get` returns zeros for every caption."""
 
     def __init__(self, shape: tuple[int, int], precision: str) -> None:
-        """Sets the shape (tokens, channels) and precision of the hidden states of a caption."""
+        """Sets the tensor that `get` returns for every caption.
+
+        Args:
+            shape: (tokens, channels) of the hidden states of a caption.
+            precision: Name of a torch dtype, such as "bfloat16".
+        """
         self.shape, self.precision = shape, precision
         self.fingerprint, self.unwritten = "", 0
 
@@ -61,7 +68,7 @@ class AssumedTexts(TextCache):
         return torch.zeros(self.shape, dtype=getattr(torch, self.precision))
 
     def put(self, key: str, encoded: Tensor) -> None:
-        """No effect: every caption counts as cached."""
+        """Does nothing, since every caption counts as cached."""
 
 
 def assumed_clips(
@@ -73,35 +80,36 @@ def assumed_clips(
     fill: float = 1.0,
     encoded: bool = True,
 ) -> AssumedBatch:
-    """Returns dummy clips that fill the fraction `fill` of a pack; captions fill the rest, up to their limit.
+    """Returns a pack of dummy clips that has the fraction `fill` of the max number of tokens (or samples) of a pack.
 
-    A clip that does not fit into that fraction is assumed to be shorter.
+    Clips that are too long for that number of tokens get fewer frames. Captions are lengthened, up to their limit, to
+    use the tokens that the clips leave free.
 
     Args:
-        data: Config of the loader.
+        data: Config of the data loader.
         grid: Latent grid of the video VAE.
-        channels: Channels of the latents.
-        first_frames: What samples contain of their first frame; a frame that is encoded in every step has pixels.
-        fill: Fraction of the token cap of a pack, 0 to 1.
-        encoded: Clips have latents (as from a cache); False: pixels.
+        channels: Number of channels of the latents.
+        first_frames: Form of the first frame that each sample contains in addition to its clip, see `FirstFrames`.
+        fill: Fraction of the token limit of a pack, or of its number of samples if it has no token limit; 0 to 1.
+        encoded: Whether the clips have latents, as from a cache; False: pixels.
     """
-    dataset, room = data.dataset, room_of(data.max_sequence_length, fill)
+    dataset, room = data.dataset, max_pack_tokens(data.max_sequence_length, fill)
     width, height = exact_size(dataset.resolution) or RESOLUTIONS[dataset.resolution][ASPECT]
     caption = min(CAPTION_TOKENS, data.max_caption_tokens)
-    frames = grid.usable_frames(frames_of(dataset))
+    frames = grid.usable_frames(assumed_frames(dataset))
     while (tokens := grid.sample_tokens(caption, shape := grid.latent_shape(frames, height, width))) > room:
         if frames == 1:
             break
         frames = grid.usable_frames(max(1, frames // 2))
-    count = max(1, int(room // tokens)) if data.max_sequence_length else max(1, round(fill * most(data)))
+    count = max(1, int(room // tokens)) if data.max_sequence_length else max(1, round(fill * max_samples(data)))
     if data.max_sequence_length:
         caption = min(data.max_caption_tokens, caption + max(0, int(room) // count - tokens))
         tokens = grid.sample_tokens(caption, shape)
     fps = dataset.conditioning_fps if dataset.conditioning_fps > 0 else RATE
     bare = [
         VideoSample(
-            key=f"assumed_{place}",
-            position=place,
+            key=f"assumed_{index}",
+            position=index,
             text_ids=[1] * caption,
             caption="assumed",
             video=None,
@@ -115,7 +123,7 @@ def assumed_clips(
             cache_key=None,
             resolution=dataset.resolution,
         )
-        for place in range(count)
+        for index in range(count)
     ]
     clips = [with_contents(clip, kind=first_frames, channels=channels, encoded=encoded) for clip in bare]
     what = count_of(count, "image" if frames == 1 else "clip")
@@ -126,26 +134,27 @@ def assumed_clips(
 def assumed_chats(
     data: ChatLoader.Config, media: MediaProcessor | None, placeholders: dict[str, int], *, fill: float = 1.0
 ) -> AssumedBatch:
-    """Returns dummy conversations with one image or video each that fill a fraction of a pack.
+    """Returns a pack of dummy conversations that has the fraction `fill` of the max number of tokens of a pack.
 
-    If the number of samples of a pack is limited, each conversation has enough images or videos to fill the pack.
+    Each conversation has one image or video (none for a text model). If the number of samples of a pack is limited,
+    each conversation has as many images or videos as are required to reach that number of tokens.
 
     Args:
-        data: Config of the loader.
-        media: Processor of the model; None for a text model.
-        placeholders: IDs of the placeholder tokens of "image" and "video".
-        fill: Fraction of the token cap of a pack, 0 to 1.
+        data: Config of the data loader.
+        media: Media processor of the model; None for a text model.
+        placeholders: Token ID of the placeholder of "image" and of "video".
+        fill: Fraction of the token limit of a pack, or of its number of samples if it has no token limit; 0 to 1.
     """
     kind: Kind = data.dataset.usual_media
-    grid = (0, 0, 0) if media is None else grid_of(media, kind)
+    grid = (0, 0, 0) if media is None else assumed_grid(media, kind)
     text = CAPTION_TOKENS + ANSWER_TOKENS
-    shown = tokens_of(grid, media)
-    room = room_of(data.max_sequence_length, fill)
+    shown = count_tokens(grid, media)
+    room = max_pack_tokens(data.max_sequence_length, fill)
     longest = data.max_sample_tokens or sys.maxsize
     limit = data.max_samples_per_batch
     while grid[0] > 1 and text + shown > min(room, longest):
         grid = (grid[0] // 2, *grid[1:])
-        shown = tokens_of(grid, media)
+        shown = count_tokens(grid, media)
     if data.max_sequence_length is None:
         count, pictures = max(1, round(fill * (limit or 1))), 1
         text = max(2, min(text, longest - shown))
@@ -156,7 +165,7 @@ def assumed_chats(
         pictures = max(1, (each - text) // shown) if shown else 0
         text = max(2, each - pictures * shown)
     pictures = pictures if media is not None else 0
-    samples = [assumed_chat(place, text, [grid] * pictures, kind, media, placeholders) for place in range(count)]
+    samples = [assumed_chat(index, text, [grid] * pictures, kind, media, placeholders) for index in range(count)]
     what = "no images" if not pictures else f"{count_of(pictures, kind)} of {size_of(grid, kind, media)}"
     words = f"{count_of(count, 'conversation')} of {samples[0].num_tokens:,} tokens, each with {what}"
     return AssumedBatch(samples, f"{words} and {samples[0].num_supervised} supervised tokens")
@@ -167,56 +176,73 @@ def count_of(number: int, what: str) -> str:
 
 
 def with_contents(clip: VideoSample, *, kind: FirstFrames, channels: int, encoded: bool) -> VideoSample:
-    """Adds dummy pixels or latents to a clip, and its first frame."""
+    """Returns a copy of a sample with dummy pixels or latents, and with a dummy first frame in `image`.
+
+    Args:
+        clip: Sample of a clip; its shapes and sizes determine those of the dummy tensors.
+        kind: Form of the first frame; "none": `image` is None.
+        channels: Number of channels of the latents.
+        encoded: Whether the clip gets latents, as from a cache; False: pixels.
+    """
     clip = replace(
         clip,
-        video=None if encoded else constant("uint8", 3, clip.num_frames, *clip.size),
-        latents=constant("float32", channels, *clip.latent_shape) if encoded else None,
+        video=None if encoded else shared_zeros("uint8", 3, clip.num_frames, *clip.size),
+        latents=shared_zeros("float32", channels, *clip.latent_shape) if encoded else None,
     )
     clip.image = None if kind == "none" else assumed_first_frame(clip, kind, channels=channels, encoded=encoded)
     return clip
 
 
 def assumed_first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, encoded: bool) -> VideoSample:
-    """Returns the dummy sample of the first frame of a clip, as a loader builds it."""
+    """Returns a dummy sample of the first frame of `clip` in the form `kind`, as `ClipMaker` builds it.
+
+    Args:
+        clip: Sample of the clip.
+        kind: Form of the first frame, except "none".
+        channels: Number of channels of the latents.
+        encoded: Whether the latents of the frame are cached; False: the sample has pixels.
+    """
     opening = kind.startswith("opening")
     shape = clip.latent_shape if opening else (1, *clip.latent_shape[1:])
     pixels = not encoded or kind in ("encoded in every epoch", "opening and pixels")
     return replace(
         clip,
-        video=constant("uint8", 3, 1, *clip.size) if pixels else None,
-        latents=constant("float32", channels, *shape) if encoded and kind != "encoded in every epoch" else None,
+        video=shared_zeros("uint8", 3, 1, *clip.size) if pixels else None,
+        latents=shared_zeros("float32", channels, *shape) if encoded and kind != "encoded in every epoch" else None,
         latent_shape=shape,
         num_frames=clip.num_frames if opening else 1,
     )
 
 
-def frames_of(dataset: VideoDataset.Config) -> int:
-    """Returns the frames of a clip: the number that the dataset sets, or its minimum if it uses whole windows."""
+def assumed_frames(dataset: VideoDataset.Config) -> int:
+    """Returns the assumed frames of a clip: `num_video_frames`, else the largest bucket, else `min_frames`."""
     if dataset.num_video_frames > 0:
         return dataset.num_video_frames
     return max(dataset.frame_buckets) if dataset.frame_buckets else dataset.min_frames
 
 
-def room_of(cap: int | None, fill: float) -> float:
-    """Returns the max tokens of a batch, strictly below the cap as in a loader; infinite without a cap."""
+def max_pack_tokens(cap: int | None, fill: float) -> float:
+    """Returns the max tokens of a pack: `fill` (0 to 1) times the exclusive limit `cap`; infinity if `cap` is None."""
     return math.inf if cap is None else max(1, min(int(fill * cap), cap - 1))
 
 
-def most(data: Any) -> int:
-    """Returns the max number of samples of a batch; 1 if it is not limited."""
+def max_samples(data: Any) -> int:
+    """Returns `max_samples_per_batch` of the data loader config `data`; 1 if it is not set."""
     return int(data.max_samples_per_batch or 1)
 
 
-def constant(dtype: str, *shape: int) -> Tensor:
-    """Returns zeros that share the memory of one element."""
+def shared_zeros(dtype: str, *shape: int) -> Tensor:
+    """Returns a tensor of zeros of this dtype name and shape, whose elements all share the memory of one element."""
     import torch
 
     return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
 
 
-def grid_of(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
-    """Returns the patches (time, rows, columns) of an image of the assumed size, or of a video with max frames."""
+def assumed_grid(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
+    """Returns the number of patches (time, rows, columns) of a dummy image, or of a dummy video with max frames.
+
+    Their frame size is `WIDTH` x `HEIGHT` pixels before it is resized for the model.
+    """
     if kind == "image":
         limits: Any = media.images
         size = media.image_size(HEIGHT, WIDTH)
@@ -227,13 +253,19 @@ def grid_of(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
     return -(-frames // limits.temporal), size[0] // limits.patch, size[1] // limits.patch
 
 
-def tokens_of(grid: tuple[int, int, int], media: MediaProcessor | None) -> int:
-    """Returns the tokens of an image or video, including the tokens around it."""
-    return 0 if media is None else sum(spans_of(grid, media)) + BETWEEN * len(spans_of(grid, media))
+def count_tokens(grid: tuple[int, int, int], media: MediaProcessor | None) -> int:
+    """Returns the number of tokens of an image or video with `grid` = (time, rows, columns) patches; 0 without media.
+
+    Timestamps and the start and end tokens of frames are included.
+    """
+    return 0 if media is None else sum(placeholder_spans(grid, media)) + BETWEEN * len(placeholder_spans(grid, media))
 
 
-def spans_of(grid: tuple[int, int, int], media: MediaProcessor) -> list[int]:
-    """Returns the tokens of each span of an image or video: a span per time, or one for the whole video."""
+def placeholder_spans(grid: tuple[int, int, int], media: MediaProcessor) -> list[int]:
+    """Returns the number of placeholder tokens of each consecutive span of them in an image or video.
+
+    A video has one span per temporal patch if the network expects timestamps as text, else a single span.
+    """
     tokens = grid[1] * grid[2] // media.images.merge**2
     return [tokens] * grid[0] if media.videos.style.times_as_text else [tokens * grid[0]]
 
@@ -245,14 +277,23 @@ def size_of(grid: tuple[int, int, int], kind: Kind, media: Any) -> str:
 
 
 def assumed_chat(
-    place: int,
+    index: int,
     text: int,
     grids: list[tuple[int, int, int]],
     kind: Kind,
     media: MediaProcessor | None,
     placeholders: dict[str, int],
 ) -> ChatSample:
-    """Returns a conversation of images or videos, followed by a text that ends with the answer."""
+    """Returns a dummy conversation: images or videos, then text that ends with the supervised answer.
+
+    Args:
+        index: Index of the conversation, used as its position and in its key.
+        text: Number of text tokens, including the answer.
+        grids: Patches (time, rows, columns) of each image or video.
+        kind: Type of the media.
+        media: Media processor of the model; None for a text model.
+        placeholders: Token ID of the placeholder of "image" and of "video".
+    """
     import torch
 
     from worldsmith.data.conversations.chat_processor import IGNORED, ChatSample
@@ -260,7 +301,7 @@ def assumed_chat(
     types: list[int] = []
     for grid in grids:
         assert media is not None
-        for tokens in spans_of(grid, media):
+        for tokens in placeholder_spans(grid, media):
             types += [0] * BETWEEN + [TYPES[kind]] * tokens
     types += [0] * text
     token_types = torch.tensor(types)
@@ -272,16 +313,21 @@ def assumed_chat(
     if grids and media is not None and kind == "video":
         rate = media.config.fps or media.videos.fps
         shown["video_seconds"] = torch.full((len(grids),), media.videos.temporal / rate)
-    sample = ChatSample(f"assumed_{place}", place, len(ids), ids, labels, token_types, **shown)
+    sample = ChatSample(f"assumed_{index}", index, len(ids), ids, labels, token_types, **shown)
     return sample if media is None else with_patches(sample, media)
 
 
 def with_patches(sample: ChatSample, media: MediaProcessor) -> ChatSample:
-    """Adds dummy patches to a conversation whose images and videos are not decoded."""
+    """Returns a copy of a conversation with dummy patches, as many as its `image_grids` and `video_grids` require.
+
+    Args:
+        sample: Sample whose images and videos are not decoded.
+        media: Media processor of the model, which determines the number of values per patch.
+    """
     values = 3 * media.images.temporal * media.images.patch**2
     found: dict[str, Any] = {}
     for kind in TYPES:
         grids = getattr(sample, f"{kind}_grids")
         if grids is not None:
-            found[f"{kind}_patches"] = constant("uint8", int(grids.prod(-1).sum()), values)
+            found[f"{kind}_patches"] = shared_zeros("uint8", int(grids.prod(-1).sum()), values)
     return replace(sample, **found)

@@ -7,7 +7,7 @@ import math
 import psutil
 
 MIN_FPS, MAX_FPS = 0.01, 1000
-"""Min and max frame rate (fps) that a video file may state."""
+"""Min and max frame rate of a clip in frames per second."""
 
 
 def require_clip(frames: int, height: int, width: int, fps: float) -> None:

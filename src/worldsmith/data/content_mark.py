@@ -13,7 +13,7 @@ from pathlib import Path
 PIECE = 1 << 14
 """Number of bytes read at the start, in the middle and at the end of a file."""
 MOST = 1000
-"""Number of files of a dataset that are inspected, from the first."""
+"""Max number of files of a dataset that get a fingerprint: the first ones."""
 READERS = 8
 
 
@@ -41,7 +41,7 @@ def content_mark(path: str | Path) -> str:
 
 
 def content_marks(paths: Iterable[str]) -> dict[str, str]:
-    """Returns the fingerprints of the first `MOST` different files by path, see `content_mark`."""
+    """Returns {path: fingerprint} for the first `MOST` different paths, see `content_mark`; later paths are ignored."""
     chosen = list(islice(dict.fromkeys(paths), MOST))
     with ThreadPoolExecutor(READERS) as pool:
         return dict(zip(chosen, pool.map(content_mark, chosen)))

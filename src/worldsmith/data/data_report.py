@@ -13,68 +13,75 @@ from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.sample_maker import StreamDataset
 
 EXAMPLES = 5
-"""Max number of samples that are named per reason or flag."""
+"""Max number of example records or samples per reason or warning."""
 BARS = 8
 """Max number of bars of a histogram."""
 
 
 @dataclass(slots=True)
 class DataReport:
-    """Result of inspecting a dataset. Counts equal those of a run over it.
+    """Result of inspecting a dataset before a run; numbers of samples and packs equal those that the run will have.
 
     Values that were not measured are None or empty.
     """
 
     dataset: str
+    """Name of the dataset in messages: a file or a folder."""
     records: int
+    """Number of records of the dataset file, including invalid ones."""
     samples: int
-    """Samples of all epochs together, by the file of records."""
+    """Number of different samples in all epochs together, before any sample is read."""
     positions: int
-    """Samples of an epoch, by the file of records."""
+    """Number of samples of an epoch, before any sample is read."""
     looked_at: int = 0
     """Number of inspected samples of the first epoch."""
     decoded: bool = False
-    """Whether the inspected samples were decoded as in training; if not, only headers were read."""
+    """Whether the inspected samples were decoded as in training; False: only headers were read."""
     kept: int | None = None
-    """Number of inspected samples that are trained on; None if no sample was inspected."""
+    """Number of inspected samples that a run would train on; None if no sample was inspected."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
-    """By reason: skipped records of the file and skipped samples among the inspected ones."""
+    """Skipped records of the dataset file and skipped samples among the inspected ones, by reason."""
     bad: int = 0
-    """Broken samples among the skipped ones; they count against the limit of the run."""
+    """Number of skipped samples that are broken; a run stops if there are too many of them."""
     notes: dict[str, int] = field(default_factory=dict)
-    """Counters of the loader for the inspected samples."""
+    """Counters of the data loader for the inspected samples."""
     said: dict[str, list[str]] = field(default_factory=dict)
-    """First messages of each counter."""
+    """First messages of each counter in `notes`."""
     flags: list[DataFlag] = field(default_factory=list)
-    """Flags of the records, found before a sample is read."""
+    """Warnings about the records, found before any sample is read."""
     cap: int | None = None
-    """Exclusive token limit of a sample: that of a pack, or a smaller limit of samples."""
+    """Exclusive token limit of a sample: that of a pack, or a smaller limit for samples."""
     cap_field: str = ""
-    """Name of the setting with the limit, as the user wrote it."""
+    """Name of the setting with the token limit, as the user wrote it."""
     cap_included: bool = False
-    """Whether that setting is the max number of tokens of a sample (inclusive); False: it is the exclusive limit."""
+    """Whether the setting `cap_field` is inclusive (the max number of tokens of a sample); False: exclusive."""
     over_cap: int = 0
-    """Inspected samples that reach the limit."""
+    """Number of inspected samples that reach the token limit."""
     needed_cap: int | None = None
-    """Smallest limit that no inspected sample reaches, if the current limit is too small."""
+    """Smallest token limit that no inspected sample reaches, if the current limit is too small."""
     tokens: Distribution | None = None
-    """Tokens per sample, including samples above the limit."""
+    """Tokens per sample, including samples above the token limit."""
     features: dict[str, Histogram] = field(default_factory=dict)
+    """Histograms of the properties of the samples, such as their sizes and frame rates."""
     seconds: Distribution | None = None
-    """Seconds per sample in one process."""
+    """Seconds to read a sample in one process."""
     packer: str = ""
+    """Packer of the config."""
     fill: dict[str, float] = field(default_factory=dict)
-    """By packer: tokens per pack of the first epoch as a fraction of the limit, without the last pack of each rank."""
+    """Mean tokens per pack of the first epoch as a fraction of the token limit, by packer; the last pack of each rank
+    is not included."""
     packs: list[int] = field(default_factory=list)
-    """Packs of each rank in the first epoch; an estimate if not all samples were inspected."""
+    """Number of packs of each rank in the first epoch; an estimate if not all samples were inspected."""
     steps: list[float] = field(default_factory=list)
-    """Optimizer steps of each rank in the first epoch."""
+    """Number of optimizer steps of each rank in the first epoch."""
     later_steps: list[float] = field(default_factory=list)
-    """Average steps of each rank in an epoch of a long run, in which the last pack is also full."""
+    """Average number of optimizer steps of each rank per epoch in a long run, in which the last pack of an epoch is
+    filled with samples of the next one."""
     ranks_that_work: int | None = None
-    """Max number of ranks that each have a step in an epoch, if not all do; 0 = none."""
+    """Max number of ranks that each have a step in an epoch; None if all ranks have one, 0 if no rank can have one."""
     cells: int = 0
-    """Number of latents of the trained samples of the first epoch; an estimate if not all samples were inspected."""
+    """Number of latent positions (t·h·w) of the trained samples of the first epoch; an estimate if not all samples
+    were inspected."""
     duplicates: list[list[str]] = field(default_factory=list)
     """Groups of keys of samples with equal content."""
     problems: list[str] = field(default_factory=list)
@@ -82,22 +89,22 @@ class DataReport:
 
     @classmethod
     def of_dataset(cls, dataset: StreamDataset, cap: int | None) -> DataReport:
-        """Builds the report before any sample is read: counts and skipped records.
+        """Returns the report of a dataset before any sample is read: its name, numbers of samples and skipped records.
 
         Args:
-            dataset: Dataset of a loader.
-            cap: Exclusive cap on the tokens of a sample; None: no cap.
+            dataset: Dataset of a data loader.
+            cap: Exclusive token limit of a sample; None: no limit.
         """
         report = cls(dataset.name, dataset.num_records, dataset.num_samples, len(dataset), cap=cap)
         report.leave_out(dataset.rejections)
         return report
 
     def facts(self) -> dict[str, Any]:
-        """Returns the report as plain data (dicts, lists, numbers, texts)."""
+        """Returns the fields of the report as a nested dict of JSON values."""
         return asdict(self)
 
     def leave_out(self, rejections: Iterable[Rejection]) -> None:
-        """Counts skipped records or samples by reason, with the first ones as examples."""
+        """Adds skipped records or samples to `left_out` and `bad`, with the first ones of each reason as examples."""
         for rejection in rejections:
             group = self.left_out.setdefault(rejection.reason, LeftOut())
             group.count += 1
@@ -108,7 +115,7 @@ class DataReport:
         self.left_out = dict(sorted(self.left_out.items()))
 
     def count_features(self, samples: Iterable[Any]) -> None:
-        """Sets `features` to histograms of the features of samples (`SampleMaker.features`)."""
+        """Sets `features` to a histogram per feature; `samples` are the results of `SampleMaker.features`."""
         values: dict[str, list[float | str]] = defaultdict(list)
         for features in samples:
             for name, found in features.items():
@@ -122,37 +129,38 @@ class LeftOut:
 
     count: int = 0
     examples: list[dict[str, Any]] = field(default_factory=list)
-    """First skipped ones: key, path, line or index in the file, and detail."""
+    """First skipped records or samples, as dicts with key, path, line, index and detail."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFlag:
-    """A warning about `count` of `of` records or samples, which are still used; the run does not stop for it."""
+    """Warning about `count` of `of` records or samples, which are used nevertheless."""
 
     name: str
+    """Short name of the type of warning, such as "ids_missing"."""
     count: int
     of: int
     said: str
     """Message that follows "3 of 20 "."""
     examples: list[dict[str, Any]] = field(default_factory=list)
-    """First flagged records: number in the file (`index`), `key` and sometimes `detail`."""
+    """First records with the problem, as dicts with their number in the file (`index`), `key` and possibly `detail`."""
 
     def __str__(self) -> str:
         return f"{self.count} of {self.of} {self.said}"
 
     @property
     def named(self) -> str:
-        """The examples on one line."""
+        """Numbers and keys of the examples on one line, such as "record 3 (a), record 7 (b)"."""
         more = ", …" if self.count > len(self.examples) else ""
         return ", ".join(f"record {one['index']} ({one['key']})" for one in self.examples) + more
 
 
 def flag_records(name: str, found: Iterable[dict[str, Any]], of: int, said: str) -> Iterable[DataFlag]:
-    """Yields a flag for the given records, with the first ones as examples; yields no flag without records.
+    """Yields one warning about the records in `found`, with the first ones as examples; none if `found` is empty.
 
     Args:
-        name: Name of the flag.
-        found: Records with the property: `index`, `key` and optionally `detail`.
+        name: Name of the type of warning.
+        found: Records with the problem, as dicts with `index`, `key` and optionally `detail`.
         of: Number of all records.
         said: Message that follows "3 of 20 ".
     """
@@ -163,7 +171,7 @@ def flag_records(name: str, found: Iterable[dict[str, Any]], of: int, said: str)
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Count, sum, percentiles and max of values. Percentiles are existing values (nearest rank)."""
+    """Count, sum, percentiles (nearest rank) and max of a list of values."""
 
     count: int
     total: float
@@ -174,14 +182,14 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Labels and counts of bars: numbers in ascending order, texts by frequency."""
+    """Labels and counts of the bars of a histogram: numbers in ascending order, strings by frequency."""
 
     labels: list[str]
     counts: list[int]
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """Returns count, sum, percentiles and max of the values; None without values."""
+    """Returns count, sum, percentiles and max of the values; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -190,9 +198,9 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def histogram(values: Sequence[float | str]) -> Histogram:
-    """Returns a histogram of numbers or texts with at most `BARS` bars.
+    """Returns a histogram of numbers or strings with at most `BARS` bars.
 
-    A few different numbers get one bar each, others get bars of equal width. Rare texts share one bar.
+    A few different numbers get one bar each, others get bars of equal width. Rare strings share one bar.
     """
     words = [value for value in values if isinstance(value, str)]
     numbers = [value for value in values if not isinstance(value, str)]
@@ -203,12 +211,12 @@ def histogram(values: Sequence[float | str]) -> Histogram:
     elif len(set(numbers)) <= BARS:
         bars = [(format_number(value), count) for value, count in sorted(Counter(numbers).items())]
     else:
-        bars = binned(numbers)
+        bars = equal_width_bars(numbers)
     return Histogram([label for label, _ in bars], [count for _, count in bars])
 
 
-def binned(numbers: Sequence[float]) -> list[tuple[str, int]]:
-    """Returns (label, count) of bars of equal width; bars of integers start and end at integers."""
+def equal_width_bars(numbers: Sequence[float]) -> list[tuple[str, int]]:
+    """Returns (label, count) of histogram bars of equal width; bars of integers have integer ends."""
     low, high = min(numbers), max(numbers)
     whole = all(float(number).is_integer() for number in numbers)
     width = math.ceil((high - low + 1) / BARS) if whole else (high - low) / BARS
@@ -222,5 +230,5 @@ def binned(numbers: Sequence[float]) -> list[tuple[str, int]]:
 
 
 def format_number(number: float) -> str:
-    """Formats a number: integers in full, others with four significant digits."""
+    """Returns a number as text: integers with all digits, others with four significant digits."""
     return str(int(number)) if float(number).is_integer() else f"{number:.4g}"

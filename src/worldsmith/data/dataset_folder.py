@@ -13,7 +13,7 @@ from worldsmith.files.lines import read_lines
 from worldsmith.files.writable import files_in, require_only
 
 LIST = ".files"
-"""List of the written files, one path per line; only these are removed when the dataset is written again."""
+"""File that lists the written files, one path per line; only these are removed if the dataset is written again."""
 
 
 def prepare_folder(out: Path, header: dict[str, Any], contents: Sequence[str], force: bool) -> bool:
@@ -22,7 +22,7 @@ def prepare_folder(out: Path, header: dict[str, Any], contents: Sequence[str], f
     Args:
         out: Folder of the dataset, which is created if it does not exist.
         header: Settings that identify the dataset, stored in dataset.json.
-        contents: Names of the files and folders that will be written.
+        contents: Names of the files and folders in `out` that will be written; existing ones are removed.
         force: Whether a complete dataset may be replaced.
 
     Returns:
@@ -56,7 +56,7 @@ def prepare_folder(out: Path, header: dict[str, Any], contents: Sequence[str], f
 
 
 def complete_folder(out: Path, summary: dict[str, Any]) -> None:
-    """Marks the dataset in `out` as complete: writes the list of files and dataset.json.
+    """Marks the dataset in the folder `out` as complete by writing the list of its files and dataset.json.
 
     Args:
         out: Folder that `prepare_folder` has prepared.
@@ -69,5 +69,5 @@ def complete_folder(out: Path, summary: dict[str, Any]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes plain data as an indented JSON file, atomically."""
+    """Writes JSON data to an indented file, atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")

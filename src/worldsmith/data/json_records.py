@@ -15,7 +15,7 @@ from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.json_file import object_of
 
 MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""Matches JSON bytes that can contain an unpaired surrogate, which Python's parser accepts."""
+"""Matches JSON bytes that may contain an unpaired surrogate (invalid Unicode), which Python's parser accepts."""
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
@@ -36,25 +36,28 @@ def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parses one JSON record.
+    """Returns the value of a JSON record.
 
     Raises:
         SampleError: bad_json if the text is not valid JSON; bad_record for an unpaired surrogate or a repeated key.
     """
     try:
-        value, faults = read_noting_repeats(text)
+        value, faults = parse_with_repeats(text)
     except (ValueError, RecursionError) as error:
         raise SampleError("bad_json", str(error)) from None
-    if (fault := repeat_in(value, faults)) or (MAYBE_SURROGATE.search(text) and (fault := no_unicode(value))):
+    if (fault := find_repeat(value, faults)) or (MAYBE_SURROGATE.search(text) and (fault := find_surrogate(value))):
         raise fault
     return value
 
 
-def read_noting_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
-    """Parses JSON; returns the value and the errors of objects with repeated keys, by their `id`.
+def parse_with_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
+    """Parses JSON that may have objects with repeated keys.
+
+    Returns:
+        The value, and an error for each dict in it that had a repeated key, by the `id()` of the dict.
 
     Raises:
-        ValueError: As `json.loads`.
+        ValueError: If the text is not valid JSON.
     """
     faults: dict[int, SampleError] = {}
 
@@ -64,18 +67,23 @@ def read_noting_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
     return json.loads(text, object_pairs_hook=partial(object_of, repeated=repeated)), faults
 
 
-def repeat_in(value: Any, faults: Mapping[int, SampleError]) -> SampleError | None:
-    """Returns the first error in `faults` of an object in `value`; None without one. See `read_noting_repeats`."""
+def find_repeat(value: Any, faults: Mapping[int, SampleError]) -> SampleError | None:
+    """Returns the error of the first dict in `value` that had a repeated key; None if no dict had one.
+
+    Args:
+        value: Parsed JSON value.
+        faults: Errors by the `id()` of the dict, from `parse_with_repeats`.
+    """
     if not faults or not isinstance(value, (dict, list)):
         return None
     if fault := faults.get(id(value)):
         return fault
     inside = value.values() if isinstance(value, dict) else value
-    return next((fault for item in inside if (fault := repeat_in(item, faults))), None)
+    return next((fault for item in inside if (fault := find_repeat(item, faults))), None)
 
 
 def first_record(file: Path) -> Any:
-    """Returns the first valid record of a JSON Lines file; None without one or for another file type."""
+    """Returns the first valid record of a `.jsonl[.gz]` file; None for other files and without valid records."""
     if ".jsonl" not in file.name:
         return None
     for _, line in read_lines(file):
@@ -84,33 +92,33 @@ def first_record(file: Path) -> Any:
     return None
 
 
-def no_unicode(value: Any) -> SampleError | None:
-    """Returns a SampleError if a text in `value` contains an unpaired surrogate; else None."""
+def find_surrogate(value: Any) -> SampleError | None:
+    """Returns a SampleError if a string in the JSON value `value` contains an unpaired surrogate; else None."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])
-        return SampleError("bad_record", f"a text contains {half}, which is half of a surrogate pair")
+        return SampleError("bad_record", f"a string contains {half}, which is half of a surrogate pair")
     return None
 
 
 def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:
-    """Reads the records of a file with one JSON list.
+    """Reads a JSON file that contains a list of records, or an object with such a list.
 
     Args:
         file: JSON file.
-        wrappers: Keys under which an object may contain the list.
+        wrappers: Possible keys of the list, if the file may contain an object.
         single: Key by which an object is recognized as a single record.
 
     Returns:
-        The records; a SampleError instead of a record with an unpaired surrogate or a repeated key.
+        The records. A record with an unpaired surrogate or a repeated key is replaced by a SampleError.
 
     Raises:
         DataError: If the file is not valid JSON or contains no such list.
     """
     try:
         text = file.read_bytes()
-        value, faults = read_noting_repeats(text)
+        value, faults = parse_with_repeats(text)
         records = records_in(value, wrappers, single)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read as JSON: {error}") from None
@@ -119,14 +127,21 @@ def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> 
     if isinstance(value, dict) and records != [value] and (fault := faults.get(id(value))):
         raise DataError(f"{file}: {fault.detail}")
     if faults:
-        records = [repeat_in(record, faults) or record for record in records]
+        records = [find_repeat(record, faults) or record for record in records]
     if MAYBE_SURROGATE.search(text):
-        records = [record if isinstance(record, SampleError) else no_unicode(record) or record for record in records]
+        records = [
+            record if isinstance(record, SampleError) else find_surrogate(record) or record for record in records
+        ]
     return records
 
 
 def records_in(value: Any, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:
-    """Returns the list of records that a JSON value is or contains, not a copy; see `read_list`.
+    """Returns the list of records in a JSON value: the value itself, a list in it, or a single record.
+
+    Args:
+        value: Parsed JSON value. A list in it is not copied.
+        wrappers: Possible keys of the list, if the value may be an object.
+        single: Key by which an object is recognized as a single record.
 
     Raises:
         DataError: If the value contains no such list.
@@ -135,7 +150,7 @@ def records_in(value: Any, wrappers: Sequence[str] = (), single: str = "") -> li
         return value
     expected = "a list of records"
     if wrappers:
-        expected += f", or an object that has one as {' or '.join(map(repr, wrappers))} or is a record with '{single}'"
+        expected += f", an object with such a list as {' or '.join(map(repr, wrappers))}, or a record with '{single}'"
     if not isinstance(value, dict) or not wrappers:
         raise DataError(f"expected {expected}, found {type(value).__name__}")
     if single in value:

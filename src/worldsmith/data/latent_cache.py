@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 STALE_SECONDS = 3600
 TEXT_FOLDER = "text"
-"""Subfolder of a latent cache with the text cache."""
+"""Subfolder of the folder of the latent cache, in which the text cache is."""
 
 
 class EncodedCache:
-    """A cache folder of safetensors files with one tensor each.
+    """Cache of encoded tensors in a folder, with one safetensors file per tensor.
 
-    The key is a SHA-256 over everything that changes the tensor: a changed input gets another key, so entries are never
+    The key is a SHA-256 of everything that changes the tensor: a changed input gets another key, so entries are never
     invalidated. Files are written atomically. A damaged file is a cache miss: it is counted in `corrupt`, removed and
     written again. An unreadable file is a miss, and a failed write is counted in `unwritten`; the first such error is
     logged. Errors only cost time, since the encoder runs again.
@@ -57,12 +57,12 @@ class EncodedCache:
         self.fingerprint = fingerprint
         self.corrupt = 0
         self.unwritten = 0
-        self._said = False
+        self._logged = False
         try:
             remove_stale(self.incoming)
             self._probe()
         except OSError as error:
-            self._complain(error)
+            self._log_first_error(error)
 
     @property
     def incoming(self) -> Path:
@@ -70,7 +70,10 @@ class EncodedCache:
         return self.folder / "incoming"
 
     def key_for(self, **everything: Any) -> str:
-        """Returns the key of keyword arguments with JSON values, the encoder's fingerprint and the format version."""
+        """Returns the cache key, as hex digits, for the JSON values that identify an input.
+
+        The encoder's fingerprint and `FORMAT_VERSION` are added to the hashed values.
+        """
         facts = {"facts": everything, self.encoder: self.fingerprint, "format": FORMAT_VERSION}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -79,7 +82,7 @@ class EncodedCache:
         return self.folder / key[:2] / f"{key}.safetensors"
 
     def get(self, key: str, shape: tuple[int, ...] | None = None) -> Tensor | None:
-        """Returns the stored tensor on the CPU; None if it is missing, unreadable or damaged.
+        """Returns the cached tensor of a key on the CPU; None if it is missing, unreadable or damaged.
 
         Args:
             key: Key of the entry.
@@ -97,27 +100,27 @@ class EncodedCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._complain(error)
+            self._log_first_error(error)
             return None
         except SafetensorError as error:
-            self._drop(path, str(error))
+            self._remove_damaged(path, str(error))
             return None
         if stated != checksum(found):
-            self._drop(path, "the checksum does not match")
+            self._remove_damaged(path, "the checksum does not match")
             return None
         if shape is not None and tuple(found.shape[1:]) != shape:
-            self._drop(path, f"expected shape {('*', *shape)}, found {tuple(found.shape)}")
+            self._remove_damaged(path, f"expected shape {('*', *shape)}, found {tuple(found.shape)}")
             return None
         return found
 
     def look_up(self, key: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Literal["hit", "miss", "corrupt"]]:
-        """Returns the result of `get` and its outcome: "hit", "miss" or "corrupt"."""
+        """Returns (result of `get`, outcome), where the outcome is "hit", "miss", or "corrupt" for a damaged file."""
         damaged = self.corrupt
         found = self.get(key, shape)
         return found, "hit" if found is not None else "miss" if self.corrupt == damaged else "corrupt"
 
     def put(self, key: str, encoded: Tensor) -> None:
-        """Stores a tensor in its dtype; the first failed write is logged, later ones are only counted."""
+        """Writes a tensor to the cache in its dtype; the first failed write is logged, later ones are only counted."""
         from safetensors.torch import save
 
         encoded = encoded.detach().cpu().contiguous()
@@ -125,7 +128,7 @@ class EncodedCache:
             self._write(key, save({self.tensor: encoded}, metadata={"crc32": checksum(encoded)}))
         except OSError as error:
             self.unwritten += 1
-            self._complain(error)
+            self._log_first_error(error)
 
     def _write(self, key: str, data: bytes) -> None:
         path = self.path_for(key)
@@ -141,16 +144,16 @@ class EncodedCache:
         with tempfile.TemporaryFile(dir=self.incoming) as file:
             file.write(b"probe")
 
-    def _complain(self, error: OSError) -> None:
-        if not self._said:
-            self._said = True
+    def _log_first_error(self, error: OSError) -> None:
+        if not self._logged:
+            self._logged = True
             log.warning(
-                "cache %s cannot be read or written: %s. Each %s that it lacks is encoded again in every epoch. "
+                "cache %s cannot be read or written: %s. Each %s that is not cached is encoded in every epoch. "
                 "Check permissions and free disk space",
                 self.folder, error.strerror or error, self.what,
             )  # fmt: skip
 
-    def _drop(self, path: Path, why: str) -> None:
+    def _remove_damaged(self, path: Path, why: str) -> None:
         self.corrupt += 1
         log.warning("cached %s %s are damaged (%s); the %s is encoded again", self.tensor, path, why, self.what)
         with contextlib.suppress(OSError):  # another process was quicker, or the cache is read-only
@@ -176,8 +179,8 @@ class LatentCache(EncodedCache):
             status: Size and modification time of its file.
             selection: Used frames; `counts` replaces their number.
             size: (H, W) in pixels after scaling and cropping.
-            counts: Number of encoded frames; with a second number, one frame followed by empty frames up to this total
-                length.
+            counts: Number of encoded frames. With a second number: one frame, followed by frames of zeros up to this
+                total number.
         """
         return self.key_for(
             file=file_identity(status, window.path, window.relative_path, window.mark),
@@ -187,7 +190,7 @@ class LatentCache(EncodedCache):
         )
 
     def put(self, key: str, encoded: Tensor) -> None:
-        """Stores latents [C, t, h, w] as float32."""
+        """Writes latents [C, t, h, w] to the cache as float32."""
         super().put(key, encoded.float())
 
 
@@ -203,7 +206,7 @@ class TextCache(EncodedCache):
         super().__init__(folder / TEXT_FOLDER, "")
 
     def key(self, fingerprint: str, ids: Sequence[int], length: int) -> str:
-        """Returns the key of a caption.
+        """Returns the cache key of a caption.
 
         Args:
             fingerprint: Fingerprint of the text encoder.
@@ -214,7 +217,7 @@ class TextCache(EncodedCache):
 
 
 def file_identity(status: FileStatus, path: str, relative_path: str, mark: str = "") -> list[Any]:
-    """Returns the part of a key that identifies a file: relative path, size, modification time (ns) and fingerprint.
+    """Returns the part of a cache key for a file: [relative path, size, modification time (ns), fingerprint].
 
     The full content is not hashed: that would read every clip at each access, which the cache avoids. A rewritten file
     has a new time; a dataset that is moved as a whole keeps its entries.
@@ -236,7 +239,7 @@ def checksum(tensor: Tensor) -> str:
 
 
 def remove_stale(incoming: Path) -> None:
-    """Removes incomplete files of killed processes."""
+    """Removes files older than `STALE_SECONDS` from `incoming`, which killed processes have not completed."""
     if incoming.is_dir():
         for path in incoming.iterdir():
             try:

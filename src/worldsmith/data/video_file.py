@@ -29,7 +29,7 @@ CONTAINERS = (
     "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,av1,obu,ivf,flv,asf,ogg,mxf,nut,dv,rm,gif,apng,"
     "png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,jpegxl_pipe"
 )
-"""Accepted container formats; none of them opens other files, as playlists do."""
+"""Accepted container formats of FFmpeg. Formats that open other files, such as playlists, are not accepted."""
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 """Image files, which are clips of one frame."""
@@ -37,21 +37,21 @@ JPEG_START, JPEG_SCAN, JPEG_END = b"\xff\xd8\xff", b"\xff\xda", b"\xff\xd9"
 
 OPTIONS = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
 TEXTS: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.partition(".")[0]) < 19 else {}
-"""Tags that are not UTF-8 are tolerated: PyAV 19 replaces invalid bytes, earlier versions need this option."""
+"""Options for `av.open` with which metadata that is not UTF-8 causes no error; PyAV 19 needs no option for that."""
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 MAX_PLAUSIBLE_FPS = 1000
 SKIPPING = ("h264", "hevc", "mpeg4", "mpeg2video", "vp8", "vp9")
-"""Decoders that can skip non-reference frames packet by packet."""
+"""Codecs whose decoders can skip single non-reference frames."""
 WITHOUT_STAMPS = ("avi",)
-"""Containers that state the decoding order of packets, but not when frames are shown."""
+"""Container formats that state the decoding order of packets, but not the presentation times of frames."""
 VARIABLE_RATE = 0.02
 """Frames are unevenly spaced if base and average frame rate differ by more than this fraction."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """Metadata of a clip as displayed: `width` and `height` are in pixels, after the rotation in the metadata."""
+    """Metadata of a video or image file; `width` and `height` are in pixels, of the upright frames."""
 
     width: int
     height: int
@@ -60,7 +60,7 @@ class VideoInfo:
     rotation: int
     """Number of counter-clockwise quarter turns (0..3) that rotate a decoded frame upright."""
     variable_rate: bool = False
-    """Whether the frames are unevenly spaced; `fps` is then their average."""
+    """Whether the frames are unevenly spaced; `fps` is then their average rate."""
 
     @property
     def duration(self) -> float:
@@ -69,15 +69,16 @@ class VideoInfo:
 
 
 class FileStatus(NamedTuple):
-    """Identity of a file version: fields of `os.stat` that change if the file is replaced."""
+    """Size and modification time of a file, which change if the file is replaced."""
 
     st_size: int
+    """Size in bytes."""
     st_mtime_ns: int
-    """0 for a part of a tar."""
+    """Modification time in nanoseconds; 0 for a tar member."""
 
 
 def examine(path: str) -> tuple[FileStatus, VideoInfo]:
-    """Returns status (size, modification time) and metadata of a video or image file. Decodes one frame.
+    """Returns (size and modification time, metadata) of a video or image file; decodes one frame.
 
     Args:
         path: Path, or address of a tar member.
@@ -98,7 +99,7 @@ def file_status(path: str, other_reason: str) -> os.stat_result:
 
     Args:
         path: Path.
-        other_reason: Reason of the error for a FIFO, folder or device.
+        other_reason: `reason` of the SampleError for a FIFO, folder or device.
 
     Raises:
         SampleError: If the file cannot be accessed or is not a regular file.
@@ -114,7 +115,14 @@ def file_status(path: str, other_reason: str) -> os.stat_result:
 
 @lru_cache(maxsize=65536)
 def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
-    """Returns the metadata of a video file, cached by (path, size, mtime). Decodes one frame.
+    """Returns the metadata of a video or image file; decodes one frame.
+
+    The result is cached, so `size` and `mtime_ns` must be those of the current version of the file.
+
+    Args:
+        path: Path, or address of a tar member.
+        size: Size in bytes.
+        mtime_ns: Modification time in nanoseconds.
 
     Raises:
         SampleError: If the file is not a readable video.
@@ -132,7 +140,7 @@ def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
 
 
 def stated_frames(stream: VideoStream) -> int | None:
-    """Returns the number of displayed frames that the container states; None if that number is missing or unreliable.
+    """Returns the number of displayed frames that the container states; None if it states none or an unreliable one.
 
     Matroska and WebM state no number. An MP4 that was cut without re-encoding hides frames (by an edit list) that its
     number includes.
@@ -144,7 +152,7 @@ def stated_frames(stream: VideoStream) -> int | None:
 
 
 def count_frames(path: str) -> int:
-    """Returns the number of displayed frames, counted by packets: exact, and without decoding.
+    """Returns the exact number of displayed frames of a file, by reading all packets without decoding them.
 
     Raises:
         SampleError: If the file is not a readable video.
@@ -226,9 +234,17 @@ def frame_times(path: str) -> list[float]:
 def decode(
     container: InputContainer, stream: VideoStream, info: VideoInfo, *, needed: Container[int] | None = None
 ) -> Iterator[VideoFrame]:
-    """Yields decoded frames in display order; raises SampleError for a damaged frame.
+    """Yields the decoded frames of a video in display order.
 
-    With `needed`, frames without dependents are skipped unless their time stamps are in it.
+    Args:
+        container: Opened container.
+        stream: Video stream of the container.
+        info: Metadata of the video, for messages.
+        needed: Time stamps of the required frames: other frames, on which no frame depends, may be skipped. None: no
+            frame is skipped.
+
+    Raises:
+        SampleError: truncated if a frame is damaged.
     """
     number = 0
     for packet in container.demux(stream):
@@ -248,10 +264,14 @@ def decode(
 
 @contextmanager
 def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Context manager: yields the container and its video stream; raises SampleError if the video is not readable."""
+    """Context manager that opens a video or image file and yields (container, video stream).
+
+    Raises:
+        SampleError: If the file is not readable or contains no video stream that can be decoded.
+    """
     try:
         with av.open(source_of(path), "r", options=OPTIONS, **TEXTS) as container:
-            # A cover image of a song is a video stream, too, but not one to train on.
+            # A cover image of an audio file is a video stream, too, but not one to train on.
             streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
             if not streams:
                 raise SampleError(*why_unreadable(path, "no_video_stream", "the file has no video stream"))
@@ -267,7 +287,7 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 
 def source_of(path: str) -> str | io.BytesIO:
-    """Returns the input for the container reader: the path, or the content of an image.
+    """Returns the argument for `av.open`: the path of a video, or a buffer with the content of an image or tar member.
 
     An image is read into memory, because FFmpeg treats image paths as patterns of an image sequence.
 
@@ -287,7 +307,13 @@ def source_of(path: str) -> str | io.BytesIO:
 
 
 def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
-    """Returns a more precise (reason, detail) for an unreadable file; the given ones if no better reason is found."""
+    """Returns (reason, detail) of the SampleError for an unreadable file.
+
+    Args:
+        path: Path, or address of a tar member.
+        reason: Reason that is returned if the file is neither missing, unreadable, empty nor a truncated MP4.
+        detail: Message for `reason`.
+    """
     try:
         with io.BytesIO(read_part(path)) if is_part(path) else open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -302,7 +328,7 @@ def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
 
 
 def is_cut_mp4(file: BinaryIO, size: int) -> bool:
-    """Returns whether an MP4/MOV file is truncated, from its top-level boxes (ISO/IEC 14496-12)."""
+    """Returns whether a file of `size` bytes is a truncated MP4/MOV file, by its top-level boxes (ISO/IEC 14496-12)."""
     position, names = 0, []
     while position < size:
         file.seek(position)
@@ -322,10 +348,10 @@ def is_cut_mp4(file: BinaryIO, size: int) -> bool:
 
 
 def frame_rate(stream: VideoStream) -> tuple[float, bool]:
-    """Returns (fps, whether frames are unevenly spaced): the base rate (ffprobe's r_frame_rate), or the average rate.
+    """Returns (frames per second, whether the frames are unevenly spaced) of a video stream.
 
-    For unevenly spaced frames, the base rate is only a time base that fits all time stamps, often several times too
-    high.
+    The rate is the base rate (ffprobe's r_frame_rate), or the average rate for unevenly spaced frames: their base rate
+    is only a time base that fits all time stamps, and is often several times too high.
 
     Raises:
         SampleError: If neither rate is usable.

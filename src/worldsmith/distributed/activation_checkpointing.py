@@ -37,23 +37,22 @@ MARKS = {
     torch.ops.profiler._record_function_enter_new.default,
     torch.ops.profiler._record_function_exit._RecordFunction,
 }
-"""Op names that only serve profilers. FSDP adds one when it all-gathers a layer's weights, which a recomputation may
-have to repeat."""
+"""Operators that only mark ranges for profilers, so the recomputation may run a different number of them: FSDP runs one
+whenever it all-gathers the parameters of a layer."""
 
 
 def recompute_methods(
     modules: Iterable[nn.Module], names: Sequence[str], config: ActivationCheckpointingConfig
 ) -> None:
-    """Wraps methods of each module in activation checkpointing, in place; call it before sharding.
+    """Wraps methods of modules in activation checkpointing, in place; must be called before the modules are sharded.
 
     Parameter names do not change. PyTorch checks shapes, dtypes and devices of recomputed tensors. Mode "none" changes
     no module.
 
     Args:
         modules: Modules whose methods are wrapped.
-        names: Method names.
-        config: Mode and settings of activation checkpointing. The modules of one call share the list of saved
-            operators.
+        names: Names of the methods, such as "forward".
+        config: Mode and settings of activation checkpointing.
     """
     if config.mode == "none":
         return
@@ -67,7 +66,13 @@ def recompute_methods(
 def recomputed(
     function: Callable[..., Any], config: ActivationCheckpointingConfig, saved: SavedOps | None
 ) -> Callable[..., Any]:
-    """Returns `function` wrapped in activation checkpointing, without changing it."""
+    """Returns a function that calls `function` with activation checkpointing.
+
+    Args:
+        function: Function whose activations are recomputed in the backward pass.
+        config: Settings of activation checkpointing.
+        saved: Policy that selects the operators whose outputs are saved; None: all activations are recomputed.
+    """
     compare = config.determinism_check == "match"
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -84,7 +89,13 @@ def recomputed(
 
 
 class TwoRuns:
-    """A checkpointed call and its recomputation; raises RuntimeError if `compare` is set and their values differ."""
+    """Callable that runs `function` twice: in the forward pass, and again for the recomputation.
+
+    Args:
+        function: Function that is checkpointed.
+        compare: Whether RuntimeError is raised if the two runs give different values.
+        saved: Policy of selective checkpointing, whose unused patterns are reported; None without one.
+    """
 
     def __init__(self, function: partial[Any], *, compare: bool, saved: SavedOps | None) -> None:
         self.function, self.compare, self.saved = function, compare, saved
@@ -101,7 +112,7 @@ class TwoRuns:
         return result
 
     def check(self, result: Any) -> None:
-        """Raises RuntimeError if the recomputation gives values that differ from those of the first run."""
+        """Raises RuntimeError if `result` of the second run differs from that of the first run."""
         sums = checksum(result)
         if self.first is None:
             self.first = sums
@@ -115,9 +126,9 @@ class TwoRuns:
 
 
 class SavedOps:
-    """Policy of selective checkpointing: saves the outputs of operators whose names match a pattern.
+    """Policy of selective activation checkpointing: saves the outputs of operators whose names match a pattern.
 
-    A pattern is a regular expression that is searched in the name, such as `aten.mm.default`.
+    Each of `patterns` is a regular expression that is searched in the name of an operator, such as `aten.mm.default`.
 
     `fmha` (fused multi-head attention) is an additional name of every fused attention operator on all devices. An
     operator that writes into its arguments (`aten.mm.out`) is never saved, because compiled code reuses that memory.
@@ -126,11 +137,11 @@ class SavedOps:
     def __init__(self, patterns: Sequence[str]) -> None:
         self.patterns = [re.compile(pattern) for pattern in patterns]
         self.seen: dict[str, list[re.Pattern[str]]] = {}
-        """Patterns that match each op that has run."""
+        """Names of the operators that have run, and the patterns that match them."""
         self.reported = False
 
     def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        """Returns the policy for an operator, as `create_selective_checkpoint_contexts` requires."""
+        """Returns the policy for the output of the operator `op`: it is saved if a pattern matches, else recomputed."""
         name = str(op)
         if name not in self.seen:
             label = f"{name} fmha" if FUSED_ATTENTION.search(name) else name
@@ -142,7 +153,7 @@ class SavedOps:
         return create_selective_checkpoint_contexts(self)
 
     def report_unused(self) -> None:
-        """Logs once, at the start of the first backward pass, the patterns that match no operator of the forward pass.
+        """Logs a warning about the patterns that match no operator that has run; has an effect at the first call only.
 
         Raises:
             ValueError: If no pattern matches.
@@ -165,13 +176,13 @@ class SavedOps:
 
 
 def writes(op: Any) -> bool:
-    """Returns whether an operator changes its arguments; False for higher-order operators, which have no schema."""
+    """Returns whether a `torch.ops` operator changes its arguments in place; False for higher-order operators."""
     schema = getattr(op, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
 
 
 def checksum(result: Any) -> Tensor:
-    """Returns sum and sum of magnitudes (float64) of all floating-point tensors in nested tuples."""
+    """Returns the sum and the sum of magnitudes of each tensor in nested tuples, float64 [2 · tensors]; skips None."""
     if isinstance(result, Tensor):
         values = result.detach().double()
         return torch.stack((values.sum(), values.abs().sum())).nan_to_num()

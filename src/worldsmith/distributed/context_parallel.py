@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SharedStream:
-    """A stream of `length` tokens, sharded over a context-parallel group; implements the network's `TokenShare`.
+    """Stream of `length` tokens that is sharded over a context-parallel group; implements the protocol `TokenShare`.
 
     Methods that are marked "Collective" must be called by all ranks of the group.
     """
@@ -43,18 +43,18 @@ class SharedStream:
         return -(-self.length // self.ranks)
 
     def shard(self, tokens: Tensor, fill: float = 0) -> Tensor:
-        """Returns this rank's shard [own_length, …] of a stream [length, …], padded with `fill`."""
+        """Returns this rank's shard [own_length, …] of the complete stream [length, …], padded with `fill`."""
         start = self.group.rank() * self.own_length
         return self.padded(tokens, fill)[start : start + self.own_length]
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Exchanges token shards for head shards with one all-to-all, which all ranks of the group must call.
+        """Exchanges token shards (all heads) for head shards (all tokens) with one all-to-all. Collective.
 
         Args:
             tensors: Token shards [own_length, heads, d]. Heads are repeated if there are fewer heads than ranks.
 
         Returns:
-            One tensor [length, heads per rank, d] for each argument.
+            A head shard [length, heads per rank, d] for each argument.
         """
         shares = [self.head_shares(tensor) for tensor in tensors]
         sent = torch.cat(shares, dim=2).transpose(0, 1)
@@ -62,7 +62,7 @@ class SharedStream:
         return received.split([share.shape[2] for share in shares], dim=1)
 
     def to_tokens(self, attended: Tensor) -> Tensor:
-        """Exchanges a head shard [length, heads per rank, d] for the token shard [own_length, heads, d]. Collective."""
+        """Returns the token shard [own_length, heads, d] for a head shard [length, heads per rank, d]. Collective."""
         sent = self.padded(attended).unflatten(0, (self.ranks, self.own_length))
         return AllToAll.apply(sent, self.group).transpose(0, 1).flatten(1, 2)
 
@@ -71,19 +71,19 @@ class SharedStream:
         return Gather.apply(tokens, self.group)[: self.length]
 
     def head_shares(self, tensor: Tensor) -> Tensor:
-        """Reshapes [n, heads, d] to [n, ranks, heads per rank, d]."""
+        """Reshapes [n, heads, d] to [n, ranks, heads per rank, d]; repeats heads if they are fewer than ranks."""
         if tensor.shape[1] < self.ranks:
             tensor = tensor.repeat_interleave(self.ranks // tensor.shape[1], dim=1)
         return tensor.unflatten(1, (self.ranks, -1))
 
     def padded(self, tokens: Tensor, fill: float = 0) -> Tensor:
-        """Pads a stream along its first dimension to a multiple of the number of ranks."""
+        """Returns a stream [length, …], padded with `fill` to [ranks · own_length, …]."""
         missing = self.ranks * self.own_length - self.length
         return F.pad(tokens, (0, 0) * (tokens.ndim - 1) + (0, missing), value=fill) if missing else tokens
 
 
 class AllToAll(torch.autograd.Function):
-    """All-to-all of row blocks [ranks, …], which is its own transpose: block i goes to rank i."""
+    """Differentiable all-to-all of blocks [ranks, …]: block i goes to rank i. Backward is another all-to-all."""
 
     @staticmethod
     def forward(ctx: Any, blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -97,11 +97,11 @@ class AllToAll(torch.autograd.Function):
 
 
 class Gather(torch.autograd.Function):
-    """All-gathers the rows of all ranks, in rank order.
+    """Differentiable all-gather of the rows [n, …] of all ranks, in rank order, to [ranks · n, …].
 
-    All ranks then compute the same loss, so each has the full gradient and keeps the shard of its own rows. The shard
-    is multiplied by the number of ranks: FSDP averages gradients over all ranks, but within a group the gradient is the
-    sum.
+    After it, all ranks compute the same loss, so each has the full gradient and keeps the shard of its own rows. The
+    shard is multiplied by the number of ranks: FSDP averages gradients over all ranks, but within a context-parallel
+    group the gradient is the sum.
     """
 
     @staticmethod
@@ -118,7 +118,7 @@ class Gather(torch.autograd.Function):
 
 
 def all_to_all(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sends block i of [ranks, …] to rank i; returns the received blocks in rank order. Collective."""
+    """Sends block i of `blocks` [ranks, …] to rank i of `group`; returns the received blocks by rank. Collective."""
     blocks = blocks.contiguous()
     received = torch.empty_like(blocks)
     dist.all_to_all_single(received, blocks, group=group)
@@ -155,7 +155,7 @@ def require_same_packs(world: World, samples: Iterable[object]) -> None:
 
     Args:
         world: This process; without a context-parallel group the function returns immediately.
-        samples: Identification of the samples of the step. Their `repr` is compared.
+        samples: Identifiers of the samples of this rank in the step, such as keys; their `repr` is compared.
     """
     if world.context_group is None:
         return

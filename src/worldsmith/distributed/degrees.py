@@ -15,7 +15,7 @@ PARALLELISM = "model.config.parallelism"
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """Arrangement of the ranks: the number of ranks is replicate × shard × context.
+    """Parallelism degrees of a run, with replicate × shard × context ranks.
 
     Every `context` consecutive ranks process the same packs, so the data has replicate × shard shards. The weights are
     sharded over the shard × context ranks of a replica.
@@ -41,14 +41,14 @@ class Degrees:
 
 
 def plan_degrees(parallelism: ParallelismConfig, processes: int) -> Degrees:
-    """Returns the arrangement of the ranks of a run; degrees of -1 are resolved.
+    """Returns the parallelism degrees of a run, with numbers instead of -1.
 
     Args:
         parallelism: Parallelism section of the config.
         processes: Number of ranks.
 
     Raises:
-        WrongValueError: If the degrees do not fit the number of ranks, with the degrees that would work.
+        WrongValueError: If the product of the degrees is not `processes`; the message lists possible degrees.
     """
     try:
         return fit_degrees(
@@ -62,7 +62,7 @@ def plan_degrees(parallelism: ParallelismConfig, processes: int) -> Degrees:
 
 
 def check_world_size(parallelism: ParallelismConfig) -> None:
-    """Raises WrongValueError if the degrees do not fit WORLD_SIZE; no check if WORLD_SIZE is not set."""
+    """Raises WrongValueError if the environment variable WORLD_SIZE is set and the degrees' product differs from it."""
     processes = launched_processes()
     if processes is None:
         return
@@ -74,20 +74,20 @@ def check_world_size(parallelism: ParallelismConfig) -> None:
 
 
 def launch_warnings(parallelism: ParallelismConfig) -> Iterator[str]:
-    """Yields a warning if the degrees require several processes and WORLD_SIZE is not set."""
+    """Yields a warning if the parallelism degrees require several processes, but WORLD_SIZE is not set."""
     degrees = [getattr(parallelism, name) for name in NAMES]  # a reference that is not resolved is a string
     if all(type(degree) is int for degree in degrees) and max(degrees) > 1 and launched_processes() is None:
-        yield f"{PARALLELISM} needs {needed_processes(*degrees)}, but WORLD_SIZE is not set: use worldsmith launch"
+        yield f"{PARALLELISM} needs {needed_processes(*degrees)}, but WORLD_SIZE is not set: use `worldsmith launch`"
 
 
 def launched_processes() -> int | None:
-    """Returns the number of processes in WORLD_SIZE; None if it is not set or is not a positive number."""
+    """Returns the number in the environment variable WORLD_SIZE; None if it is not set or not a positive integer."""
     text = os.environ.get("WORLD_SIZE", "")
     return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else None
 
 
 def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1) -> Degrees:
-    """Resolves degrees of -1 and checks that replicate × shard × context is the number of processes.
+    """Returns the parallelism degrees, with numbers instead of -1, whose product is the number of ranks.
 
     Args:
         shard: Sharding degree, or -1 for the remaining ranks.
@@ -96,7 +96,7 @@ def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1
         context: Context-parallel degree, at least 1.
 
     Raises:
-        WrongValueError: With the product and the degrees that would work.
+        WrongValueError: If the product cannot be the number of ranks; the message lists possible degrees.
     """
     found = dict(zip(NAMES, (shard, replicate, context)))
     for name, degree in found.items():
@@ -125,20 +125,23 @@ def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1
             found,
             why=f"their product needs {needed_processes(shard, replicate, context)}, but the run has {processes}",
             remedy=f"for {processes}, shard × replicate can be {options}, and one of the two can be -1 (computed "
-            "from the other one). `worldsmith plan … --fit` finds suitable degrees",
+            "from the other one). `worldsmith plan … --fit` finds degrees that fit into the GPU memory",
         )
     return solved
 
 
 def needed_processes(shard: int, replicate: int, context: int) -> str:
-    """Describes the required number of processes: `8 processes`, or `a multiple of 8 processes` if a degree is -1."""
+    """Returns the number of processes that the degrees require as text, such as "8 processes".
+
+    If a degree is -1, the text is "a multiple of 8 processes".
+    """
     product = max(shard, 1) * max(replicate, 1) * context
     open_ended = "" if min(shard, replicate) > 0 else "a multiple of "
     return f"{open_ended}{product} process{'es' * (product > 1)}"
 
 
 def check_heads(context: int, heads: int, key_heads: int) -> None:
-    """Raises WrongValueError if `context` ranks cannot share the attention heads of one sequence evenly.
+    """Raises WrongValueError if the attention heads cannot be divided evenly among `context` ranks.
 
     With fewer key heads than ranks, several ranks have a copy of the same key head.
 
@@ -151,11 +154,11 @@ def check_heads(context: int, heads: int, key_heads: int) -> None:
     if context not in works:
         raise WrongValueError(
             {f"parallelism.{NAMES[2]}": context},
-            why=f"{heads} attention heads and {key_heads} key and value heads cannot be divided evenly among them",
+            why=f"{heads} attention heads and {key_heads} key and value heads cannot be divided evenly among the ranks",
             remedy=f"for this network these are possible: {', '.join(map(str, works))}",
         )
 
 
 def divisors(number: int) -> list[int]:
-    """Returns all divisors in ascending order."""
+    """Returns all divisors of a positive number in ascending order."""
     return [n for n in range(1, number + 1) if number % n == 0]

@@ -32,10 +32,10 @@ def make_mesh(world: World, degrees: Degrees) -> DeviceMesh:
 
     Args:
         world: This process. A process group of one rank is created if none exists.
-        degrees: Arrangement of the ranks.
+        degrees: Parallelism degrees of the run.
 
     Returns:
-        Mesh (dp_shard,) with one replica, else (dp_replicate, dp_shard).
+        Mesh with the dimension dp_shard; with several replicas, with the dimensions dp_replicate and dp_shard.
     """
     ensure_process_group(world)
     device_type = torch.device(world.device).type
@@ -70,8 +70,8 @@ def shard_network(
         full_precision: Modules that compute in fp32.
         unused: Modules that no forward pass uses. They get no mixed-precision policy: with one, PyTorch would expect
             their gradients in steps with several packs.
-        entries: Names of methods in addition to `forward` around which the parameters of a module are all-gathered.
-        left_alone: Parameters that are not sharded; every rank has them complete.
+        entries: Names of methods, by module, for which its parameters are all-gathered as for `forward`.
+        left_alone: Parameters that are not sharded; every rank stores them completely.
     """
     exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     policy = replace(exact, param_dtype=compute_dtype)
@@ -84,7 +84,8 @@ def shard_network(
         fully_shard(unit, mesh=mesh, mp_policy=policy, ignored_params=whole)
     for module in unused:
         fully_shard(module, mesh=mesh, ignored_params=whole)
-    # The root keeps its few weights gathered by default; after sampling they would be what its parameters are.
+    # By default, the root keeps its few parameters all-gathered after a forward pass. After sample generation,
+    # `network.parameters()` would then return the all-gathered parameters instead of the sharded ones.
     fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=True, ignored_params=whole)
     for module, names in (entries or {}).items():
         for name in names:
@@ -92,13 +93,13 @@ def shard_network(
 
 
 def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> None:
-    """Sets whether the next backward pass reduces gradients over the ranks; no effect without FSDP.
+    """Sets whether the next backward pass of `network` reduces gradients over the ranks; no effect without FSDP.
 
     Args:
-        network: Network that is the root of FSDP, or an unsharded one.
-        last: Whether the next backward pass is the last one of the step, which reduces the gradients of the whole step.
-        every_pack: Reduce-scatter in every backward pass, and all-reduce over replicas in the last one only. False:
-            earlier passes accumulate full fp32 gradients on each rank.
+        network: Root module of FSDP, or an unsharded network.
+        last: Whether the next backward pass is the last one of the optimizer step.
+        every_pack: Whether every backward pass reduce-scatters gradients, and only the last one all-reduces them over
+            replicas. False: only the last one reduces, and earlier ones accumulate full fp32 gradients on each rank.
     """
     if isinstance(network, FSDPModule):
         network.set_requires_gradient_sync(last or every_pack)
@@ -106,22 +107,22 @@ def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> Non
 
 
 def forget_failed_forward(network: nn.Module) -> None:
-    """Returns a network to its sharded parameters after an exception in a forward pass; no effect without FSDP.
+    """Resets FSDP after an exception in a forward pass of `network`; no effect without FSDP.
 
-    Otherwise the layer in which the exception was raised keeps its all-gathered parameters, and the next backward pass
-    omits its gradients.
+    Otherwise the layer in which the exception was raised keeps its all-gathered parameters, and its gradients are
+    missing after the next backward pass.
     """
     if isinstance(network, FSDPModule) and network._get_fsdp_state()._is_root is not None:  # None before the first pass
         network.reset_iter_state()
 
 
 def count_collectives(network: nn.Module, world: World) -> int:
-    """Returns the number of collectives that this process has started, in all groups that forward passes use.
+    """Returns the number of collectives that this process has started in all process groups of a forward pass.
 
     Ranks whose counts differ after a failure cannot continue, since their next collectives would not match.
 
     Args:
-        network: Network whose parameters name the mesh.
+        network: Network; if it is sharded, the groups of its device mesh are included.
         world: This process, with its context-parallel group.
     """
     mesh = next((p.device_mesh for p in network.parameters() if isinstance(p, DTensor)), None)

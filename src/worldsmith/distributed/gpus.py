@@ -16,11 +16,11 @@ PCIE_4, PCIE_5 = 32e9, 64e9
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU model in a typical server. Rates are peak rates; 0 means unknown."""
+    """GPU model in a typical server, with its peak rates from data sheets; 0 means unknown."""
 
     name: str
     memory: int
-    """Memory in bytes that a process can use, as reported by the driver; less than the nominal size."""
+    """Memory in bytes that a process can use, as the driver reports it; it is less than the nominal size."""
     peak_flops: float = 0.0
     """Dense bfloat16 matmul FLOP/s with float32 accumulation."""
     bandwidth: float = 0.0
@@ -28,16 +28,27 @@ class Gpu:
     link: float = 0.0
     """Bandwidth to another GPU in the same machine, in bytes per second, one way."""
     network: float = 0.0
-    """Assumed network bandwidth between machines per GPU, one way, in bytes per second (not in data sheets)."""
+    """Assumed network bandwidth between machines per GPU, one way, in bytes per second (not from data sheets)."""
     driver_names: tuple[str, ...] = ()
-    """Name parts by which the driver's device name is recognized."""
+    """Parts of the device name that the driver reports for this GPU."""
     per_machine: int = 8
+    """Number of GPUs per machine."""
     reached: float = 0.8
-    """Fraction of the peak that a large matmul reaches before power limits it: 0.8 was measured on an H200."""
+    """Fraction of `peak_flops` that a large matmul reaches before power limits it: 0.8 was measured on an H200."""
 
 
 def _gpu(name: str, gib: float, tera: float, bandwidth: float, link: float, gigabits: int, *known_as: str) -> Gpu:
-    """Builds a GPU entry. `tera`: TFLOP/s; `bandwidth`: TB/s; `gigabits`: network rate in Gbit/s."""
+    """Builds a `Gpu` from the usual units of data sheets.
+
+    Args:
+        name: Name of the GPU in plans.
+        gib: Memory in GiB.
+        tera: Peak rate in TFLOP/s.
+        bandwidth: Memory bandwidth in TB/s.
+        link: Bandwidth to another GPU in the machine, in bytes per second.
+        gigabits: Network bandwidth per GPU in Gbit/s.
+        known_as: Parts of the device name that the driver reports.
+    """
     reached = 0.88 if name.startswith("a100") else 0.8
     return Gpu(name, int(gib * GIB), tera * 1e12, bandwidth * 1e12, link, gigabits * 1e9 / 8, known_as, reached=reached)
 
@@ -63,23 +74,23 @@ GPUS = {
         _gpu("rtx-3090", 23.5, 71, 0.936, PCIE_4, 100, "RTX 3090"),
     )
 }
-"""GPUs by name; larger and newer ones of a series first."""
+"""GPUs by name; within a series, larger and newer GPUs come first."""
 ALSO = {"h100": "h100-80", "h100-sxm": "h100-80", "h100-nvl": "h100-94", "a100": "a100-80"}
 ALSO |= {"rtx-4090-24": "rtx-4090", "rtx-5090-32": "rtx-5090", "rtx-3090-24": "rtx-3090", "rtx-6000": "rtx-6000-ada"}
-"""Other names of them."""
+"""Other names of the GPUs, and their names in `GPUS`."""
 
 
 def find_gpu(word: str) -> Gpu:
-    """Returns the GPU for a name or a memory size.
+    """Returns the GPU that a user has specified by its name or its memory size.
 
     Args:
         word: Name, such as `h100`, or memory size, such as `24GB` or `22.5GiB`. Case, spaces and hyphens do not matter.
 
     Returns:
-        The known GPU; for a memory size a GPU whose other values are unknown.
+        The GPU from `GPUS`; for a memory size, a GPU whose other values are unknown (0).
 
     Raises:
-        UserError: For any other text, with similar names.
+        UserError: If `word` is neither a known name nor a memory size; the message suggests similar names.
     """
     plain = re.sub(r"[\s_]+", "-", word.strip().lower())
     size = re.fullmatch(r"(\d+(?:\.\d+)?)-?(gib|gb|g)", plain)
@@ -94,20 +105,20 @@ def find_gpu(word: str) -> Gpu:
     close = nearest(plain, [*GPUS, *ALSO])
     advice = f"did you mean {' or '.join(close)}? " if close else ""
     raise UserError(
-        f"there is no GPU '{word}': {advice}Known GPUs: {', '.join(GPUS)}; or use a memory size alone, such as 24GB "
+        f"there is no GPU '{word}': {advice}Known GPUs: {', '.join(GPUS)}; or use only a memory size, such as 24GB "
         "or 22.5GiB"
     )
 
 
 def gpu_of_device(device: str) -> Gpu | None:
-    """Returns the GPU for the name that the driver reports, such as "NVIDIA H100 80GB HBM3"; None if it is unknown."""
+    """Returns the GPU for a device name of the driver, such as "NVIDIA H100 80GB HBM3"; None if it is unknown."""
     parts = [(part, gpu) for gpu in GPUS.values() for part in gpu.driver_names]
     found = [(len(part), gpu) for part, gpu in parts if re.search(rf"\b{part}\b", device)]
     return max(found, key=lambda match: match[0])[1] if found else None
 
 
 def word_of_device(device: str) -> str:
-    """Returns the argument with which `find_gpu` finds a CUDA device: its name, or its memory size if it is unknown.
+    """Returns the argument of `find_gpu` for a CUDA device: its name, such as "h100-80", or its memory size.
 
     Args:
         device: PyTorch device, such as "cuda:0".

@@ -12,22 +12,22 @@ from contextlib import suppress
 from typing import Any, Self
 
 LAUNCHER = "WORLDSMITH_LAUNCHER"
-"""Environment variable for the processes of a launch: the launcher's process id, its port, and a secret."""
+"""Environment variable of the launched processes: process ID of the launcher, its port, and a secret."""
 PATIENCE = 10.0
-"""Timeout in seconds for the launcher's answer, which comes at once or never: it is on the same machine."""
+"""Timeout in seconds for the answer of the launcher, which runs on the same machine and usually answers at once."""
 
 
 class LaunchDesk:
-    """Context manager: server of the launcher on a local port, for messages of the processes that it started.
+    """Server in `worldsmith launch`, on a local port, for messages of the processes that it has started.
 
-    While it is open, an environment variable gives its address to the started processes. It needs no file, so a full
-    disk or a cleaned folder does not matter.
+    It is a context manager. Within its block, an environment variable passes the address of the server to started
+    processes. No file is used, so the server works with a full disk, too.
     """
 
     def __init__(self) -> None:
         self.exit_code: int | None = None
-        """Common exit code of the processes that ended without an error."""
-        self._said: set[str] = set()
+        """Exit code that a process has reported last by `tell_end`; None before that."""
+        self._printed: set[str] = set()
         self._lock = threading.Lock()
         self._secret = secrets.token_hex(16)
         desk = self
@@ -57,8 +57,8 @@ class LaunchDesk:
             if kind == "ended":
                 self.exit_code = int(value)
                 return "known"
-            new = value not in self._said
-            self._said.add(value)
+            new = value not in self._printed
+            self._printed.add(value)
             return "new" if new else "said"
 
 
@@ -69,20 +69,31 @@ def launcher_pid() -> int | None:
 
 
 def tell_end(exit_code: int) -> None:
-    """Reports the exit code of this process to the launcher; no effect without a launcher."""
-    _visit("ended", str(exit_code))
+    """Sends the exit code of this process to `worldsmith launch`; no effect if that command did not start it."""
+    _send_request("ended", str(exit_code))
 
 
 def is_said(message: str) -> bool:
-    """Returns whether another process of this launch on this machine has already printed `message`.
+    """Returns whether another process of this launch on this machine has already printed a message.
 
-    The first process that calls this function gets False and has to print the message. False without a launcher.
+    The first process that calls this function gets False, and should print the message. Without a launcher, the result
+    is always False.
+
+    Args:
+        message: Text of the message.
     """
-    return _visit("say", hashlib.sha256(message.encode(errors="surrogatepass")).hexdigest()) == "said"
+    return _send_request("say", hashlib.sha256(message.encode(errors="surrogatepass")).hexdigest()) == "said"
 
 
-def _visit(*words: Any) -> str | None:
-    """Returns the answer of the launcher; None if there is no launcher or it has been killed."""
+def _send_request(*words: Any) -> str | None:
+    """Sends a request to the launcher and returns its answer.
+
+    Args:
+        words: Type of the request and its value, without spaces.
+
+    Returns:
+        Answer of the launcher; None if there is no launcher or it has been killed.
+    """
     known = os.environ.get(LAUNCHER)
     if not known:
         return None

@@ -7,11 +7,12 @@ from pathlib import Path
 CGROUP = Path("/sys/fs/cgroup")
 LIMITS = (("memory.max", "memory.current", "inactive_file"),
           ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"))  # fmt: skip
-"""Files of cgroups v2 and v1: limit, usage, and the part of the usage that is reclaimable file cache."""
+"""For cgroups v2 and v1: file with the memory limit, file with the usage, and the key in memory.stat of the reclaimable
+file cache, which is included in the usage."""
 
 
 def held_memory(device: str) -> int:
-    """Returns the bytes that this process uses now: allocated tensors on "cuda:0", the resident set size on "cpu"."""
+    """Returns the memory in bytes that this process uses: allocated tensors on "cuda:0", resident set size on "cpu"."""
     if device.startswith("cuda"):
         import torch
 
@@ -22,11 +23,11 @@ def held_memory(device: str) -> int:
 
 
 def free_memory(device: str, *, group: Path = CGROUP) -> int:
-    """Returns the bytes that can still be allocated on a device.
+    """Returns the free memory of a device in bytes.
 
     Args:
         device: "cpu" or a CUDA device such as "cuda:0".
-        group: Folder of the control groups; on "cpu" the result is limited by the memory limit of the container.
+        group: Mount point of cgroups, with the memory limit of the container, which limits the result for "cpu".
     """
     if device.startswith("cuda"):
         import torch
@@ -40,7 +41,11 @@ def free_memory(device: str, *, group: Path = CGROUP) -> int:
 
 
 def free_in_group(group: Path) -> int | None:
-    """Returns the free bytes within a container's memory limit; None without a limit."""
+    """Returns the free memory in bytes within the container's memory limit, from cgroup files; None without a limit.
+
+    Args:
+        group: Mount point of cgroups, such as /sys/fs/cgroup.
+    """
     for limit, used, droppable in LIMITS:
         try:
             most, now = (int((group / name).read_text()) for name in (limit, used))

@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Kind = Literal["all_gather", "gather", "scatter"]
 PATIENCE = timedelta(hours=2)
-"""Timeout for other ranks; writing and syncing to a slow disk can take long."""
+"""Timeout of collectives, which wait for other ranks: writing and syncing to a slow disk can take long."""
 GONE = re.compile(r"(closed|reset) by peer|broken pipe|peer closed|remote (process exited|server shutdown)", re.I)
 """Matches the messages of gloo, NCCL and the store about a lost connection to another process."""
 
 
 class PeerError(Exception):
-    """An operation failed on at least one rank; `errors` are the exceptions of the ranks on which it failed."""
+    """Error that all ranks raise if an operation failed on at least one rank.
+
+    Args:
+        errors: Exception of each rank on which the operation failed, by rank.
+    """
 
     def __init__(self, errors: dict[int, BaseException]) -> None:
         super().__init__(errors)
@@ -34,9 +38,9 @@ class PeerError(Exception):
 
 
 class Peers(ABC):
-    """Collectives on Python objects. All ranks must call the same methods in the same order.
+    """Base class of collectives on Python objects. All ranks must call the same methods in the same order.
 
-    If the operation fails on one rank, all ranks raise: the original exception in a run of one process, else PeerError.
+    If `work` raises an exception on one rank, all ranks raise PeerError; in a run of one process, the exception itself.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -60,14 +64,14 @@ class Peers(ABC):
         """
 
     def run(self, work: Callable[[], T]) -> list[T]:
-        """Calls `work` on every rank and returns all values in rank order, on every rank. Values must be picklable."""
+        """Calls `work` on every rank; returns the results of all ranks, which must be picklable, in rank order."""
         if self.size == 1:
             return [work()]
         payloads: list[bytes] = self._exchange("all_gather", lambda: pickle.dumps(work()))
         return [pickle.loads(payload) for payload in payloads]
 
     def run_on_main(self, work: Callable[[], object]) -> None:
-        """Calls `work` on rank 0 only; the other ranks wait, and raise PeerError if it fails. Collective."""
+        """Calls `work` on rank 0 only; the other ranks wait, and raise PeerError if it fails there. Collective."""
 
         def on_main() -> None:
             if self.is_main:
@@ -76,14 +80,14 @@ class Peers(ABC):
         self.run(on_main)
 
     def gather(self, work: Callable[[], T]) -> list[T]:
-        """Calls `work` on every rank and returns all values in rank order on rank 0; an empty list elsewhere."""
+        """Calls `work` on every rank; returns the results of all ranks in rank order on rank 0, [] on other ranks."""
         if self.size == 1:
             return [work()]
         payloads: list[bytes] | None = self._exchange("gather", lambda: pickle.dumps(work()))
         return [pickle.loads(payload) for payload in payloads or []]
 
     def scatter(self, work: Callable[[], list[T]]) -> T:
-        """Calls `work` on rank 0 only, which returns one value per rank; returns the value of this rank."""
+        """Calls `work` on rank 0 only, which must return a list of one value per rank; returns this rank's value."""
         if self.size == 1:
             return work()[0]
         dealt = self._exchange("scatter", lambda: [pickle.dumps(v) for v in work()] if self.is_main else None)
@@ -102,9 +106,14 @@ class Peers(ABC):
 
 
 class SideGroup(Peers):
-    """Peers in a separate gloo process group, so that a thread can use it while the main thread trains.
+    """Collectives in a separate gloo process group, which a thread can use while the main thread trains.
 
-    All ranks must create it together.
+    All ranks must create the object at the same time.
+
+    Args:
+        rank: Rank of this process.
+        size: Number of ranks.
+        patience: Timeout of the collectives.
     """
 
     def __init__(self, rank: int, size: int, *, patience: timedelta = PATIENCE) -> None:
@@ -135,7 +144,7 @@ class SideGroup(Peers):
 
 
 def portable(error: Exception | None) -> Exception | None:
-    """Returns an exception that can be pickled and sent to other processes; None for None.
+    """Returns an exception that replaces `error` and can be pickled for other processes; None if `error` is None.
 
     An OSError in the exception chain replaces the exception, since chained exceptions are lost. Other exceptions get
     their traceback as a note. An exception that cannot be pickled is replaced by a RuntimeError or OSError with its
@@ -161,7 +170,7 @@ def portable(error: Exception | None) -> Exception | None:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yields the exception, its chained exceptions and the exceptions of other ranks in a PeerError."""
+    """Yields an exception, its chained exceptions (recursively), and the exceptions of other ranks in a PeerError."""
     waiting, seen = [error], set()
     while waiting:
         cause = waiting.pop(0)
@@ -175,9 +184,9 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def lost_partner(error: BaseException) -> str | None:
-    """Returns a message if `error` means that another process of the run ended or cannot be reached; else None.
+    """Returns a message for users if `error` means that another process of the run has ended or cannot be reached.
 
-    PyTorch reports this only in the text of a RuntimeError; gloo includes the address of the other machine.
+    The result is None for other errors. PyTorch reports lost connections only in the text of a RuntimeError.
     """
     texts = (str(cause) for cause in causes(error) if isinstance(cause, RuntimeError))
     found = next((text for text in texts if GONE.search(text)), None)

@@ -14,17 +14,20 @@ from types import FrameType
 from worldsmith.distributed.launch_desk import launcher_pid
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that ask a process to stop: from a scheduler, Ctrl-C, a closed terminal, and a scheduler some time in
-advance."""
+"""Signals that request a process to stop. SIGTERM: from a scheduler; SIGINT: Ctrl-C; SIGHUP: the terminal was closed;
+SIGUSR1: from a scheduler some time before it stops the job."""
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2) that sets the signal sent to a process when its parent (the forking thread) ends."""
 
 
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Context manager that installs `handler` for all stop signals; an ignored SIGHUP (nohup) stays ignored.
+    """Context manager that installs a signal handler for `STOP_SIGNALS`; an ignored SIGHUP (nohup) stays ignored.
 
     It has no effect outside of the main thread, since only the main thread can install signal handlers.
+
+    Args:
+        handler: Function of the signal number and the current stack frame, as for `signal.signal`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -43,10 +46,13 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 @contextmanager
 def acting_at_once(act: Callable[[int], None]) -> Iterator[None]:
-    """Context manager: calls `act` with the number of each stop signal, from a separate thread.
+    """Context manager that handles `STOP_SIGNALS` in a separate thread, even while the main thread is blocked.
 
     Python runs signal handlers only when the main thread executes Python code. A main thread that waits in a library,
     for example for another machine, would never run them. It has no effect outside of the main thread.
+
+    Args:
+        act: Called with the number of each stop signal that is received.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -74,7 +80,7 @@ def acting_at_once(act: Callable[[int], None]) -> Iterator[None]:
 
 
 def signal_at_parents_end(number: int, parent: int) -> None:
-    """Makes the kernel send a signal to this process when its parent ends, immediately if `parent` has already ended.
+    """Makes the kernel send a signal to this process when its parent process ends, or now if it has already ended.
 
     Forked processes do not inherit the setting. It has no effect on systems other than Linux.
 
@@ -90,10 +96,10 @@ def signal_at_parents_end(number: int, parent: int) -> None:
 
 
 def follow_launcher() -> None:
-    """Requests SIGTERM for this process when `worldsmith launch` or torchrun ends, so that it saves and stops.
+    """Makes the kernel send SIGTERM to this process when its launcher ends, so that the run saves and stops.
 
-    With `worldsmith launch`, the process ID of the launcher is known, so its end is noticed even if it ended before
-    this call. No effect without a launcher.
+    The launcher is `worldsmith launch` or torchrun. If `worldsmith launch` has ended before this call, SIGTERM is sent
+    now. No effect without a launcher.
     """
     parent = launcher_pid()
     if parent is not None or "TORCHELASTIC_RUN_ID" in os.environ:

@@ -17,27 +17,26 @@ from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once,
 logger = logging.getLogger(__name__)
 
 PREEMPTED = 75
-"""Exit code of a run that was asked to stop and has saved (EX_TEMPFAIL): start the same command again to resume it."""
+"""Exit code (EX_TEMPFAIL) of a run that was stopped by a request and has saved: the same command resumes it."""
 STOP_NOTICE = "Stopping after this step, saving a checkpoint.\nPress Ctrl-C again to quit without saving."
-"""Printed by a run on Ctrl-C; short lines, because the signal handler cannot wrap them."""
+"""Text that a run prints on Ctrl-C. Its lines are short, because the signal handler cannot wrap them."""
 SAME_PRESS = 1.0
-"""Seconds within which a second SIGINT counts as the same one: a terminal sends it to all processes, and torchrun
-repeats it."""
+"""Seconds within which a second SIGINT is regarded as the first one: one Ctrl-C can send two, since the terminal sends
+SIGINT to all processes and torchrun forwards it to its own."""
 
 
 class StopSignals:
-    """Context manager that remembers the first stop signal or the stop file, for a run that stops at a step boundary.
+    """Context manager that records the first stop request (a signal or the stop file), for a run to check after a step.
 
-    A second SIGINT raises KeyboardInterrupt; other later signals are ignored. Worker processes that are forked
-    meanwhile ignore the signals: the run itself ends its workers. Only the main thread can catch signals; elsewhere
-    signals are not handled.
+    A second SIGINT raises KeyboardInterrupt; other later signals are ignored. Processes that are forked within the
+    block ignore the signals, since the run ends its workers itself. Outside of the main thread, no signal is handled.
     """
 
     def __init__(self, file: Path | None = None, *, notice: str = "") -> None:
-        """Prepares the stop request.
+        """Stores the stop file and the notice; signals are handled only within the block of the context manager.
 
         Args:
-            file: Stop file, which counts like a signal as soon as it exists; None: no stop file.
+            file: Stop file, whose existence is a stop request like a signal; None: no stop file.
             notice: Text printed to standard error at the first SIGINT; "": no text.
         """
         self.file = file
@@ -56,13 +55,13 @@ class StopSignals:
 
     @property
     def asked(self) -> str | None:
-        """Source of the stop request, such as a signal or the stop file; None without a request."""
+        """Source of the stop request, such as "SIGTERM" or "the file …/stop"; None if no stop is requested."""
         if self.received is None and self.file is not None and self.file.exists():
             return f"the file {self.file}"
         return self.received
 
     def honour(self) -> None:
-        """Removes the stop file or folder, so that the next start of the run continues. An error is logged."""
+        """Removes the stop file, so that the run does not stop again when it is resumed; logs an error."""
         if self.file is None or not self.file.exists():
             return
         try:
@@ -79,7 +78,7 @@ class StopSignals:
         if self.received is None:
             self.received, self._since = signal.Signals(number).name, time.monotonic()
             if number == signal.SIGINT and self.notice:
-                with suppress(OSError):  # not by the log, in the middle of whose work the signal may have come
+                with suppress(OSError):  # not by the logger, which the signal may have interrupted
                     os.write(2, f"\n{self.notice}\n".encode())
         elif number == signal.SIGINT and time.monotonic() - self._since > SAME_PRESS:
             raise KeyboardInterrupt("a second SIGINT")
@@ -87,18 +86,19 @@ class StopSignals:
 
 @contextmanager
 def exit_when_asked() -> Iterator[None]:
-    """Context manager for the part of a run without anything to save: a signal exits at once, with PREEMPTED.
+    """Context manager for the start of a run: a stop signal exits the process at once with the exit code PREEMPTED.
 
-    No clean-up runs, since it would wait for ranks that may have exited, and could crash during an import.
+    No progress is saved and no clean-up runs: it would wait for ranks that may have exited, and could crash during an
+    import.
     """
 
     with acting_at_once(leave):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # which the launcher held back until now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # `worldsmith launch` starts the process with a block
         yield
 
 
 def leave(number: int) -> None:
-    """Exits this process immediately with PREEMPTED because of the signal `number`."""
+    """Prints that the stop signal `number` was received, and exits at once with the exit code PREEMPTED."""
     if number == signal.SIGHUP:
         leave_terminal()
     with suppress(OSError):

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAY_AFTER = 30.0
-"""Seconds after which rank 0 reports that it is still waiting for other processes to start."""
+"""Seconds after which rank 0 logs that it is still waiting for other processes to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process among the processes of the run. A run of one process needs no process group.
+    """Rank and device of this process, number of ranks, and collectives. A run of one process has no process group.
 
     Methods that are marked "Collective" must be called by all ranks.
     """
@@ -33,7 +33,7 @@ class World:
     local_rank: int = 0
     device: str = "cpu"
     context_group: ProcessGroup | None = field(default=None, compare=False)
-    """Neighboring ranks that work on the same packs, including this one; None: each rank works on its own packs."""
+    """Context-parallel group: consecutive ranks, including this one, that process the same packs; None: no group."""
 
     @property
     def is_main(self) -> bool:
@@ -42,7 +42,7 @@ class World:
 
     @property
     def context_parallel(self) -> int:
-        """Number of ranks that share the same packs (context parallelism)."""
+        """Context-parallel degree: number of ranks that process the same packs; 1 without context parallelism."""
         return 1 if self.context_group is None else self.context_group.size()
 
     @property
@@ -52,7 +52,7 @@ class World:
 
     @property
     def data_size(self) -> int:
-        """Number of data shards."""
+        """Number of data shards: number of ranks divided by the context-parallel degree."""
         return self.size // self.context_parallel
 
     def barrier(self) -> None:
@@ -73,7 +73,7 @@ class World:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns the `value` of every rank, in rank order. Collective."""
+        """Returns the `value` of every rank, in rank order, on all ranks. Collective."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
@@ -83,7 +83,7 @@ class World:
         return values
 
     def gather_context(self, value: Any) -> list[Any]:
-        """Returns the `value` of every rank of the context-parallel group. Collective in the group."""
+        """Returns the `value` of every rank of the context-parallel group, in rank order. Collective in the group."""
         if self.context_group is None:
             return [value]
         import torch.distributed as dist
@@ -93,7 +93,7 @@ class World:
         return values
 
     def sum(self, *values: float) -> list[float]:
-        """Returns the sum of each value over all ranks, in float64. Collective."""
+        """Returns the sum over all ranks of each argument, computed in float64, on all ranks. Collective."""
         if self.size == 1:
             return [float(value) for value in values]
         import torch
@@ -104,24 +104,24 @@ class World:
         return totals.tolist()
 
     def data_sum(self, *values: float) -> list[float]:
-        """Returns the sum of each value over data-parallel ranks, in float64. Collective.
+        """Returns the sum of each argument over all data shards, computed in float64, on all ranks. Collective.
 
-        A context-parallel group counts once.
+        The ranks of a context-parallel group have the same data, so each group counts once.
         """
         return [total / self.context_parallel for total in self.sum(*values)]
 
     def any(self, flag: bool) -> bool:
-        """Returns whether the flag is set on at least one rank. Collective."""
+        """Returns, on all ranks, whether `flag` is True on at least one rank. Collective."""
         return self.sum(float(flag))[0] > 0
 
 
 def world_size() -> int:
-    """Returns the number of processes in WORLD_SIZE, which torchrun sets; 1 if it is not set."""
+    """Returns the number of processes of the run from WORLD_SIZE, which the launcher sets; 1 if it is not set."""
     return _environment_int("WORLD_SIZE", 1)
 
 
 def launched_as() -> tuple[int, int, int]:
-    """Returns (rank, number of processes, local rank) from the environment of torchrun, without a process group."""
+    """Returns (rank, number of ranks, local rank) from the environment variables RANK, WORLD_SIZE and LOCAL_RANK."""
     return _environment_int("RANK", 0), world_size(), _environment_int("LOCAL_RANK", 0)
 
 
@@ -133,10 +133,11 @@ def start_world(*, context_parallel: int = 1) -> World:
             ranks.
 
     Returns:
-        The process with its rank and device. A run of one process has no process group.
+        This process with its rank and device. A run of one process has no process group.
 
     Raises:
-        ValueError: If the environment of torchrun is incomplete, or the machine has GPUs, but not one for this process.
+        ValueError: If an environment variable of torchrun is missing or invalid, or if the machine has GPUs, but fewer
+            than processes.
     """
     import torch.distributed as dist
 
@@ -161,10 +162,14 @@ def start_world(*, context_parallel: int = 1) -> World:
 
 
 def join_process_group(device: str, size: int) -> None:
-    """Creates the default process group for the processes of this launch.
+    """Creates the default process group of the run, and waits until all its processes have joined.
 
-    The key prefix in the store contains the launch and its restart count, so processes and addresses of other attempts
-    at the same address are not used. Rank 0 logs a warning if other processes are missing after `SAY_AFTER` seconds.
+    Keys in the store begin with the ID and the restart count of the launch, so processes of an earlier start at the
+    same address do not join. Rank 0 logs a warning if other processes are missing after `SAY_AFTER` seconds.
+
+    Args:
+        device: Device of this process, such as "cuda:0" or "cpu".
+        size: Number of processes of the run.
     """
     import torch.distributed as dist
 
@@ -172,26 +177,26 @@ def join_process_group(device: str, size: int) -> None:
     launch = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
     store = dist.PrefixStore("/".join(["worldsmith", *launch]), store)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    said = threading.Timer(SAY_AFTER, logger.warning, ("waiting for all %d processes to meet at %s", size, place))
-    said.daemon = True
+    timer = threading.Timer(SAY_AFTER, logger.warning, ("waiting for all %d processes to meet at %s", size, place))
+    timer.daemon = True
     if rank == 0:
-        said.start()
+        timer.start()
     try:
         dist.init_process_group(backends(device), store=store, rank=rank, world_size=size, timeout=PATIENCE)
     finally:
-        said.cancel()
+        timer.cancel()
 
 
 def backends(device: str) -> str:
-    """Returns the process group backends: NCCL for CUDA tensors, gloo for objects, barriers and checkpoint plans.
+    """Returns the backends argument of `init_process_group` for a device such as "cuda:0" or "cpu".
 
-    Timeouts are long, since a rank may have to read or check far more than others before a collective.
+    NCCL is used for CUDA tensors; gloo for CPU tensors and objects, barriers and checkpoint plans.
     """
     return "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
 
 
 def take_device(local_rank: int) -> str:
-    """Makes GPU `local_rank` the current device and returns it; returns "cpu" on a machine without GPUs."""
+    """Makes GPU `local_rank` the current device and returns its name, such as "cuda:0"; "cpu" if there is no GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -202,14 +207,14 @@ def take_device(local_rank: int) -> str:
 
 
 def present_device() -> str:
-    """Returns the device of a run of one process on this machine: "cuda:0" or "cpu"."""
+    """Returns the device for a single process on this machine: "cuda:0", or "cpu" if there is no GPU."""
     import torch
 
     return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
 def require_devices(processes: int) -> None:
-    """Raises ValueError if this machine has GPUs, but fewer than `processes`, the number of processes on it."""
+    """Raises ValueError if this machine has GPUs, but fewer than `processes`, the processes of the run on it."""
     import torch
 
     count = torch.cuda.device_count()
@@ -223,7 +228,10 @@ def require_devices(processes: int) -> None:
 
 
 def device_remarks(processes: int) -> list[str]:
-    """Returns warnings if more processes are planned than this machine has GPUs."""
+    """Returns a list with a warning if `processes` exceeds the number of GPUs of this machine; else [].
+
+    Machines without GPUs cause no warning.
+    """
     import torch
 
     count = torch.cuda.device_count()
@@ -234,7 +242,7 @@ def device_remarks(processes: int) -> list[str]:
 
 
 def ensure_process_group(world: World) -> None:
-    """Creates a process group of one rank if none exists, as FSDP's mesh requires; opens no port."""
+    """Creates the default process group with one rank if none exists, for a device mesh; opens no port."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -258,7 +266,7 @@ def local_size() -> int:
 
 
 def gather_tensors(tensor: Tensor, group: ProcessGroup) -> list[Tensor]:
-    """All-gathers a tensor; returns the tensors of all ranks of the group in rank order.
+    """Returns the tensors of all ranks of a process group, in rank order, on all its ranks.
 
     All ranks of the group must call it with a tensor of the same shape and dtype.
     """
@@ -271,9 +279,10 @@ def gather_tensors(tensor: Tensor, group: ProcessGroup) -> list[Tensor]:
 
 
 def _environment_int(name: str, default: int) -> int:
-    """Returns the integer in an environment variable, or the default if it is not set.
+    """Returns the integer in the environment variable `name`, or `default` if it is not set.
 
-    Raises ValueError for other text and for a number below the default.
+    Raises:
+        ValueError: If the value is not an integer or is below `default`.
     """
     text = os.environ.get(name, str(default))
     if not text.isdecimal() or int(text) < default:

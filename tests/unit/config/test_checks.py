@@ -167,7 +167,7 @@ class TestShippedRecipes:
 
     def test_frames_are_chosen_in_one_way(self) -> None:
         (problem,) = problems_of("vision_sft_tiny", ["dataloader_train.dataset.frame_buckets=[]"])
-        assert "the modes have no effect on complete windows" in problem.message
+        assert "the modes have no effect if samples are complete windows" in problem.message
 
     def test_ranges_types_names_references_and_contradictions_come_in_one_report(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -157,7 +157,7 @@ def test_the_nearest_frames_are_taken() -> None:
 
 def test_a_rate_without_a_mode_for_it_is_a_mistake() -> None:
     VideoDataset.Config(num_video_frames=49, temporal_interval_mode="target_fps", target_fps=16.0).check()
-    with pytest.raises(WrongValueError, match="the mode has no frame rate"):
+    with pytest.raises(WrongValueError, match="this mode does not use target_fps"):
         VideoDataset.Config(num_video_frames=49, target_fps=16.0).check()
-    with pytest.raises(WrongValueError, match="SAT starts at the first frame"):
+    with pytest.raises(WrongValueError, match="the mode sat always starts at the first frame"):
         VideoDataset.Config(num_video_frames=49, temporal_interval_mode="sat", frame_selection_mode="random").check()

@@ -393,8 +393,8 @@ def test_an_empty_data_set_is_an_error_with_the_reasons(
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"max_sequence_length": None}, "set exactly one"), ({"max_samples_per_batch": 2}, "set exactly one"),
-     ({"latent_cache": "folder"}, "no LatentCache was given"),
+    [({"max_sequence_length": None}, "exactly one limit is"), ({"max_samples_per_batch": 2}, "exactly one limit is"),
+     ({"latent_cache": "folder"}, "the argument latent_cache is None"),
      ({"num_workers": -1}, "num_workers must be at least 0, found -1"),
      ({"max_bad_fraction": 2.0}, "at least 0 and at most 1")],
 )  # fmt: skip

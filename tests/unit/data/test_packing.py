@@ -42,7 +42,7 @@ def test_a_pack_ends_at_the_cap_that_it_meets_first() -> None:
 
 
 def test_a_cap_is_required_and_the_message_says_so() -> None:
-    with pytest.raises(ValueError, match="set one of them, or both"):
+    with pytest.raises(ValueError, match=r"set max_sequence_length .*, max_samples_per_batch .*, or both"):
         packs([1], None, None)
 
 

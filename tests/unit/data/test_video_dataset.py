@@ -171,7 +171,7 @@ def test_a_missing_file_is_an_error_that_names_what_was_looked_for(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
-    [("resolution", "999", "resolution bucket"), ("frame_selection_mode", "random", "no effect on complete windows"),
+    [("resolution", "999", "resolution bucket"), ("frame_selection_mode", "random", "if samples are complete windows"),
      ("cfg_dropout_rate", 1.5, "at least 0 and at most 1"), ("num_video_frames", 0, "at least 1"),
      ("min_frames", 0, "at least 1"),
      ("conditioning_config", {"one": 1.0}, "conditioning_config"), ("conditioning_fps", 0.0, "below 1000, or -1")],
@@ -201,4 +201,4 @@ def test_summary_foretells_clips_that_are_too_long_for_a_pack(
     assert summarize_dataset(dataset, GRID, max_tokens=1000).drops == {}
     (found,) = summarize_dataset(dataset, GRID, max_tokens=20).rejections
     assert (found.key, found.reason) == ("good_w0", "over_token_cap")
-    assert "the limit of a pack is 20" in found.detail
+    assert "max_sequence_length is 20" in found.detail

@@ -8,37 +8,39 @@ from dataclasses import dataclass
 from typing import Any
 
 CAPTION_KEYS = ["caption_json", "qwen3_32b_rewrite-dense", "caption"]
-"""Keys in order of preference; the first existing one is used. After them come the legacy styles."""
+"""Caption keys in order of preference: the first one with a caption is used. If none has one: `LEGACY_STYLES`."""
 
 LEGACY_STYLES = {
     f"{source}_{style}": weight
     for source in ("qwen3_235b", "qwen3_32b", "qwen3p5_397b")
     for style, weight in (("short", 0.1), ("descriptive", 0.2), ("dense", 0.7), ("temporal", 0.0))
 }
-"""Keys of older datasets: one of those that exist is sampled with these weights."""
+"""Caption keys of older datasets and their sampling weights: one of the keys with a caption is sampled."""
 
 EMPTY_JSON = ("{}", "[]", '""', "null")
 
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """A chosen caption. Structured captions (JSON) are used unchanged, without suffix and metadata sentences."""
+    """Caption that was chosen for a window. A structured caption (JSON) gets no suffix and no metadata sentences."""
 
     key: str
+    """Key of the caption in the window."""
     text: str
     structured: bool
+    """Whether the text is JSON; False: a plain caption."""
 
 
 def choose_caption(captions: dict[str, Any], keys: list[str], rng: random.Random) -> Caption | None:
-    """Selects the caption of a window.
+    """Selects the caption of a window: that of the first key in `keys` that has one, else one of `LEGACY_STYLES`.
 
     Args:
         captions: Captions of the window by key.
-        keys: Keys in order of preference; the weighted legacy styles follow.
-        rng: Used for the legacy styles.
+        keys: Caption keys in order of preference.
+        rng: Samples a key of `LEGACY_STYLES` by weight.
 
     Returns:
-        The caption; None if the window has none.
+        The caption; None if the window has no caption.
     """
     for key in keys:
         if caption := read_caption(captions, key):
@@ -50,7 +52,7 @@ def choose_caption(captions: dict[str, Any], keys: list[str], rng: random.Random
 
 
 def read_caption(captions: dict[str, Any], key: str) -> Caption | None:
-    """Returns the caption under `key`; None if it is missing, empty, or neither a text nor an object."""
+    """Returns the caption under `key`; None if the value is missing, empty, or neither a string nor a JSON object."""
     value, structured = captions.get(key), key == "caption_json"
     if isinstance(value, dict) and value:
         return Caption(key, json.dumps(value, ensure_ascii=False), structured=True)
@@ -79,7 +81,7 @@ def render_caption(
 
     Args:
         caption: Chosen caption.
-        suffix: Text after every plain caption; "": none.
+        suffix: Text after every plain caption; "": no suffix.
         append_duration_fps: Append duration and frame rate to plain captions.
         append_resolution: Append the size to plain captions.
         dropout_rate: Probability of an empty text, for classifier-free guidance.
@@ -104,7 +106,7 @@ def render_caption(
 def metadata_sentences(
     duration_fps: bool, resolution: bool, *, num_frames: int, fps: float, size: tuple[int, int], inverse: bool = False
 ) -> list[str]:
-    """Returns the sentences on duration and frame rate, and on the size; `inverse` negates them.
+    """Returns the metadata sentences of a caption: one on duration and frame rate, one on the frame size.
 
     Args:
         duration_fps: Include duration and frame rate; never for an image.
@@ -112,7 +114,7 @@ def metadata_sentences(
         num_frames: Number of frames; 1 is an image.
         fps: Frame rate.
         size: (H, W) in pixels.
-        inverse: State that the video is not of these values, for negative prompts.
+        inverse: Negate the sentences ("is not …"), for negative prompts.
     """
     is_image, is_ = num_frames == 1, "is not" if inverse else "is"
     sentences = []

@@ -24,7 +24,7 @@ from worldsmith.data.video_file import examine
 
 
 class ClipMaker(SampleMaker[VideoSample]):
-    """Builds the sample of a stream position: pixels or cached latents of a clip window, text IDs and token count."""
+    """Builds the `VideoSample` at a stream position: pixels or cached latents of a clip window, and caption IDs."""
 
     dataset: VideoDataset
 
@@ -72,7 +72,8 @@ class ClipMaker(SampleMaker[VideoSample]):
         part = inspect_window(window, config, self.grid, sample_rng(self.seed, position, "frames"))
         if self.only_shape not in (None, part.latent_shape):
             raise SampleError(
-                "other_shape", f"{part}: the network has position embeddings only for latents {self.only_shape}"
+                "other_shape",
+                f"{part}: expected latents of shape {self.only_shape}, for which the network has position embeddings",
             )
         notes: dict[str, str] = {}
         caption = self._caption(window, position, part)
@@ -80,7 +81,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         num_tokens = self.grid.sample_tokens(len(text_ids), part.latent_shape)
         self.check_size(num_tokens, str(part))
         if part.info.variable_rate:
-            average = f"{part.fps:.2f} fps, their average, is used"
+            average = f"their average rate of {part.fps:.2f} fps is used"
             notes["variable_rate"] = f"{window.key}: frames are unevenly spaced; {average}"
 
         if window.end_frame >= part.info.num_frames:
@@ -115,7 +116,10 @@ class ClipMaker(SampleMaker[VideoSample]):
         return Made(sample, notes)
 
     def _image(self, sample: VideoSample, window: Window, part: InspectedClip) -> VideoSample:
-        """Builds the sample of the first frame; if the latents of the clip are cached, only this frame is decoded."""
+        """Returns a sample with the first frame of the clip in `sample`, in the form `self.first_frames`.
+
+        If `sample` has cached latents, at most this frame is decoded.
+        """
         count = part.selection.count if self.first_frames.startswith("opening") else 1
         shape = part.latent_shape if count > 1 else (1, *part.latent_shape[1:])
         kept = [1] if count == 1 else [1, count]
@@ -127,13 +131,13 @@ class ClipMaker(SampleMaker[VideoSample]):
         return replace(sample, video=video, latents=latents, latent_shape=shape, num_frames=count, cache_key=key)
 
     def _key(self, window: Window, part: InspectedClip, *counts: int) -> str | None:
-        """Returns the cache key of the first used frames (see `LatentCache.clip_key`); None without a cache."""
+        """Returns the cache key of the first `counts` used frames, see `LatentCache.clip_key`; None without a cache."""
         if self.latent_cache is None:
             return None
         return self.latent_cache.clip_key(window, part.status, part.selection, part.size, *counts)
 
     def _read(self, window: Window, part: InspectedClip, count: int) -> torch.Tensor:
-        """Reads the first `count` used frames as uint8 [3, count, H, W]; decodes no later frame."""
+        """Returns the first `count` used frames as uint8 [3, count, H, W]; decodes no later frame."""
         height, width = part.size
         framing = Framing((width, height), "training")
         return torch.from_numpy(read_frames(window.path, part.info, part.selection.indices[:count], framing))
@@ -149,7 +153,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         rng = sample_rng(self.seed, position, "caption")
         caption = choose_caption(window.captions, config.caption_keys, rng)
         if caption is None:
-            raise SampleError("no_caption", "no caption key contains text")
+            raise SampleError("no_caption", "none of the caption keys of the window contains text")
         check_text(caption.text, f"the caption '{caption.key}'")
         return render_caption(
             caption,
@@ -166,9 +170,15 @@ class ClipMaker(SampleMaker[VideoSample]):
 
 
 def draw_condition_frames(weights: dict[str, float], latent_frames: int, rng: random.Random) -> int:
-    """Samples the number of clean latent frames by weight, at most `latent_frames - 1`; 0 without weights."""
+    """Samples the number of clean leading latent frames of a sample.
+
+    Args:
+        weights: Sampling weight by number of clean latent frames (as text); empty: the result is 0.
+        latent_frames: Number of latent frames of the sample; the result is at most `latent_frames - 1`.
+        rng: Random generator of the sample.
+    """
     if not weights:
         return 0
     frames = sorted(int(n) for n in weights)
-    drawn = rng.choices(frames, weights=[sum(w for n, w in weights.items() if int(n) == f) for f in frames])[0]
-    return min(drawn, latent_frames - 1)
+    sampled = rng.choices(frames, weights=[sum(w for n, w in weights.items() if int(n) == f) for f in frames])[0]
+    return min(sampled, latent_frames - 1)

@@ -22,7 +22,7 @@ FILE_NAMES = [
 ]
 VIDEOS = ("mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "gif")
 MEMBER_NAME = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)", re.DOTALL)
-"""Key and suffix of a member, split at the first dot as in WebDataset."""
+"""Matches the name of a tar member; its groups are key and suffix, split at the first dot as in WebDataset."""
 SHARD_FACTS = ("uuid", "duration", "width", "height", "nb_frames")
 LAST = -1
 """Value of end_frame for a window up to the last frame of the clip."""
@@ -30,10 +30,10 @@ LAST = -1
 
 @dataclass(frozen=True, slots=True)
 class ClipRecord:
-    """Record of a clip, before the clip is opened."""
+    """Record of a clip in a dataset file or shard, with the clip's path and windows; the clip is not opened."""
 
     facts: dict[str, Any]
-    """`uuid` and `t2w_windows`, optionally `duration`, `width`, `height`, `nb_frames`; their types are checked."""
+    """Values of the record: `uuid`, `t2w_windows`, optionally `duration`, `width`, `height`, `nb_frames`."""
     path: str
     relative_path: str
     line: int | None = None
@@ -42,19 +42,19 @@ class ClipRecord:
 
 
 def is_clips(path: str) -> bool:
-    """Returns whether a path is a dataset of clips: shards, a folder, or a file with one record per line."""
+    """Returns whether a path is a dataset of clips: tar shards, a folder with a dataset file, or a dataset file."""
     if has_file(path) or shard_pattern(path):
         return True
     return isinstance(first := first_record(Path(path)), dict) and "vision_path" in first
 
 
 def has_file(folder: str) -> bool:
-    """Returns whether a folder contains a dataset file of clips."""
+    """Returns whether a folder contains a dataset file of clips (one of `FILE_NAMES`)."""
     return any(Path(folder, name).is_file() for name in FILE_NAMES)
 
 
 def find_file(path: str) -> Path:
-    """Returns the dataset file at `path` or in the folder `path`; raises DataError if it does not exist."""
+    """Returns the dataset file at `path`, or one of `FILE_NAMES` in the folder `path`; DataError if no file exists."""
     if not path:
         raise DataError("dataset.path is empty; set it to the .jsonl file or its folder (recipes read DATASET_PATH)")
     given = Path(path)
@@ -69,7 +69,7 @@ def find_file(path: str) -> Path:
 
 
 def line_records(file: Path) -> Iterator[ClipRecord | Rejection]:
-    """Yields a record or a rejection per line.
+    """Yields the clip record of each line of a dataset file; a rejection if the line is not a valid record.
 
     Raises:
         DataError: If the file cannot be read.
@@ -88,12 +88,16 @@ def line_records(file: Path) -> Iterator[ClipRecord | Rejection]:
 
 
 def check_record(record: Any) -> dict[str, Any]:
-    """Checks the types of a record and returns it without null values; SampleError: bad_record, remote_path."""
+    """Checks the keys and types of a clip record, removes null values from it in place, and returns it.
+
+    Raises:
+        SampleError: bad_record if a key is missing or has the wrong type; remote_path if the clip is a URL.
+    """
     if not isinstance(record, dict):
         raise SampleError("bad_record", f"expected an object, found {type(record).__name__}")
     for name in ("uuid", "vision_path"):
         if not (isinstance(record.get(name), str) and record[name]):
-            raise SampleError("bad_record", f"'{name}' must be text, found {record.get(name)!r}")
+            raise SampleError("bad_record", f"'{name}' must be a non-empty string, found {record.get(name)!r}")
     if "\0" in record["vision_path"]:
         raise SampleError("bad_record", f"'vision_path' contains a NUL character, found {record['vision_path']!r}")
     for name in ("duration", "width", "height", "nb_frames"):
@@ -115,16 +119,17 @@ def check_record(record: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ShardSample:
-    """Consecutive members of a tar shard with the same key; the first member of each suffix."""
+    """Sample of a WebDataset shard: consecutive tar members whose names have the same key (the part before a dot)."""
 
     key: str
     members: dict[str, Member] = field(default_factory=dict)
+    """Members by suffix, such as "mp4"; of several members with the same suffix the first one."""
     repeated: str = ""
-    """A suffix that occurs twice; "" = none."""
+    """A suffix that occurs twice; "" = no suffix does."""
 
 
 def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
-    """Yields a record per sample of WebDataset shards, and rejections of damaged samples and shards.
+    """Yields the clip record of each sample of WebDataset shards; a rejection for a damaged sample or shard.
 
     A sample has the consecutive members `KEY.mp4` and `KEY.json` or `KEY.txt`.
 
@@ -139,7 +144,7 @@ def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
     faults = [f"{index.file}: {index.fault[1]}" for index in indices if index.fault and not index.members]
     if len(faults) == len(files):
         raise DataError(
-            f"{pattern}: no shard can be read ({len(files)} found): {faults[0]}. Copy or download the shards again"
+            f"{pattern}: none of the {len(files)} shards can be read: {faults[0]}. Copy or download the shards again"
         )
     for index, name in zip(indices, short_names(files)):
         seen: set[str] = set()
@@ -160,7 +165,7 @@ def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
 
 
 def samples_of(index: TarIndex) -> Iterator[ShardSample]:
-    """Yields the samples of a shard; members without a suffix are skipped."""
+    """Yields the samples of an indexed tar shard in order; members without a suffix are skipped."""
     sample: ShardSample | None = None
     for member in index.members:
         if (parts := MEMBER_NAME.fullmatch(member.name)) is None:
@@ -178,13 +183,23 @@ def samples_of(index: TarIndex) -> Iterator[ShardSample]:
 
 
 def record_of(sample: ShardSample, uuid: str, file: str, name: str) -> ClipRecord:
-    """Returns the record of a shard sample; SampleError: missing_file, no_caption, bad_json, bad_record."""
+    """Returns the clip record of a shard sample.
+
+    Args:
+        sample: Sample with a video member and a `.json` or `.txt` member.
+        uuid: Value of `uuid` in the record.
+        file: Path or URL of the shard.
+        name: Short name of the shard, see `short_names`.
+
+    Raises:
+        SampleError: missing_file, no_caption, bad_json or bad_record.
+    """
     endings = ", ".join(sample.members)
     if sample.repeated:
         raise SampleError("bad_record", f"two members are named {sample.key}.{sample.repeated}")
     video = next((sample.members[ending] for ending in VIDEOS if ending in sample.members), None)
     if video is None:
-        raise SampleError("missing_file", f"no video has this key ({', '.join(VIDEOS)}); found {endings}")
+        raise SampleError("missing_file", f"the sample has no video ({', '.join(VIDEOS)}), found only {endings}")
     facts: dict[str, Any] = {}
     if "json" in sample.members:
         facts = parse_json(text_of(sample.members["json"]).encode())

@@ -61,7 +61,7 @@ def select_frames(
     total: int,
     fps: float,
 ) -> FrameSelection:
-    """Selects the frames of a window that a sample uses.
+    """Returns the frames of a window that a sample uses, as set by the dataset config.
 
     Args:
         window: (start_frame, end_frame, temporal_interval). The end is inclusive; -1 is the last frame of the file. The
@@ -74,7 +74,8 @@ def select_frames(
 
     Raises:
         SampleError: window_out_of_range if the window has fewer than `min_frames` frames in the file; too_short if it
-            has fewer than `num_video_frames`, or if a window up to the end of the file has fewer than `min_frames`.
+            has fewer than `num_video_frames`, or if a window up to the end of the file has fewer than `min_frames`
+            frames.
     """
     frames = frames_in_file(window, total, fps, config.min_frames)
     mode, count, skip = config.temporal_interval_mode, config.num_video_frames, config.skip_frames
@@ -106,7 +107,17 @@ def select_frames(
 
 
 def frames_in_file(window: tuple[int, int, int], total: int, fps: float, min_frames: int) -> FrameRange:
-    """Returns the part of a window that exists in the file; SampleError if it has fewer than `min_frames` frames."""
+    """Returns the frames of a window that exist in the file.
+
+    Args:
+        window: (start_frame, end_frame, temporal_interval); the end is inclusive, -1 is the last frame of the file.
+        total: Number of frames of the file.
+        fps: Frame rate of the file.
+        min_frames: Required number of frames.
+
+    Raises:
+        SampleError: window_out_of_range or too_short if fewer than `min_frames` frames exist.
+    """
     start, end, _ = window
     last = total - 1 if end == -1 else min(end, total - 1)
     frames = FrameRange(start, last - start + 1, fps)
@@ -122,7 +133,10 @@ def frames_in_file(window: tuple[int, int, int], total: int, fps: float, min_fra
 
 
 def largest_bucket(frames: FrameRange, config: VideoDataset.Config) -> int:
-    """Returns the largest frame bucket that fits into the frames at the rate of the mode, else the smallest bucket."""
+    """Returns the largest number in `config.frame_buckets` that `frames` has at the frame rate of the config's mode.
+
+    If no bucket is small enough, the smallest one is returned.
+    """
     fps, mode = frames.fps, config.temporal_interval_mode
     rates = {"target_fps": config.target_fps, "sat": config.target_fps, "max_30fps": fps / max(1, int(fps / MAX_FPS))}
     apart = max(1.0, fps / rates.get(mode, fps))
@@ -131,12 +145,20 @@ def largest_bucket(frames: FrameRange, config: VideoDataset.Config) -> int:
 
 
 def first_offset(unused: int, mode: str, rng: random.Random) -> int:
-    """Returns the number of unused frames before the first used frame, out of `unused` frames."""
+    """Returns how many of the `unused` frames precede the first used frame; `mode`: "first", "center" or "random"."""
     return {"center": unused // 2, "random": rng.randint(0, unused) if mode == "random" else 0}.get(mode, 0)
 
 
 def select_at_rate(frames: FrameRange, interval: float, count: int, mode: str, rng: random.Random) -> FrameSelection:
-    """Selects `count` frames, `interval` apart, or closer if the clip is too short; never repeats a frame."""
+    """Selects `count` different frames that are `interval` frames apart, or closer if `frames` has too few.
+
+    Args:
+        frames: Frames to select from.
+        interval: Distance of two selected frames in frames of the file; may be fractional.
+        count: Number of frames to select.
+        mode: Position of the selected frames in `frames`: "first", "center" or "random".
+        rng: Used by the mode "random".
+    """
     interval = max(1.0, min(interval, (frames.count - 1) / max(1, count - 1)))
     span = int((count - 1) * interval + 0.5) + 1
     whole = int(interval) if interval.is_integer() else interval
@@ -144,14 +166,20 @@ def select_at_rate(frames: FrameRange, interval: float, count: int, mode: str, r
 
 
 def select_as_sat(frames: FrameRange, count: int, config: VideoDataset.Config, grid: LatentGrid) -> FrameSelection:
-    """Selects the same `count` frames as CogVideo's SAT.
+    """Selects the same frames as the data loader of CogVideo's SAT code (SwissArmyTransformer).
 
     The interval is rounded down to an integer, so the rate is at least `target_fps`. SAT fails at rates below
     `target_fps` and at some lengths, and repeats the last frame of short clips. In these cases the interval is 1, or
     fewer frames are skipped.
 
+    Args:
+        frames: Frames of the window.
+        count: Number of frames to select; fewer are selected if the window is shorter.
+        config: Frame settings of the dataset.
+        grid: Latent grid of the video VAE.
+
     Raises:
-        SampleError: too_short.
+        SampleError: too_short if fewer than `min_frames` frames can be selected.
     """
     skip, rate, least = config.skip_frames, config.target_fps, config.min_frames
     inner = frames.without_ends(skip)
@@ -161,6 +189,6 @@ def select_as_sat(frames: FrameRange, count: int, config: VideoDataset.Config, g
         frames, skip = inner, 0
     count = grid.usable_frames(min(count, frames.count))
     if count < least:
-        raise SampleError("too_short", f"{count} of {frames.count} frames can be used; min_frames is {least}")
+        raise SampleError("too_short", f"only {count} of {frames.count} frames can be used; min_frames is {least}")
     skip = min(skip, frames.count - ((count - 1) * interval + 1))
     return FrameSelection(frames.start + skip, interval, count)

@@ -18,7 +18,7 @@ from worldsmith.data.video_file import FileStatus, VideoInfo, examine
 
 @dataclass(frozen=True, slots=True)
 class InspectedClip:
-    """The frames of a clip that a sample uses, and their size in training."""
+    """Result of inspecting the clip of a window: file, used frames, and their size and frame rate in training."""
 
     status: FileStatus
     info: VideoInfo
@@ -33,7 +33,7 @@ class InspectedClip:
 
 
 def inspect_window(window: Window, config: VideoDataset.Config, grid: LatentGrid, rng: random.Random) -> InspectedClip:
-    """Inspects the clip of a window and selects its frames; decodes one frame.
+    """Reads the metadata of a window's clip and selects the frames that a sample uses; decodes one frame.
 
     The limits of the config are checked with the file itself, since the dataset file may be wrong or incomplete.
 
@@ -88,18 +88,20 @@ def features_of(info: VideoInfo, frames: int, size: tuple[int, int], fps: float)
 
 @dataclass(frozen=True, slots=True)
 class DatasetSummary:
-    """Counts of a dataset. `rejections` are those of the dataset file and of the inspected windows."""
+    """Number of records and windows of a dataset of clips, and the result of inspecting a few of its windows."""
 
     records: int
     windows: int
     probed: int
+    """Number of inspected windows."""
     rejections: list[Rejection]
+    """Rejected records of the dataset file and rejected ones of the inspected windows."""
     features: list[Features]
-    """Properties of the inspected windows that are not skipped."""
+    """Feature values of each inspected window that is not rejected, see `features_of`."""
 
     @property
     def drops(self) -> dict[str, int]:
-        """Number of rejections per reason."""
+        """Number of rejections by reason, sorted by reason."""
         return dict(sorted(Counter(r.reason for r in self.rejections).items()))
 
     def __str__(self) -> str:
@@ -110,7 +112,7 @@ class DatasetSummary:
 def summarize_dataset(
     dataset: VideoDataset, grid: LatentGrid, *, probe: int = 16, max_tokens: int | None = None
 ) -> DatasetSummary:
-    """Counts the records of a dataset, and inspects `probe` windows that are evenly spaced over it.
+    """Counts the records and windows of a dataset, and inspects `probe` windows that are evenly spaced over it.
 
     Args:
         dataset: Dataset of clips.
@@ -125,7 +127,7 @@ def summarize_dataset(
             part = inspect_window(window, dataset.config, grid, random.Random(0))
             tokens = grid.sample_tokens(0, part.latent_shape)
             if max_tokens is not None and tokens > max_tokens:
-                raise SampleError("over_token_cap", f"{tokens} tokens ({part}); the limit of a pack is {max_tokens}")
+                raise SampleError("over_token_cap", f"{tokens} tokens ({part}); max_sequence_length is {max_tokens}")
             features.append(features_of(part.info, part.selection.count, part.size, part.fps))
         except SampleError as error:
             rejections.append(Rejection(window.key, error.reason, error.detail, window.path, window.line))

@@ -16,14 +16,14 @@ class LatentGrid:
     patch: int
     """Patch size: latents per token, in height and in width."""
     decoded: int = 1
-    """Latent frames that the decoder emits together: the number of frames after a clip's first one is a multiple of
+    """Number of latent frames that the VAE decodes together; the latent frames after the first one are a multiple of
     it."""
     patch_frames: int = 1
-    """Latent frames per token; an odd number is padded up."""
+    """Temporal patch size: latent frames per token; the latent frames are padded to a multiple of it."""
 
     @property
     def step(self) -> int:
-        """Valid clip lengths differ by multiples of this number of frames."""
+        """Number of frames by which two consecutive valid clip lengths differ."""
         return self.frames * self.decoded
 
     def usable_frames(self, num_frames: int) -> int:

@@ -10,7 +10,7 @@ import re
 from worldsmith.config import WrongValueError
 
 SIDE = 16
-"""Pixels of which every side must be a multiple, as the coarsest video VAE requires."""
+"""Width and height in pixels must be multiples of this number, as the video VAE with the largest stride requires."""
 
 RESOLUTIONS: dict[str, dict[str, tuple[int, int]]] = {
     # tier: {aspect "W,H": (width, height) in pixels}
@@ -43,17 +43,22 @@ RESOLUTIONS: dict[str, dict[str, tuple[int, int]]] = {
 
 
 def encodable(tier: str) -> bool:
-    """Returns whether every size of a tier is a multiple of the VAE's 16 pixels."""
+    """Returns whether width and height of every size of a resolution bucket are multiples of `SIDE` pixels."""
     return all(side % SIDE == 0 for size in RESOLUTIONS[tier].values() for side in size)
 
 
 TIERS = [tier for tier in RESOLUTIONS if encodable(tier)]
-"""Resolution buckets for training. 1080, 2048 and gt_2048 contain sizes that the VAE cannot encode without a
-remainder."""
+"""Names of the resolution buckets for training. Some sizes of 1080, 2048 and gt_2048 are not multiples of `SIDE`, so
+the VAE cannot encode them."""
 
 
 def check_tier(tier: str, name: str = "resolution") -> None:
-    """Raises WrongValueError if a tier does not exist or the VAE cannot encode its sizes; `name` is the field."""
+    """Raises WrongValueError if a resolution bucket does not exist or the VAE cannot encode its sizes.
+
+    Args:
+        tier: Name of the bucket, such as "256".
+        name: Name of the config field for the message.
+    """
     remedy = f"choose one of {', '.join(TIERS)}"
     if tier not in RESOLUTIONS:
         raise WrongValueError({name: tier}, why="it is not a resolution bucket", remedy=remedy)
@@ -70,7 +75,7 @@ def exact_size(resolution: str) -> tuple[int, int] | None:
 
 
 def check_resolution(resolution: str) -> None:
-    """Raises WrongValueError if `resolution` is neither a valid tier nor a size that the VAE can encode."""
+    """Raises WrongValueError unless `resolution` is a bucket or a size (such as "720x480") that the VAE can encode."""
     size = exact_size(resolution)
     if size is None:
         check_tier(resolution)
@@ -81,7 +86,7 @@ def check_resolution(resolution: str) -> None:
 
 
 def aspect_bucket(width: int, height: int) -> str:
-    """Returns the published aspect bucket, such as "16,9", for a size in pixels."""
+    """Returns the aspect ratio, such as "16,9", under which `RESOLUTIONS` has the training size of a clip."""
     ratio = width / height
     for limit, name in ((0.65, "9,16"), (0.88, "3,4"), (1.16, "1,1"), (1.55, "4,3")):
         if ratio < limit:
@@ -93,7 +98,7 @@ def target_size(resolution: str, width: int, height: int) -> tuple[int, int]:
     """Returns the training size (width, height) in pixels of a clip.
 
     Args:
-        resolution: Tier, or exact size such as "720x480".
+        resolution: Name of a resolution bucket, or exact size such as "720x480".
         width: Width of the source in pixels.
         height: Height of the source in pixels.
     """

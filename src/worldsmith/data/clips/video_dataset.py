@@ -29,7 +29,7 @@ WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A captioned window (range of frames) of a clip."""
+    """Range of frames of a clip, with its captions."""
 
     key: str
     path: str
@@ -38,7 +38,9 @@ class Window:
     end_frame: int
     """Last frame, inclusive; -1 = the last one of the clip."""
     temporal_interval: int
+    """Distance of two used frames, if a sample uses the complete window."""
     captions: dict[str, Any]
+    """Captions by key: plain text, or a JSON object."""
     line: int | None
     """Line number in the dataset file; None in a shard."""
     mark: str = ""
@@ -65,25 +67,26 @@ class VideoDataset(Configurable, StreamDataset):
         num_video_frames: Annotated[int, Range(ge=1, also=-1)] = -1
         """Frames per sample; -1 = the complete window at its own temporal_interval, or frame_buckets."""
         frame_buckets: list[Count] = field(default_factory=list)
-        """Frames per sample: a window gets the largest number that it has at its frame rate, or the smallest at any;
-        empty = num_video_frames."""
+        """Possible numbers of frames per sample: a window gets the largest one that it has at the frame rate of
+        temporal_interval_mode, else the smallest one; empty = num_video_frames."""
         temporal_interval_mode: Literal["force_one", "max_30fps", "entire_chunk", "target_fps", "sat"] = "max_30fps"
-        """Frame interval if num_video_frames is set: 1, at most 30 fps, spread over the window, target_fps (less if a
-        window is too short for it), or that of CogVideo's SAT for target_fps."""
+        """Interval of the used frames if num_video_frames is set. force_one: 1; max_30fps: at most 30 fps;
+        entire_chunk: spread over the window; target_fps: at that rate, or closer in short windows; sat: target_fps as
+        in CogVideo's SAT."""
         target_fps: Annotated[float, Range(gt=0)] = 8.0
-        """Frame rate of the modes target_fps and sat; no frame is used twice for it."""
+        """Frame rate of the temporal_interval_mode target_fps and sat; no frame of a clip is used twice."""
         skip_frames: NotNegative = 0
-        """Number of frames at either end of a window that are not used."""
+        """Number of frames that are not used at the start, and at the end, of each window."""
         frame_selection_mode: Literal["first", "center", "random"] = "first"
         """Position of the selected frames in the window if num_video_frames is set."""
         conditioning_fps: Annotated[float, Range(gt=0, lt=1000, also=-1)] = -1.0
-        """Frame rate that the model and the caption state; -1 = that of the selected frames."""
+        """Frame rate that the model gets and the caption states; -1 = frame rate of the selected frames."""
         conditioning_config: dict[str, Factor] = field(default_factory=lambda: {"0": 0.7, "1": 0.2, "2": 0.1})
-        """Weight per number of clean leading latent frames; empty = always 0 (text-to-video)."""
+        """Sampling weight by number of clean leading latent frames; empty = always 0 (text-to-video)."""
         cfg_dropout_rate: Share = 0.1
-        """Probability that the caption is emptied, for classifier-free guidance."""
+        """Probability that the caption is replaced by an empty one, for classifier-free guidance."""
         cfg_dropout_keep_metadata: bool = False
-        """Keep the metadata sentences of a plain caption when it is emptied."""
+        """Keep the metadata sentences of a plain caption when the caption is dropped."""
         append_duration_fps_timestamps: bool = True
         """Append the duration and frame rate to plain captions."""
         append_resolution_info: bool = True
@@ -108,10 +111,10 @@ class VideoDataset(Configurable, StreamDataset):
                     "frame_buckets",
                     "num_video_frames",
                     why="both set the number of frames",
-                    remedy="leave one out",
+                    remedy="set one of them",
                 )
             if sorted(set(self.frame_buckets)) != self.frame_buckets:
-                raise wrong(self, "frame_buckets", why="the numbers must be in ascending order, each once")
+                raise wrong(self, "frame_buckets", why="the numbers must be different and in ascending order")
             whole = self.num_video_frames == -1 and not self.frame_buckets
             if whole and (self.temporal_interval_mode, self.frame_selection_mode) != (
                 "max_30fps",
@@ -120,15 +123,15 @@ class VideoDataset(Configurable, StreamDataset):
                 raise wrong(
                     self,
                     *("temporal_interval_mode", "frame_selection_mode", "num_video_frames"),
-                    why="the modes have no effect on complete windows (-1)",
+                    why="the modes have no effect if samples are complete windows (num_video_frames = -1)",
                     remedy="set num_video_frames, or keep 'max_30fps' and 'first'",
                 )
             if self.target_fps != 8.0 and self.temporal_interval_mode not in ("target_fps", "sat"):
                 names = "target_fps", "temporal_interval_mode"
-                raise wrong(self, *names, why="the mode has no frame rate", remedy="write target_fps, or sat")
+                raise wrong(self, *names, why="this mode does not use target_fps", remedy="set target_fps or sat")
             if self.temporal_interval_mode == "sat" and self.frame_selection_mode != "first":
                 names = "frame_selection_mode", "temporal_interval_mode"
-                raise wrong(self, *names, why="SAT starts at the first frame that is not skipped")
+                raise wrong(self, *names, why="the mode sat always starts at the first frame")
 
         def check_files(self) -> None:
             """Raises DataError if the dataset file does not exist or cannot be read; opens no video."""
@@ -151,12 +154,12 @@ class VideoDataset(Configurable, StreamDataset):
                 windows.extend(self._windows(record))
         self.windows = sorted(windows, key=lambda w: (hashlib.sha256(uuid_of(w).encode()).digest(), w.key))
         self.choices = [[window] for window in self.windows]
-        """Windows of a clip, of which an epoch uses one."""
+        """Groups of windows (one window, or all windows of a clip); an epoch uses one window of each group."""
         if not config.sample_by_window:
             self.choices = [list(clip) for _, clip in groupby(self.windows, key=uuid_of)]
 
     def __len__(self) -> int:
-        """Number of positions of an epoch, as far as known without opening the clips."""
+        """Number of samples of an epoch, including clips that turn out to be unusable when they are opened."""
         return len(self.choices)
 
     @cached_property
@@ -165,7 +168,7 @@ class VideoDataset(Configurable, StreamDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all windows: paths, frames, captions, and fingerprints of clips (`content_marks`)."""
+        """SHA-256 of all windows: paths, frames, captions, and fingerprints of clips (`content_marks`)."""
         digest = hashlib.sha256()
         for key, facts in self.listing():
             digest.update(json.dumps([key, *facts]).encode())
@@ -177,7 +180,10 @@ class VideoDataset(Configurable, StreamDataset):
             yield w.key, [*facts, w.mark or self._marks.get(w.path)]
 
     def contents(self) -> Iterator[tuple[str, list[Any]]]:
-        """Yields (key, content) of each window; the content is equal for a copy of a clip under another name."""
+        """Yields (key, content) of each window, to find duplicates: copies of a clip have equal content.
+
+        The content is a list of the clip's fingerprint, start and end frame, interval and captions.
+        """
         for w in self.windows:
             marked = w.mark or self._marks.get(w.path) or str(Path(w.path).resolve())
             yield w.key, [marked, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
@@ -190,7 +196,7 @@ class VideoDataset(Configurable, StreamDataset):
         return content_marks(window.path for window in self.windows if not window.mark)
 
     def _windows(self, record: ClipRecord) -> Iterator[Window]:
-        """Yields the usable windows of one clip; all others are added to `rejections`."""
+        """Yields the usable windows of the clip in `record`; adds the other windows to `self.rejections`."""
         facts, path, line = record.facts, record.path, record.line
         try:
             self._check_clip(facts)
@@ -223,7 +229,7 @@ class VideoDataset(Configurable, StreamDataset):
         if not (type(start) is int and type(end) is int and type(interval) is int):
             raise SampleError(
                 "bad_record",
-                f"{', '.join(WINDOW_NUMBERS)} must be integers, found {start!r}, {end!r}, {interval!r}",
+                f"a window's {', '.join(WINDOW_NUMBERS)} must be integers, found {start!r}, {end!r}, {interval!r}",
             )
         backwards = end < start and end != LAST
         if start < 0 or backwards or interval < 1 or (nb_frames is not None and start >= nb_frames):
@@ -238,7 +244,8 @@ class VideoDataset(Configurable, StreamDataset):
             found = ", ".join(key for key in raw if key not in WINDOW_NUMBERS) or "no further key"
             raise SampleError(
                 "no_caption",
-                f"none of {', '.join(self.config.caption_keys)} or the legacy styles contains text; found {found}",
+                f"none of the caption keys {', '.join(self.config.caption_keys)} (or of older datasets) contains text; "
+                f"found {found}",
             )
         return start, end, interval
 
@@ -248,7 +255,10 @@ def uuid_of(window: Window) -> str:
 
 
 def check_conditioning(weights: dict[str, float]) -> None:
-    """Raises WrongValueError unless `weights` maps numbers of frames (as text) to valid sampling weights."""
+    """Raises WrongValueError unless `weights` maps numbers of frames ("0", "1", …) to finite weights of at least 0.
+
+    At least one weight must be positive, unless `weights` is empty.
+    """
     for frames, weight in weights.items():
         if not (frames.isascii() and frames.isdigit()):
             raise WrongValueError(
@@ -259,5 +269,5 @@ def check_conditioning(weights: dict[str, float]) -> None:
         if not (math.isfinite(weight) and weight >= 0):
             raise WrongValueError({f"conditioning_config.{frames}": weight}, why="a weight must be zero or more")
     if weights and sum(weights.values()) <= 0:
-        remedy = "set at least one positive weight, or leave it empty"
+        remedy = "set at least one positive weight, or set conditioning_config to {}"
         raise WrongValueError({"conditioning_config": weights}, why="all weights are zero", remedy=remedy)

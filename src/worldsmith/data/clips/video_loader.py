@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 class VideoLoader(PackingDataLoader):
     """Yields the windows of a `VideoDataset` as packs of `VideoSample`.
 
-    Counts in addition to those of every loader: captions_truncated, variable_rate, windows_shortened, cache_hit,
-    cache_miss, cache_corrupt.
+    `counts` has these counters in addition to those of every loader: captions_truncated, variable_rate,
+    windows_shortened, cache_hit, cache_miss, cache_corrupt.
     """
 
     class Config(PackingDataLoader.Config):
         dataset: VideoDataset.Config = field(default_factory=VideoDataset.Config)
-        """The data set."""
+        """The dataset of clips."""
         max_caption_tokens: Count = 2048
-        """Max caption ids, after the chat template; longer captions are truncated."""
+        """Max number of caption tokens, including the chat template; longer captions are truncated."""
         latent_cache: str = ""
-        """Folder for encoded clips, and for captions that a text encoder has encoded; "" = off."""
+        """Cache folder for the latents of clips, and for hidden states of captions from a text encoder; "" = no
+        cache."""
 
     def __init__(
         self,
@@ -58,8 +59,8 @@ class VideoLoader(PackingDataLoader):
             quarantine: Records skipped samples; None: they are only counted.
             rank: Index of the data-parallel rank.
             world_size: Number of data-parallel ranks.
-            first_frames: What samples contain of their first frame.
-            only_shape: Latent shape (t, h, w) of usable clips, others are skipped; None: any shape.
+            first_frames: Form of the first frame that each sample contains in addition to its clip.
+            only_shape: Required latent shape (t, h, w); clips of another shape are skipped. None: any shape.
 
         Raises:
             DataError: If no window is usable.
@@ -70,7 +71,8 @@ class VideoLoader(PackingDataLoader):
         config.check()
         if config.latent_cache and latent_cache is None:
             raise ValueError(
-                f"latent_cache is '{config.latent_cache}' but no LatentCache was given; pass one, or set it to ''"
+                f"the config names the latent_cache '{config.latent_cache}', but the argument latent_cache is None: "
+                "pass a LatentCache, or set latent_cache to '' in the config"
             )
         self.grid = grid
         dataset = config.dataset.build()
@@ -102,7 +104,7 @@ class VideoLoader(PackingDataLoader):
         return report
 
     def summary(self) -> DatasetSummary:
-        """Inspects a few clips of the dataset, see `summarize_dataset`."""
+        """Inspects a few clips of the dataset and returns the summary, see `summarize_dataset`."""
         from worldsmith.data.clips.inspect_clips import summarize_dataset
 
         return summarize_dataset(self.dataset, self.grid, max_tokens=self.config.max_sequence_length)

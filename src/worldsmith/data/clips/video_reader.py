@@ -20,7 +20,7 @@ SCALING = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BIT
 
 
 def read_frames(path: str, info: VideoInfo, indices: Sequence[int], framing: Framing) -> np.ndarray:
-    """Reads frames of a clip as uint8 [3, T, H, W], upright and in the size of the framing.
+    """Returns frames of a clip as uint8 [3, T, H, W], upright, and resized and cropped to the size of the framing.
 
     Args:
         path: Path, or address of a tar member.
@@ -59,7 +59,16 @@ def read_ending(path: str, count: int) -> np.ndarray:
 
 
 def read_upright(path: str, info: VideoInfo, indices: Sequence[int]) -> np.ndarray:
-    """Reads the frames `indices` as uint8 [3, T, H, W], upright and unscaled."""
+    """Returns the frames with the ascending `indices` as uint8 [3, T, H, W], upright and unscaled.
+
+    Args:
+        path: Path, or address of a tar member.
+        info: Metadata of the file, from `examine`.
+        indices: Frame indices in ascending order.
+
+    Raises:
+        SampleError: If the clip cannot be read (see `pick`).
+    """
     frames = [
         np.rot90(frame.to_ndarray(format="rgb24", threads=1), info.rotation) for frame in pick(path, info, indices)
     ]
@@ -86,7 +95,12 @@ class Framing:
         self._reformatter = VideoReformatter()
 
     def __call__(self, picture: VideoFrame, turns: int = 0) -> np.ndarray:
-        """Returns the frame as uint8 [3, H, W]; `turns`: counterclockwise quarter turns that make it upright."""
+        """Returns a decoded frame as uint8 [3, H, W] in the target size.
+
+        Args:
+            picture: Decoded frame of PyAV.
+            turns: Number of counterclockwise quarter turns that make the frame upright.
+        """
         width, height = (picture.height, picture.width) if turns % 2 else (picture.width, picture.height)
         crop = cover_and_crop(width, height, self.size, self.resampling)
         scaled = self._scale(picture, *((crop.height, crop.width) if turns % 2 else (crop.width, crop.height)))
@@ -94,7 +108,7 @@ class Framing:
         return np.rot90(scaled, turns)[rows, columns].transpose(2, 0, 1)
 
     def _scale(self, picture: VideoFrame, width: int, height: int) -> np.ndarray:
-        """Resizes the frame, not rotated yet; returns uint8 [H, W, 3]."""
+        """Returns a decoded frame, not rotated yet, resized to `width` x `height` pixels as uint8 [H, W, 3]."""
         if self.resampling == "training":
             scaled = self._reformatter.reformat(picture, width, height, "rgb24", interpolation=SCALING, threads=1)
             return scaled.to_ndarray()
@@ -103,7 +117,7 @@ class Framing:
 
 @dataclass(frozen=True, slots=True)
 class CoverCrop:
-    """Resize to (width, height), then crop (crop_width, crop_height) at (left, top). All in pixels."""
+    """Resize to (width, height), followed by a crop of (crop_width, crop_height) at (left, top), in pixels."""
 
     width: int
     height: int
@@ -137,7 +151,7 @@ def cover_and_crop(width: int, height: int, target: tuple[int, int], resampling:
 
 
 def bilinear(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
-    """Resizes uint8 [H, W, 3] with antialiasing, rounded to the nearest value."""
+    """Returns an image, uint8 [H, W, 3], resized to `width` x `height` pixels: bilinear with antialiasing."""
     import torch
     from torch.nn import functional as F
 

@@ -12,36 +12,38 @@ if TYPE_CHECKING:
 
 
 FirstFrames = Literal["none", "encoded in every epoch", "cached", "opening", "opening and pixels"]
-"""Conditioning first frame in a sample: none; pixels; cached latents; cached latents of a clip with zeros after the
-first frame; or these latents and pixels."""
+"""Form of the first frame that a sample contains in addition to its clip, as a conditioning image. "none": no first
+frame; "encoded in every epoch": pixels; "cached": latents of the frame; "opening": latents of a clip that has the frame
+first and zeros after it; "opening and pixels": these latents, and the pixels of the frame. Latents are from the cache;
+pixels replace latents that are not cached."""
 
 
 @dataclass(slots=True)
 class VideoSample(ThroughPipe):
-    """One window of a clip, ready to be encoded (`video`) or already encoded (`latents`)."""
+    """Training sample of a clip window: caption, and either pixels (`video`) or cached latents (`latents`)."""
 
     key: str
     """`<uuid>_w<window index>`."""
     position: int
     """Position in the endless stream of samples (epoch * len(dataset) + i); it seeds all its randomness."""
     text_ids: list[int]
-    """Chat-templated caption ids, truncated; without the end-of-text and vision-start ids that packing appends."""
+    """Token IDs of the caption with chat template, truncated; packing appends end-of-text and vision-start."""
     caption: str
     """The text of the caption."""
     video: Tensor | None
-    """uint8 [3, T, H, W] with T = 4k + 1; None when `latents` is set."""
+    """Pixels, uint8 [3, T, H, W]; None if the clip is not decoded, as when the latents are cached."""
     latents: Tensor | None
-    """float32 [C, t, h, w], normalized; None when `video` is set."""
+    """Normalized latents from the cache, float32 [C, t, h, w]; None if they are not cached."""
     latent_shape: tuple[int, int, int]
     """(t, h, w) of the latents."""
     size: tuple[int, int]
     """(H, W) in pixels."""
     num_frames: int
-    """T."""
+    """Number of frames T of the clip."""
     fps: float
-    """Conditioning fps: original / interval, or the fixed `conditioning_fps`."""
+    """Frame rate that the model gets: that of the used frames, or `conditioning_fps` of the config."""
     condition_frames: int
-    """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
+    """Number of clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
     num_tokens: int
     """Tokens that count toward the token limit of a pack (`LatentGrid.sample_tokens`)."""
     cache_key: str | None
@@ -49,4 +51,4 @@ class VideoSample(ThroughPipe):
     resolution: str
     """Resolution of the dataset: a bucket such as "256", or a size such as "720x480"."""
     image: VideoSample | None = None
-    """The first frame as a separate sample, if the task needs it; also in addition to cached `latents`."""
+    """The first frame as a separate sample, if the task conditions on it (see `FirstFrames`)."""

@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 class ChatLoader(PackingDataLoader):
     """Yields the conversations of a `ChatDataset` as packs of `ChatSample`.
 
-    Counts in addition to those of every loader: single_frame_videos, video_fps_disagrees, variable_rate.
+    `counts` has these counters in addition to those of every loader: single_frame_videos, video_fps_disagrees,
+    variable_rate.
     """
 
     class Config(PackingDataLoader.Config):
         _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
         max_sequence_length: Count | None = None
-        """Token limit of a pack (exclusive), which is also that of a sample unless max_sample_tokens is set."""
+        """Token limit of a pack (exclusive). It is also the limit of a sample, unless max_sample_tokens is set."""
         max_sample_tokens: Count | None = None
         """Max tokens of a sample, less than max_sequence_length; None = as many as fit into a pack."""
         max_samples_per_batch: Count | None = None
@@ -48,8 +49,8 @@ class ChatLoader(PackingDataLoader):
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
         """Preprocessing of conversations to tokens and patches."""
         on_overlong: Literal["drop", "error"] = "drop"
-        """drop: samples that are too long are skipped and listed with their numbers; error: they end the run. Samples
-        are never truncated."""
+        """drop: samples above the token limit are skipped and listed in the quarantine file; error: the run stops at
+        such a sample. Samples are never truncated."""
 
         @property
         def sample_cap_field(self) -> str:
@@ -77,7 +78,7 @@ class ChatLoader(PackingDataLoader):
                 raise wrong(self, "on_overlong", "max_sequence_length", why=why, remedy="set max_sequence_length")
             longest, room = self.max_sample_tokens, self.max_sequence_length
             if longest is not None and room is not None and longest >= room:
-                why = "a sample that fits into no pack cannot be used"
+                why = "a sample must have fewer tokens than max_sequence_length to fit into a pack"
                 remedy = f"lower max_sample_tokens to {room - 1} or less, or raise max_sequence_length"
                 raise wrong(self, "max_sample_tokens", "max_sequence_length", why=why, remedy=remedy)
             super().check()
@@ -115,7 +116,7 @@ class ChatLoader(PackingDataLoader):
 
 
 class ChatMaker(SampleMaker[ChatSample]):
-    """Builds the sample of a conversation for a stream position; counts its tokens before an image is decoded."""
+    """Builds the `ChatSample` at a stream position; rejects overlong conversations before decoding their media."""
 
     dataset: ChatDataset
 
@@ -134,7 +135,7 @@ class ChatMaker(SampleMaker[ChatSample]):
             if self.on_overlong == "drop":
                 raise
             raise DataError(
-                f"[E103] {key} of {path}: {error.detail}. Raise it, lower processor.media.total_pixels, fps or "
+                f"[E103] {key} of {path}: {error.detail}. Raise this limit, lower processor.media.total_pixels, fps or "
                 "max_frames, or set on_overlong = 'drop' to skip such samples"
             ) from None
         sample = self.processor.finish(plan, key=key, position=position, read=self.decodes)
@@ -147,7 +148,7 @@ class ChatMaker(SampleMaker[ChatSample]):
             if video.fps is not None and rates_differ(video.fps, video.info.fps):
                 notes["video_fps_disagrees"] = (
                     f"{key} (record {self.dataset.number(index)}) states {video.fps:g} fps, but {video.source} has "
-                    f"{video.info.fps:g}; video_fps = 'probe' uses that of the file"
+                    f"{video.info.fps:g} fps; video_fps = 'probe' uses the frame rate of the file"
                 )
             if video.info.variable_rate:
                 notes["variable_rate"] = (
@@ -156,7 +157,10 @@ class ChatMaker(SampleMaker[ChatSample]):
         return Made(sample, notes)
 
     def features(self, sample: ChatSample) -> Features:
-        """Returns the features of a conversation: sizes of images after resizing, sizes of videos as stored."""
+        """Returns the feature values of a conversation for a data report, see `SampleMaker.features`.
+
+        Sizes of images are those after resizing, sizes of videos those of the files.
+        """
         from worldsmith.data.video_file import examine
 
         turns = self.dataset.turns(self.index(sample.position))

@@ -31,23 +31,24 @@ KINDS = {"image": 1, "video": 2}
 IGNORED = -100
 """The label of a token that is not supervised."""
 ASKED, ANSWERED = ("FIRSTQUESTION", "SECONDQUESTION"), ("FIRSTANSWER", "SECONDANSWER")
-"""Probe texts with which the output of a chat template is analyzed; no template contains them."""
+"""Texts of a probe conversation, by which the parts of a chat template's output are located."""
 
 
 class ChatProcessor(Configurable):
-    """Applies tokenizer, chat template and image limits of a model folder to conversations.
+    """Encodes conversations with the tokenizer, the chat template and the image limits of a model folder.
 
     The placeholder of an image is repeated once per token of the image. The placeholder of a video becomes, for each
     time, the text `<1.5 seconds>` and the frame between its own vision tokens; for a network that gets the time from
-    positions (Qwen2.5-VL), it is repeated once per token of all frames. A text with a special token is rejected.
+    positions (Qwen2.5-VL), it is repeated once per token of all frames. A conversation whose text contains a special
+    token is rejected.
     """
 
     class Config(Configurable.Config):
         media: MediaProcessor.Config = field(default_factory=MediaProcessor.Config)
         """Frames and sizes of images and videos."""
         outer_vision_tokens: bool = False
-        """Whether all frames of a video are enclosed in one more pair of vision tokens, as in transformers 5; vLLM has
-        none."""
+        """Whether all frames of a video are enclosed in an additional pair of vision tokens, as in transformers 5;
+        vLLM does not add this pair."""
 
     def __init__(self, config: Config, *, folder: Path) -> None:
         """Loads the tokenizer, the chat template and the image limits of a model folder.
@@ -79,27 +80,49 @@ class ChatProcessor(Configurable):
 
     @property
     def patch(self) -> tuple[int, int]:
-        """(pixels per side, frames) of a patch; (0, 0) for a model without vision."""
+        """Patch size as (pixels per side, frames); (0, 0) for a text-only model."""
         return (self.media.images.patch, self.media.images.temporal) if self.media is not None else (0, 0)
 
     def encode(self, turns: Sequence[Turn], *, key: str = "", position: int = 0) -> ChatSample:
-        """Encodes a conversation for training: labels are the answers with their end tokens. Raises SampleError."""
+        """Encodes a conversation for training; raises SampleError if it cannot be used.
+
+        Labels are the tokens of all answers and their end tokens.
+
+        Args:
+            turns: Turns of the conversation.
+            key: Key of the sample.
+            position: Position of the sample in the data stream.
+        """
         return self.finish(self.plan(turns), key=key, position=position)
 
     def prompt(self, turns: Sequence[Turn], *, key: str = "", position: int = 0) -> ChatSample:
-        """Encodes a conversation up to the header of the answer to generate, without labels. Raises SampleError."""
+        """Encodes a conversation as a prompt, without labels; it ends with the header of the answer to generate.
+
+        Args:
+            turns: Turns of the conversation.
+            key: Key of the sample.
+            position: Position of the sample in the data stream.
+
+        Raises:
+            SampleError: If the conversation cannot be used.
+        """
         return self.finish(self.plan(turns, generation_prompt=True), key=key, position=position)
 
     def plan(self, turns: Sequence[Turn], *, generation_prompt: bool = False) -> ChatPlan:
-        """Tokenizes a conversation; reads only the headers of its images and videos. Raises SampleError.
+        """Tokenizes a conversation and plans its media; reads only image headers and the first frame of videos.
 
-        With `generation_prompt`, the text ends with the header of the answer to generate, without labels.
+        Args:
+            turns: Turns of the conversation.
+            generation_prompt: Append the header of the answer to generate, and set no labels.
+
+        Raises:
+            SampleError: If the conversation cannot be used.
         """
         import numpy as np
 
         media: list[ImagePlan | VideoPlan] = []
         for part in (part for turn in turns for part in turn.parts if part.kind != "text"):
-            with naming(part.source):
+            with prefixing_source(part.source):
                 media.append(self._plan_medium(part))
         text = self.template.render(turns, generation_prompt=generation_prompt)
         if media:
@@ -156,7 +179,7 @@ class ChatProcessor(Configurable):
         import torch
 
         assert self.media is not None
-        with naming(medium.source):
+        with prefixing_source(medium.source):
             return torch.from_numpy(self.media.read(medium))
 
     def _plan_medium(self, part: Part) -> ImagePlan | VideoPlan:
@@ -169,9 +192,10 @@ class ChatProcessor(Configurable):
         return self.media.plan_video(part.source, part.fps, part.resized)
 
     def _show_times(self, text: str, media: Sequence[ImagePlan | VideoPlan]) -> str:
-        """Replaces each video placeholder by the times of the video with one placeholder each; raises SampleError.
+        """Returns the text with each video placeholder replaced by timestamps with one placeholder each.
 
-        The text is unchanged for a network that gets the time from positions.
+        The text is unchanged for a network that gets the time from positions. Raises SampleError if the text does not
+        have one placeholder for each of `media`.
         """
         assert self.media is not None
         image, video, start, end = self._vision_tokens
@@ -190,18 +214,24 @@ class ChatProcessor(Configurable):
         return re.sub(f"(?:{re.escape(start)})?{re.escape(video)}(?:{re.escape(end)})?", written, text)
 
     def _tokens_by_pad(self, medium: ImagePlan | VideoPlan) -> list[int]:
-        """Returns the tokens of each placeholder: one per image, and one per time of a video or one per video."""
+        """Returns the number of tokens that each placeholder of an image or video is expanded to.
+
+        An image has one placeholder. A video has one per timestamp if timestamps are text, else a single one.
+        """
         assert self.media is not None
         if isinstance(medium, VideoPlan) and self.media.videos.style.times_as_text:
             return [medium.frame_tokens] * len(medium.times)
         return [medium.tokens]
 
     def _check_special(self, text: str, ids: np.ndarray) -> None:
-        """Raises SampleError if the tokenizer finds special tokens other than those of the template."""
+        """Raises SampleError if the special tokens in `ids` are not those that the template wrote into `text`."""
         expected = self.tokenizer.convert_tokens_to_ids(self.template.special.findall(text))
         special = set(self.tokenizer.convert_tokens_to_ids(self.template.special_tokens))
         if [token for token in ids.tolist() if token in special] != expected:
-            raise SampleError("special_token", "a text is tokenized as a special token of the chat template; remove it")
+            raise SampleError(
+                "special_token",
+                "the conversation contains text that is tokenized as a special token of the chat template; remove it",
+            )
 
     def _find_vision_tokens(self, settings: dict[str, Any]) -> None:
         names = ("image_token", "video_token", "vision_start_token", "vision_end_token")
@@ -221,11 +251,13 @@ class ChatProcessor(Configurable):
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """A conversation as tokens, before its images and videos are decoded. `len` is the number of tokens."""
+    """Tokens of a conversation, before its images and videos are decoded. `len` is the number of tokens."""
 
     input_ids: np.ndarray
     labels: np.ndarray
+    """Token ID of each supervised token; `IGNORED` for the others."""
     token_types: np.ndarray
+    """0 text, 1 image, 2 video placeholder."""
     media: list[ImagePlan | VideoPlan]
     """Images and videos in the order of their placeholders."""
 
@@ -233,7 +265,7 @@ class ChatPlan:
         return len(self.input_ids)
 
     def __str__(self) -> str:
-        """Describes the tokens of each image and video, and of the text."""
+        """Returns a description: patches and tokens of each image and video, and the number of text tokens."""
         text = int((self.token_types == 0).sum())
         shown = [
             f"{'video' if isinstance(m, VideoPlan) else 'image'} {m.grid} of {m.tokens} tokens" for m in self.media
@@ -243,7 +275,7 @@ class ChatPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChatSample(ThroughPipe):
-    """A conversation as IDs and patches. The sequence tensors are int64 [N].
+    """Training sample of a conversation: token IDs, labels and image patches. The sequence tensors are int64 [N].
 
     `labels` are not shifted: the label of a token is its own ID, or `IGNORED`. Patches are uint8, before normalization,
     in rows of 3·frames·side·side values (Qwen3-VL: 1536, Qwen2.5-VL: 1176). Images, and videos, are in the order of
@@ -254,7 +286,7 @@ class ChatSample(ThroughPipe):
     position: int
     """Position in the endless stream of samples (epoch * len(dataset) + i)."""
     num_tokens: int
-    """N, the tokens that count toward the token limit of a pack."""
+    """Number of tokens N, which counts toward the token limit of a pack."""
     input_ids: Tensor
     labels: Tensor
     token_types: Tensor
@@ -262,12 +294,12 @@ class ChatSample(ThroughPipe):
     image_patches: Tensor | None = None
     """uint8 [patches, values]."""
     image_grids: Tensor | None = None
-    """int64 [images, 3]: frames (t), rows, columns, in patches."""
+    """int64 [images, 3]: number of patches of each image in time, rows and columns."""
     video_patches: Tensor | None = None
     video_grids: Tensor | None = None
-    """int64 [videos, 3]."""
+    """int64 [videos, 3]: number of patches of each video in time, rows and columns."""
     video_seconds: Tensor | None = None
-    """float32 [videos]: seconds between two temporal steps of a grid."""
+    """float32 [videos]: seconds between two consecutive temporal patches of each video."""
 
     @property
     def num_supervised(self) -> int:
@@ -276,8 +308,8 @@ class ChatSample(ThroughPipe):
 
 
 @contextmanager
-def naming(source: str | bytes) -> Iterator[None]:
-    """Context manager that adds the file name to a SampleError."""
+def prefixing_source(source: str | bytes) -> Iterator[None]:
+    """Context manager that puts the file name of `source` before the message of a SampleError raised in its block."""
     try:
         yield
     except SampleError as error:
@@ -298,7 +330,7 @@ class ChatTemplate:
     user text can be mistaken for them.
 
     Args:
-        tokenizer: Tokenizer of transformers; gets the template of `folder` if it has none.
+        tokenizer: Tokenizer of transformers; its `chat_template` is set from `folder` if it has none.
         folder: Model folder.
     """
 
@@ -313,14 +345,14 @@ class ChatTemplate:
         self._learn(folder)
 
     def render(self, turns: Sequence[Turn], *, generation_prompt: bool = False) -> str:
-        """Returns the text of a conversation, with one placeholder per image or video.
+        """Returns a conversation as text in the format of the chat template, with one placeholder per image or video.
 
         Args:
             turns: Turns of the conversation.
             generation_prompt: Append the header of the answer to generate.
 
         Raises:
-            SampleError: special_token, text_too_long, or template if the template rejects the conversation.
+            SampleError: special_token, text_too_long, or template if the template cannot render the conversation.
         """
         from jinja2.exceptions import TemplateError
 
@@ -342,7 +374,7 @@ class ChatTemplate:
             raise SampleError("template", f"the chat template fails: {type(error).__name__}: {error}") from None
 
     def answers(self, text: str) -> list[tuple[int, int]]:
-        """Returns (start, end) of every answer in a rendered text, including the end token of its turn."""
+        """Returns the character range (start, end) of every answer in a rendered text, including its end token."""
         return [found.span(1) for found in self._answer.finditer(text)]
 
     def _learn(self, folder: Path) -> None:
@@ -354,7 +386,7 @@ class ChatTemplate:
             tail, opening = asked[after(asked, ASKED[0]) :], opened[after(opened, ASKED[0]) :]
             ends = [self.special.search(both, after(both, answer)) for answer in ANSWERED]
         except (SampleError, ValueError) as error:
-            raise DataError(f"the chat template of {folder} cannot be used: {error}") from None
+            raise DataError(f"the chat template of {folder} cannot render a test conversation: {error}") from None
         header = shared_start(between, opening).removeprefix(tail)
         if not self.special.search(header) or None in ends:
             raise DataError(
@@ -367,7 +399,7 @@ class ChatTemplate:
 
 
 def content_of(turn: Turn) -> str | list[dict[str, str]]:
-    """Returns the content of a turn for chat templates: plain text, or typed parts if it has an image or a video."""
+    """Returns the `content` of a turn as chat templates expect it: text, or typed parts if it has images or videos."""
     if all(part.kind == "text" for part in turn.parts):
         return turn.text
     return [{"type": "text", "text": p.text} if p.kind == "text" else {"type": p.kind} for p in turn.parts]

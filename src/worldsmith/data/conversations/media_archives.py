@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 SUFFIXES = (*TARS, ".zip")
 USUAL = tuple(f"{stem}{suffix}" for stem in ("videos", "images") for suffix in (".tar.gz", ".tgz", ".tar", ".zip"))
-"""Usual names of media archives in a dataset folder."""
+"""File names by which media archives in a dataset folder are found."""
 WAIT = 0.5
 """Seconds between two checks while another process unpacks."""
 DAMAGE = ".damage.jsonl"
@@ -35,17 +35,17 @@ DAMAGED = (
     *(tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, struct.error),
     *(ValueError, OverflowError, RuntimeError),  # the last one: an encrypted member, or an unknown compression
 )
-"""Errors of the libraries for damaged archives; OSError without a number is one, too."""
+"""Exceptions that the archive libraries raise for a damaged archive, in addition to OSError without an errno."""
 BAD_HEADERS = ("InvalidHeaderError", "TruncatedHeaderError")
-"""Names of `tarfile` errors for damaged headers; the others mark the end of a tar."""
+"""Names of the `tarfile` exceptions for damaged headers; other header exceptions mean the end of the archive."""
 
 
 class DamagedArchiveError(DataError):
-    """An archive is damaged, and no file of it can be extracted."""
+    """Error for an archive that is damaged so that no file of it can be extracted."""
 
 
 class CheckedMember(tarfile.TarInfo):
-    """A member of a `CheckedTar`."""
+    """Member of a `CheckedTar`, which reports a damaged header to its archive."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
@@ -58,10 +58,11 @@ class CheckedMember(tarfile.TarInfo):
 
 
 class CheckedTar(tarfile.TarFile):
-    """A tar that records a damaged header, which `TarFile` treats as the end of the archive."""
+    """Tar archive that records a damaged header in `fault`; `TarFile` would treat it as the end of the archive."""
 
     tarinfo = CheckedMember
     fault = ""
+    """Description of the damaged header; "" = no header is damaged."""
 
 
 def is_archive(path: str | Path) -> bool:
@@ -70,14 +71,14 @@ def is_archive(path: str | Path) -> bool:
 
 
 def archives_in(folder: Path) -> list[Path]:
-    """Returns the media archives in the folder of a dataset."""
+    """Returns the paths of the media archives (`USUAL`) that exist in the folder of a dataset."""
     return [folder / name for name in USUAL if (folder / name).is_file()]
 
 
 def unpacked(archive: Path) -> Path:
-    """Returns the folder with the files of an archive, which is unpacked if the folder does not exist yet.
+    """Unpacks an archive, unless this has been done before, and returns the folder with its files.
 
-    The folder is next to the archive, or in the user's cache if that place is not writable; its name contains a
+    The folder is next to the archive, or in the user's cache if that location is not writable; its name contains a
     fingerprint of the archive. Several processes may call this at once: one of them unpacks, and the others wait.
     Damaged members are skipped, listed in the file `DAMAGE` of the folder, and reported at each call.
 
@@ -88,7 +89,7 @@ def unpacked(archive: Path) -> Path:
     mark = content_mark(archive)
     if not mark:
         raise DataError(f"the archive {archive} cannot be read: expected a file. Use its path, or the unpacked folder")
-    target = home_of(archive) / f".unpacked_{archive.name}.{mark}"
+    target = unpack_location(archive) / f".unpacked_{archive.name}.{mark}"
     while not target.is_dir():
         try:
             with folder_aside(target) as aside:
@@ -105,7 +106,7 @@ def unpacked(archive: Path) -> Path:
 
 
 def report_damage(archive: Path, folder: Path) -> None:
-    """Logs a warning about members that could not be unpacked."""
+    """Logs a warning if `folder`, into which `archive` was unpacked, lists members that could not be unpacked."""
     listing = folder / DAMAGE
     if not listing.is_file():
         return
@@ -118,8 +119,8 @@ def report_damage(archive: Path, folder: Path) -> None:
     )
 
 
-def home_of(archive: Path) -> Path:
-    """Returns the folder in which the archive is unpacked."""
+def unpack_location(archive: Path) -> Path:
+    """Returns the folder in which the unpacked folder of an archive is created: next to it, or in the user's cache."""
     parent = archive.absolute().parent
     if os.access(parent, os.W_OK):
         return parent
@@ -128,10 +129,10 @@ def home_of(archive: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> int:
-    """Extracts all members into `folder` and lists damaged ones in `DAMAGE`; returns the number of files.
+    """Extracts an archive into `folder`, lists damaged members in its file `DAMAGE`, and returns the number of files.
 
     Raises:
-        DataError: If the archive cannot be unpacked.
+        DataError: If the archive cannot be unpacked; DamagedArchiveError if the reason is damage.
     """
     is_zip = archive.name.lower().endswith(".zip")
     try:
@@ -157,11 +158,11 @@ def unpack(archive: Path, folder: Path) -> int:
 
 
 def unpack_zip(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
-    """Extracts a zip archive; yields (name, reason) of each damaged member."""
+    """Extracts a zip archive into `folder`; yields (name, reason) of each member that is damaged."""
     with zipfile.ZipFile(archive) as packed:
         outside = [name for name in packed.namelist() if escapes_folder(name)]
         if outside:
-            raise DataError(f"{archive}: the member '{outside[0]}' lies outside the archive's folder")
+            raise DataError(f"{archive}: the member '{outside[0]}' would be written outside of the archive's folder")
         for member in packed.infolist():
             try:
                 packed.extract(member, folder)
@@ -173,7 +174,7 @@ def unpack_zip(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def unpack_tar(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
-    """Extracts a tar archive up to the first damage; yields (member, reason) of that damage."""
+    """Extracts a tar archive into `folder` up to the first damaged member; yields (name, reason) of that member."""
     with CheckedTar.open(archive) as packed:
         name = ""
         try:
@@ -192,7 +193,7 @@ def unpack_tar(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_damage(error: Exception) -> bool:
-    """Returns whether an error is about the bytes of the archive, not about this machine or unsafe members."""
+    """Returns whether an exception means a damaged archive, and not a problem of this machine or an unsafe member."""
     if isinstance(error, OSError):
         return error.errno is None
     return isinstance(error, DAMAGED) and not isinstance(error, tarfile.FilterError)
@@ -207,19 +208,21 @@ def count_files(folder: Path) -> int:
 
 
 def escapes_folder(name: str) -> bool:
-    """Returns whether the name of a member leads outside of the target folder."""
+    """Returns whether an archive member of this name would be written outside of the folder it is extracted to."""
     parts = name.replace("\\", "/").split("/")
     return name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]
 
 
 def media_folders(root: Path) -> Sequence[Path]:
-    """Unpacks the media archives of a dataset and returns their folders. Damaged archives are skipped with a warning.
+    """Unpacks the media archives of a dataset and returns the folders with their files.
+
+    Archives that are completely damaged are skipped with a warning, unless all archives are.
 
     Args:
-        root: An archive, or a folder with archives.
+        root: An archive, or a dataset folder that contains archives.
 
     Raises:
-        DataError: If an archive cannot be unpacked; for damage only if all archives are damaged.
+        DataError: If an archive cannot be unpacked for another reason than damage, or if all archives are damaged.
     """
     folders: list[Path] = []
     damaged: list[DamagedArchiveError] = []
@@ -231,5 +234,5 @@ def media_folders(root: Path) -> Sequence[Path]:
     if damaged and not folders:
         raise damaged[0]
     for left_out in damaged:
-        log.warning("the run continues without an archive: %s", left_out)
+        log.warning("the run continues without this archive: %s", left_out)
     return folders

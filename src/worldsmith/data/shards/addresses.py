@@ -16,7 +16,7 @@ TAR = ".tar"
 COMPRESSED = re.compile(r"\.(tgz|tar\.[a-z0-9]+)$", re.IGNORECASE)
 BRACES = re.compile(r"\{([^{}]*)\}")
 MAX_SHARDS = 1_000_000
-"""Max number of shards that a pattern may name."""
+"""Max number of shards that a pattern may match."""
 MAX_DIGITS = 18
 """Max digits of a number in braces."""
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -27,9 +27,10 @@ PAUSE = 1.0
 
 
 def shard_pattern(path: str) -> str | None:
-    """Returns the pattern of the shards at `path`; None if there are none.
+    """Returns the pattern that matches the tar shards at `path`; None if `path` contains no shards.
 
-    The path is a tar file or pattern, or a folder with shards, also in its subfolder train/.
+    Args:
+        path: A tar file, a pattern or URL of tar files, or a folder that has shards or a subfolder train/ with shards.
     """
     if path.endswith(TAR) or COMPRESSED.search(path):
         return path
@@ -51,7 +52,8 @@ def find_shards(pattern: str) -> list[str]:
     """
     if COMPRESSED.search(pattern):
         raise DataError(
-            f"{pattern}: a compressed tar has no random access; decompress it to {TAR} (video does not shrink anyway)"
+            f"{pattern}: a compressed tar cannot be read at random positions; decompress it to {TAR} "
+            "(compression hardly makes video smaller)"
         )
     found = list(dict.fromkeys(file for one in limited(braces(pattern), pattern) for file in list_matches(one)))
     if not found:
@@ -82,7 +84,7 @@ def braces(pattern: str) -> Iterator[str]:
 
 
 def limited(files: Iterator[str], pattern: str) -> Iterator[str]:
-    """Yields the files; raises DataError if there are more than `MAX_SHARDS`."""
+    """Yields `files`; raises DataError, which names `pattern`, if there are more than `MAX_SHARDS`."""
     yield from itertools.islice(files, MAX_SHARDS)
     if next(files, None) is not None:
         raise too_many(pattern)
@@ -90,13 +92,13 @@ def limited(files: Iterator[str], pattern: str) -> Iterator[str]:
 
 def too_many(pattern: str) -> DataError:
     return DataError(
-        f"{pattern:.200} names too many shards: expected at most {MAX_SHARDS:,}, with numbers of at most {MAX_DIGITS} "
-        "digits. Name a smaller range, or a folder"
+        f"{pattern:.200} matches too many shards: expected at most {MAX_SHARDS:,}, and numbers of at most {MAX_DIGITS} "
+        "digits. Use a smaller range, or a folder"
     )
 
 
 def list_matches(pattern: str) -> list[str]:
-    """Returns the files that match `*` and `[…]`, sorted by name; a pattern without wildcards is returned unchanged."""
+    """Returns the paths or URLs that match a pattern with `*` or `[…]`, sorted; [pattern] if it has no wildcards."""
     import fsspec
 
     if not any(sign in pattern for sign in "*["):
@@ -111,7 +113,7 @@ def list_matches(pattern: str) -> list[str]:
 
 
 def short_names(files: Sequence[str]) -> list[str]:
-    """Returns the addresses without their common folder and suffix: key prefixes independent of the storage."""
+    """Returns the shard addresses without their common folder and suffix, which are the same on every storage."""
     folders = [posixpath.dirname(file).split("/") for file in files]
     common = len(list(itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*folders))))
     return ["/".join(file.split("/")[common:]).removesuffix(TAR) for file in files]
@@ -140,15 +142,15 @@ def read_range(file: str, start: int, stop: int) -> bytes:
 
 @lru_cache(maxsize=1)
 def read_part(path: str) -> bytes:
-    """Reads a tar member by its address in one request; the last result is cached.
+    """Returns the content of the tar member with the address `path`, read in one request; the last result is cached.
 
     Requests to remote storage are repeated after errors, since networks fail temporarily.
 
     Raises:
-        SampleError: missing_file, unreadable or truncated.
+        SampleError: missing_file, unreadable, or truncated if the tar file is shorter than the address states.
     """
     if (found := PART.fullmatch(path)) is None:
-        raise ValueError(f"{path} is not a shard of a tar")
+        raise ValueError(f"{path} is not the address of a tar member")
     file, start, size = found[1], int(found[2]), int(found[3])
     attempts = ATTEMPTS if "://" in file else 1
     for attempt in range(1, attempts + 1):

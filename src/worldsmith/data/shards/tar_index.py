@@ -21,41 +21,42 @@ from worldsmith.files.atomic import replacing
 FORMAT_VERSION = 1
 TEXTS = (".json", ".txt")
 MOST_TEXT = 1 << 20
-"""Max bytes of a text member; longer ones are not read."""
+"""Max size in bytes of a text member; longer members are not read."""
 PIECE = 4096
-"""Bytes at the start and at the end of a member that its hash covers."""
+"""Number of bytes at the start, and at the end, of a member that are hashed."""
 BLOCK = 1 << 16
-"""Bytes per storage request: the end of a clip, the texts after it and the next header arrive together."""
+"""Bytes per storage request, enough for the end of a clip, the text members after it and the next header."""
 READERS = 8
 META = re.compile(r"__[^/]*__($|/)")
-"""Names that WebDataset reserves for itself."""
+"""Matches the member names that WebDataset reserves for itself."""
 
 
 class Member(NamedTuple):
-    """A regular file in a tar."""
+    """Regular file in a tar archive."""
 
     name: str
     start: int
-    """Byte offset of its content in the tar."""
+    """Byte offset of its content in the tar archive."""
     size: int
+    """Size of its content in bytes."""
     mark: str
-    """12 hex digits of a hash of its size and of its first and last bytes."""
+    """Fingerprint: 12 hex digits of a hash of its size and of its first and last bytes; "" for a text member."""
     text: str | None
-    """Content of a text member; None if it is not a text, too long, or not UTF-8."""
+    """Content of a text member (.json or .txt); None for other members, and if it is too long or not UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class TarIndex:
-    """Members of a tar file. After an error in the tar, the index ends and `fault` is set."""
+    """Members of a tar file, up to the first error in it, which is `fault`."""
 
     file: str
     members: list[Member]
     fault: tuple[int, str] | None
-    """Offset of the first unreadable byte of the tar, and the reason."""
+    """(offset of the first unreadable byte of the tar file, reason); None if the file has no error."""
 
 
 def index_all(files: Sequence[str]) -> list[TarIndex]:
-    """Returns the index of each tar file, read in several threads.
+    """Returns the index of each tar file in order; files are read in several threads.
 
     Raises:
         DataError: If a shard does not exist or its storage cannot be reached.
@@ -65,9 +66,9 @@ def index_all(files: Sequence[str]) -> list[TarIndex]:
 
 
 def index_of(file: str) -> TarIndex:
-    """Returns the index of a tar file, from the cache if the file has not changed.
+    """Returns the index of a tar file (path or URL), from the cache if the file has not changed.
 
-    For an unreadable tar the index has no members and a fault, and is not cached.
+    If the file cannot be read, the index has no members and a fault, and is not cached.
 
     Raises:
         DataError: If the shard does not exist or its storage cannot be reached or has no random access.
@@ -98,7 +99,7 @@ def index_of(file: str) -> TarIndex:
         return TarIndex(file, [], (0, f"the shard cannot be read: {error.strerror}"))
     except Exception as error:  # each storage has errors of its own, a missing library among them
         raise unreachable(file, error) from None
-    keep(cached, index)
+    save_index(cached, index)
     return index
 
 
@@ -108,7 +109,7 @@ def unreachable(file: str, error: Exception) -> DataError:
 
 def unseekable(file: str) -> str:
     return (
-        f"{file}: its server does not support range requests; put `filecache::` before the address to keep a local copy"
+        f"{file}: the server does not support range requests; put `filecache::` before the address to use a local copy"
     )
 
 
@@ -117,7 +118,13 @@ def etag(facts: dict[str, Any]) -> str:
 
 
 def read_headers(file: str, raw: BinaryIO, size: int) -> TarIndex:
-    """Reads the headers of a ustar, pax or GNU tar one after the other; an error ends the index, as its fault."""
+    """Builds the index of a ustar, pax or GNU tar from its headers; at an error, the index ends and has a fault.
+
+    Args:
+        file: Path or URL of the tar file, for the index.
+        raw: Opened tar file.
+        size: Size of the tar file in bytes.
+    """
     members: list[Member] = []
 
     def damaged(offset: int, why: str) -> TarIndex:
@@ -137,8 +144,8 @@ def read_headers(file: str, raw: BinaryIO, size: int) -> TarIndex:
                     members.append(member_of(raw, header))
                 end = tar.offset
     except (tarfile.TarError, ValueError, EOFError, OverflowError, MemoryError) as error:
-        return damaged(end, f"no tar can be read ({error})")
-    raw.seek(end)  # a damaged header ends the tar in silence
+        return damaged(end, f"the tar cannot be read ({error})")
+    raw.seek(end)  # tarfile treats a damaged header as the end of the archive, without an error
     ending = raw.read(tarfile.BLOCKSIZE)
     if ending.strip(b"\0"):
         return damaged(end, "a damaged header")
@@ -165,12 +172,12 @@ def member_of(raw: BinaryIO, header: tarfile.TarInfo) -> Member:
 
 
 def printable(name: str) -> str:
-    """Escapes the bytes of a name that are not UTF-8."""
+    """Returns a member name with escape sequences instead of bytes that are not UTF-8."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def cache_folder() -> Path:
-    """Returns the cache folder of the user, following the XDG base directory specification."""
+    """Returns the folder in which indices are cached: `worldsmith/shards` in the user's cache folder (XDG)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worldsmith" / "shards"
 
 
@@ -183,8 +190,8 @@ def read_cached(path: Path, file: str) -> TarIndex | None:
         return None
 
 
-def keep(path: Path, index: TarIndex) -> None:
-    """Writes the index to the cache. Best effort: without it, the headers are read at each start."""
+def save_index(path: Path, index: TarIndex) -> None:
+    """Writes an index to the cache file `path`; ignores errors, since headers can be read again."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=False) as incoming:

@@ -10,23 +10,23 @@ from worldsmith.files.lines import read_lines
 
 FILE = "dataset_windows.txt"
 VALIDATION = "dataset_windows_val.txt"
-"""Record of the validation dataset, whose changes are only logged."""
+"""File with the samples of the validation dataset; changes of that dataset are logged and do not stop a run."""
 
 
 def record_text(dataset: StreamDataset) -> str:
-    """Returns the content of the record: per sample, 12 hex digits of a hash of its content and its key."""
+    """Returns the content of `dataset_windows.txt`: a line per sample, with a hash of its content and its key."""
     return "".join(f"{digest(facts)} {key}\n" for key, facts in dataset.listing())
 
 
 def changed_samples(record: Path, dataset: StreamDataset) -> list[str]:
-    """Compares a dataset with its record.
+    """Compares a dataset with the samples that were recorded at the start of a run.
 
     Args:
-        record: `dataset_windows.txt` of the run.
+        record: Path of `dataset_windows.txt` in the run folder.
         dataset: Current dataset.
 
     Returns:
-        One line per type of change (removed, new, changed); empty if there is no record or no change.
+        One line per type of change (removed, new or changed samples); empty if there is no record or no change.
     """
     if not record.exists():
         return []

@@ -33,25 +33,26 @@ class PackingDataLoader(Configurable):
     Position p of the stream is sample p % n of epoch p // n; rank r of w reads the positions with p % w == r. Workers
     and prefetching do not change the order. `state_dict()` is the position after the pack that was yielded last.
 
-    Unusable samples go to the quarantine and do not stop the run, unless there are too many (DataError). A subclass
-    declares the dataset in its Config and passes the maker of its samples.
+    Unusable samples are skipped and listed in the quarantine; DataError is raised if there are too many. A subclass
+    declares the dataset in its Config and passes the `SampleMaker` that builds the samples.
     """
 
     class Config(Configurable.Config):
         _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("max_sequence_length", "max_samples_per_batch"),)
-        """A family that allows both pack limits at once sets this to ()."""
+        """Groups of fields of which exactly one is set. A subclass that allows both pack limits at once sets this to
+        ()."""
 
         max_sequence_length: Count | None = None
         """Token limit of a pack (exclusive). Set exactly one of this and max_samples_per_batch."""
         max_samples_per_batch: Count | None = None
         """Samples per pack. Set exactly one of this and max_sequence_length."""
         packer: Literal["sequential", "pool", "padded", "alike"] = "sequential"
-        """Order of samples in packs. "sequential": in order; "pool": the oldest sample, then those that fill the pack
-        best; "padded": least padding; "alike": the oldest sample and others of its shape, for networks that require
-        stacked samples."""
+        """Selection of samples for packs. "sequential": in order; "pool": the oldest sample, then those that fill the
+        pack best; "padded": least padding; "alike": the oldest sample and others of the same shape, for networks that
+        require stacked samples."""
         lookahead: Count = 10
-        """sequential: max number of samples that may be postponed before a pack is closed; other packers: number of
-        samples that they choose from."""
+        """Packer sequential: max number of samples that may be postponed before a pack is closed; other packers: number
+        of samples from which a pack is chosen."""
         seed: int = 42
         """Seed of the order and of all random choices (captions, dropout, conditioning, frames)."""
         shuffle: bool = True
@@ -59,28 +60,28 @@ class PackingDataLoader(Configurable):
         num_workers: NotNegative = 0
         """Number of worker processes that read and decode; 0 = in the training process."""
         prefetch_factor: Count = 2
-        """Samples that each worker process prepares in advance."""
+        """Number of samples that each worker process prepares in advance."""
         max_bad_fraction: Share = 0.05
-        """Fraction of broken samples at which the run stops."""
+        """Fraction of broken samples above which the run stops."""
         bad_samples_allowed: NotNegative = 8
-        """This many broken samples never stop a run, unless they are more than half of the data."""
+        """Number of broken samples that never stops a run, unless it is more than half of the data."""
 
         @property
         def sample_cap_field(self) -> str:
-            """Name of the setting that limits the tokens of a sample."""
+            """Name of the config field that limits the number of tokens of a sample."""
             return "max_sequence_length"
 
         @property
         def sample_cap(self) -> int | None:
-            """Exclusive cap on the tokens of a sample; None: no limit."""
+            """Exclusive token limit of a sample; None: no limit."""
             return self.max_sequence_length
 
         def relax(self) -> Self:
-            """Returns the config for a data check, which counts the errors that end a run at their first sample."""
+            """Returns a copy of the config for data checks, which skips samples at which a run would stop."""
             return self
 
         def build_records(self) -> StreamDataset | None:
-            """Builds the dataset if that needs no model; else None."""
+            """Returns the dataset, for checks of its records without a loader; None if this is not supported."""
             return None
 
         def check(self) -> None:
@@ -104,7 +105,7 @@ class PackingDataLoader(Configurable):
 
         Args:
             config: Settings of the loader.
-            maker: Builds the samples; contains the dataset.
+            maker: Builds the samples of its dataset.
             quarantine: Records skipped samples; None: they are only counted.
             rank: Index of the data-parallel rank.
             world_size: Number of data-parallel ranks.
@@ -122,7 +123,7 @@ class PackingDataLoader(Configurable):
         self.rank = rank
         self.world_size = world_size
         self.counts: Counter[str] = Counter()
-        """samples, workers_died, and the counters of the sample builder."""
+        """Counters by name: samples, workers_died, and those of the `SampleMaker`."""
         for rejection in self.dataset.rejections:
             self.quarantine.add(rejection)
         bad = sum(not rejection.is_filter for rejection in self.dataset.rejections)
@@ -138,15 +139,15 @@ class PackingDataLoader(Configurable):
 
     @classmethod
     def dataset_at(cls, path: str) -> Configurable.Config | None:
-        """Returns the dataset config for the data at `path` if this loader can read it; else None."""
+        """Returns a config of the dataset at `path`; None if this loader cannot read it."""
         return None
 
     def describe(self) -> str:
-        """Returns a line with the numbers of usable and skipped samples."""
+        """Returns a line of text with the name of the dataset and its numbers of usable and skipped samples."""
         return f"{len(self.dataset)} samples in {self.dataset.name}; {self.quarantine.describe()}"
 
     def report(self) -> DataReport:
-        """Returns the data report at the start of a run: counts and flags that need no sample to be read."""
+        """Returns the data report at the start of a run: counts and warnings, for which no sample is read."""
         report = DataReport.of_dataset(self.dataset, self.config.sample_cap)
         report.flags = list(self.dataset.flags())
         return report
@@ -161,7 +162,7 @@ class PackingDataLoader(Configurable):
             pack = packer.pack(samples)
             if iteration != self._iteration:
                 raise RuntimeError(
-                    "this iterator is outdated: a new iteration was started or the loader's state was loaded"
+                    "this iterator is outdated, since a new iteration was started or a state of the loader was loaded"
                 )
             waiting = [sample.position for sample in packer.buffer] + list(cursor.set_aside)
             self._state = self._snapshot(cursor.next_position, waiting)
@@ -181,9 +182,9 @@ class PackingDataLoader(Configurable):
         return self._samples(Cursor(deque(), self.rank), stop=passes * len(self.dataset))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the last yielded pack as JSON data.
+        """Returns the state of this rank after the last yielded pack, as JSON data for `load_states`.
 
-        Prefetched samples and unfinished packs are not part of it.
+        Samples that were prefetched, or wait for a pack, are read again after the state is loaded.
         """
         return dict(self._state, set_aside=list(self._state["set_aside"]))
 
@@ -207,23 +208,27 @@ class PackingDataLoader(Configurable):
             next_position, set_aside = own["next_position"], own["set_aside"]
         else:
             next_position, set_aside = merge_positions(states).share(self.rank, self.world_size)
-        self._go_on(next_position, set_aside)
+        self._continue_at(next_position, set_aside)
 
     def start_next_pass(self, states: Sequence[Mapping[str, Any]]) -> int:
-        """Starts the epoch after that of a run over other data, at its first sample.
+        """Continues a run that used other data: moves to the first sample of the epoch after its current epoch.
 
         Args:
-            states: `state_dict()` of every rank of that run.
+            states: `state_dict()` of every rank of the run with the other data.
 
         Returns:
             Number of the new epoch.
         """
         epoch = 1 + max(state["epoch"] for state in states)
-        self._go_on(epoch * len(self.dataset) + (self.rank - epoch * len(self.dataset)) % self.world_size, [])
+        self._continue_at(epoch * len(self.dataset) + (self.rank - epoch * len(self.dataset)) % self.world_size, [])
         return epoch
 
     def changes_since(self, state: Mapping[str, Any]) -> list[str]:
-        """Describes the differences between this stream and that of a saved state; empty if they are equal."""
+        """Returns a description of each difference between this stream and that of a saved state, such as the seed.
+
+        Args:
+            state: `state_dict()` of any rank of the saved run.
+        """
         names = {
             "dataset_length": f"number of samples of {self.dataset.name}",
             "dataset_fingerprint": f"content of {self.dataset.name}",
@@ -236,7 +241,7 @@ class PackingDataLoader(Configurable):
             f"{names[name]}: {format_state_value(state[name])} -> {format_state_value(now[name])}" for name in changed
         ]
 
-    def _go_on(self, next_position: int, set_aside: Sequence[int]) -> None:
+    def _continue_at(self, next_position: int, set_aside: Sequence[int]) -> None:
         self._state = self._snapshot(next_position, list(set_aside))
         self._iteration += 1
 
@@ -262,7 +267,15 @@ class PackingDataLoader(Configurable):
         )
 
     def _samples(self, cursor: Cursor, stop: int | None = None) -> Iterator[Any]:
-        """Yields the samples of this rank in order; unusable samples are quarantined."""
+        """Yields the samples of this rank in order; unusable samples are skipped and quarantined.
+
+        Args:
+            cursor: Position to start at; advanced with every sample.
+            stop: Position before which the samples end; None: endless.
+
+        Raises:
+            DataError: If too many samples are broken, or no sample can be used.
+        """
         unusable: set[str] = set()
         rejected_in_a_row = 0
         # Far more than chance can explain, also for a rank that sees a small part of each epoch.
@@ -294,7 +307,7 @@ class PackingDataLoader(Configurable):
             self.counts[name] += 1
 
     def check_quarantine(self) -> None:
-        """Raises DataError if too many samples are broken."""
+        """Raises DataError if more samples are broken than the config allows."""
         self.quarantine.check(
             self._total,
             max_bad_fraction=self.config.max_bad_fraction,
@@ -303,5 +316,5 @@ class PackingDataLoader(Configurable):
 
 
 def format_state_value(value: Any) -> str:
-    """Formats a value of the state; a fingerprint is cut to its first 12 characters."""
+    """Returns a value of a loader state as text for messages; fingerprints are cut to their first 12 characters."""
     return value[:12] if isinstance(value, str) else str(value)

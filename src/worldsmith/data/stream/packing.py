@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class Packer(ABC, Generic[T]):
-    """Groups a stream of samples into packs; samples for later packs wait in `buffer`.
+    """Base class of packers, which group a stream of samples into packs; samples for later packs wait in `buffer`.
 
     Args:
-        num_tokens: Returns the tokens of a sample.
-        max_sequence_length: Exclusive cap on the tokens of a pack; None: no cap.
+        num_tokens: Returns the number of tokens of a sample.
+        max_sequence_length: Exclusive limit on the number of tokens of a pack; None: no limit.
         max_samples_per_batch: Max number of samples of a pack; None: no limit.
         lookahead: Number of samples that may wait while a pack is filled.
-        shape: Key that all samples of a stacked pack share; None: their number of tokens.
+        shape: Returns the key that must be equal for samples of a stacked pack; None: their number of tokens.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Packer(ABC, Generic[T]):
         lookahead: int = 10,
         shape: Callable[[T], Any] | None = None,
     ) -> None:
-        """Checks and stores the limits, see the class."""
+        """Stores the arguments, see the class; raises WrongValueError for invalid limits."""
         check_caps(max_sequence_length, max_samples_per_batch, lookahead)
         self.num_tokens = num_tokens
         self.max_sequence_length = max_sequence_length
@@ -41,11 +41,11 @@ class Packer(ABC, Generic[T]):
         self.lookahead = lookahead
         self.shape = shape or num_tokens
         self.buffer: deque[T] = deque()
-        """Samples that were read from the stream but are in no pack yet, the next one first."""
+        """Samples that were read from the stream but are not in a pack yet, the next one first."""
 
     @abstractmethod
     def pack(self, source: Iterator[T]) -> list[T]:
-        """Returns the next pack, from the buffer and from `source`; empty if both are exhausted.
+        """Returns the next pack, with samples from the buffer and from `source`; [] if both are exhausted.
 
         Raises:
             ValueError: If a sample is too long for any pack.
@@ -60,12 +60,12 @@ class Packer(ABC, Generic[T]):
 
 
 class SequentialPacker(Packer[T]):
-    """Fills packs from a stream, in order.
+    """Packer that adds samples in the order of the stream.
 
-    Token mode: a sample is added while packed + sample < `max_sequence_length` (strictly below). A sample that does not
-    fit is postponed; after `lookahead` such samples the pack is closed and they return to the head of the buffer, in
-    order. Count mode: every pack has `max_samples_per_batch` samples. With both caps, the first cap that is reached
-    ends a pack.
+    With a token limit, a sample is added if the pack then has fewer than `max_sequence_length` tokens. A sample that
+    does not fit is postponed; after `lookahead` such samples the pack is closed and they return to the head of the
+    buffer, in order. With a limit of samples, a pack has `max_samples_per_batch` samples. With both limits, the first
+    one that is reached ends a pack.
     """
 
     def pack(self, source: Iterator[T]) -> list[T]:
@@ -90,17 +90,26 @@ class SequentialPacker(Packer[T]):
 def check_caps(
     max_sequence_length: int | None, max_samples_per_batch: int | None, lookahead: int, *, both: bool = True
 ) -> None:
-    """Raises WrongValueError unless a cap is set (exactly one if not `both`) and all values are positive."""
+    """Raises WrongValueError unless a limit of a pack is set and all values are positive.
+
+    Args:
+        max_sequence_length: Exclusive token limit of a pack; None: no limit.
+        max_samples_per_batch: Max number of samples of a pack; None: no limit.
+        lookahead: Number of samples that may wait while a pack is filled.
+        both: Whether both limits may be set; False: exactly one of them.
+    """
     caps = {"max_sequence_length": max_sequence_length, "max_samples_per_batch": max_samples_per_batch}
     if not both and (max_sequence_length is None) == (max_samples_per_batch is None):
         raise WrongValueError(
             caps,
             why="exactly one limit is required",
-            remedy="set exactly one (tokens per pack, e.g. 45056, or samples per pack)",
+            remedy="set max_sequence_length (tokens per pack, e.g. 45056) or max_samples_per_batch (samples per pack)",
         )
     if max_sequence_length is None and max_samples_per_batch is None:
         raise WrongValueError(
-            caps, why="a limit is required", remedy="set one of them, or both (tokens per pack, samples per pack)"
+            caps,
+            why="a limit is required",
+            remedy="set max_sequence_length (tokens per pack), max_samples_per_batch (samples per pack), or both",
         )
     for name, value in {**caps, "lookahead": lookahead}.items():
         if value is not None and value < 1:
@@ -108,7 +117,7 @@ def check_caps(
 
 
 class PoolPacker(Packer[T]):
-    """Chooses each pack from a pool of `lookahead` samples: the oldest one and those that fill the pack best.
+    """Packer that chooses each pack from a pool of `lookahead` samples: the oldest one and those that fill it best.
 
     A pack stays strictly below `max_sequence_length` tokens. The oldest sample is always used, so no sample waits
     forever. The rest of the pool keeps its order, so a resumed run reads it again from the positions of its samples.
@@ -131,7 +140,10 @@ class PoolPacker(Packer[T]):
         return pack
 
     def _has_room(self, room: float) -> bool:
-        """Returns whether the oldest sample is added without a choice: the pool is too small to offer many choices."""
+        """Returns whether the oldest sample fits into `room` tokens, and all buffered ones into twice as many.
+
+        The oldest sample is then added, since so few buffered tokens do not offer many choices for filling the pack.
+        """
         lengths = [self.num_tokens(sample) for sample in self.buffer]
         return lengths[0] <= room and sum(lengths) <= 2 * room
 
@@ -145,7 +157,7 @@ class PoolPacker(Packer[T]):
 
 
 class PaddedPacker(PoolPacker[T]):
-    """Chooses packs for padded batches, whose cost is the longest sample times the number of samples.
+    """Packer for padded batches, whose cost is the length of the longest sample times the number of samples.
 
     After the oldest sample, each step adds the sample with the smallest resulting cost, the longest one among equals.
     """
@@ -171,7 +183,7 @@ class PaddedPacker(PoolPacker[T]):
 
 
 class AlikePacker(PoolPacker[T]):
-    """Chooses packs for stacked batches: the oldest sample and samples of the pool that have its shape."""
+    """Packer for stacked batches: the oldest sample, and samples of the pool that have the same shape."""
 
     def pack(self, source: Iterator[T]) -> list[T]:
         room = math.inf if self.max_sequence_length is None else self.max_sequence_length - 1
@@ -189,10 +201,15 @@ class AlikePacker(PoolPacker[T]):
 
 
 def fullest(lengths: Sequence[int], room: int, most: int) -> list[int]:
-    """Returns the ascending indices of at most `most` lengths with the largest sum that does not exceed `room`.
+    """Returns the ascending indices of the `lengths` whose sum is the largest one that does not exceed `room`.
 
-    Among equal sums, the one with the fewest lengths wins. Subset sum by dynamic programming: one pass over `room` per
-    length.
+    Of equal sums, that of the fewest lengths is chosen. Algorithm: subset sum by dynamic programming, with one pass
+    over `room` per length.
+
+    Args:
+        lengths: Lengths to choose from, such as the numbers of tokens of samples.
+        room: Max sum of the chosen lengths.
+        most: Max number of chosen lengths.
     """
     import numpy as np
 

@@ -29,7 +29,10 @@ def sample_index(position: int, length: int, *, seed: int, shuffle: bool) -> int
 
 @lru_cache(maxsize=2)
 def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns the permutation of one epoch. Two are cached: set-aside samples may belong to the previous epoch."""
+    """Returns the permutation of the samples in one epoch, int64 [length].
+
+    Two results are cached, since samples that wait for a pack may belong to the previous epoch.
+    """
     import numpy as np
 
     # RandomState is numpy's frozen generator: the same order in every release.
@@ -37,15 +40,18 @@ def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def sample_rng(seed: int, position: int, subject: str) -> random.Random:
-    """Returns the random generator for one subject ("caption", "frames", …) of the sample at a position.
+    """Returns the random generator for one aspect of the sample at a stream position.
 
-    Generators of different seeds, positions and subjects are independent.
+    Args:
+        seed: Seed of the data loader.
+        position: Position in the stream.
+        subject: Aspect with its own generator, such as "caption" or "frames".
     """
     return random.Random(f"{seed}/{position}/{subject}")
 
 
 class Cursor:
-    """State of a stream: set-aside positions to read again, followed by `next_position` and later positions."""
+    """Reading position in a stream: positions in `set_aside` are read first, then `next_position` and later ones."""
 
     def __init__(self, set_aside: deque[int], next_position: int) -> None:
         self.set_aside = set_aside
@@ -62,9 +68,13 @@ class Cursor:
 
 
 class Positions:
-    """Iterable of the positions that workers fetch.
+    """Iterable of the stream positions that one rank reads, in order.
 
-    It yields `first`, then every `step`-th position from `start` up to `stop` (None: endless).
+    Args:
+        first: Positions that come first.
+        start: Position after them.
+        step: Distance of two positions from `start` on: the number of ranks.
+        stop: Exclusive end of these positions; None: endless.
     """
 
     def __init__(self, first: list[int], start: int, step: int, stop: int | None = None) -> None:
@@ -78,19 +88,22 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Positions that no rank has yielded: `earlier` (ascending), and all from `next_position` on."""
+    """Stream positions that no rank has yielded: those in `earlier` (ascending), and all from `next_position` on."""
 
     next_position: int
     earlier: list[int]
 
     def share(self, rank: int, size: int) -> tuple[int, list[int]]:
-        """Returns (next position, set-aside positions) of one of `size` ranks; all ranks read each position once."""
+        """Returns (next position, positions to read again) of rank `rank`; the unread positions are divided by `size`.
+
+        Together, the `size` ranks read each position exactly once.
+        """
         first = self.next_position + (rank - self.next_position) % size
         return first, self.earlier[rank::size]
 
 
 def merge_positions(states: Sequence[Mapping[str, Any]]) -> Unread:
-    """Merges the saved positions of all ranks of a run.
+    """Returns the stream positions that no rank of a run has yielded, from the saved states of all ranks.
 
     Args:
         states: `state_dict()` of every rank's loader, in rank order.

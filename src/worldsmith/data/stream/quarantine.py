@@ -21,33 +21,35 @@ FILTER_REASONS = frozenset({"too_short", "too_long", "too_small", "other_shape",
 
 @dataclass(slots=True, frozen=True)
 class Rejection:
-    """A sample, or a record of the dataset file, that is skipped."""
+    """Skipped sample, or skipped record of the dataset file, with the reason."""
 
     key: str
     """Key of the sample; "<file name>:<line>" if the record has none."""
     reason: str
     """Short slug, e.g. missing_file, truncated, bad_json."""
     detail: str
+    """Message for users."""
     path: str
+    """Path of the clip, or of the dataset file."""
     line: int | None = None
-    """Line number in the dataset file, if it has lines."""
+    """Line number in the dataset file; None if the file does not have a record per line."""
     index: int | None = None
-    """Number of the record in a file that has no lines, from 0."""
+    """0-based index of the record in the dataset file; None if it is not known."""
 
     @property
     def is_filter(self) -> bool:
-        """Whether the sample is valid and only outside the limits of the config."""
+        """Whether the sample is valid and only outside the limits of the config; False: it is broken."""
         return self.reason in FILTER_REASONS
 
 
 class Quarantine:
-    """Counts skipped samples and writes each once to `quarantine.jsonl`, also over epochs and resumed runs.
+    """Counts skipped samples, and lists each one in `quarantine.jsonl` once per run, even if the run is resumed.
 
-    `counts` and the limit consider this process only: files that were repaired before a resume no longer count.
+    Counts start at zero in each process, so samples that were repaired before a run is resumed no longer count.
     """
 
     refuses: ClassVar[bool] = True
-    """Whether it is an error if no sample can be used."""
+    """Whether a loader raises DataError if its dataset has no usable sample."""
 
     def __init__(self, folder: Path | None, *, rank: int = 0, split: Split = "train") -> None:
         """Prepares the quarantine file of one rank and split.
@@ -64,14 +66,14 @@ class Quarantine:
         self.section = f"dataloader_{split}"
         self.counts: Counter[str] = Counter()
         self.unwritten = 0
-        """Number of samples that could not be listed."""
+        """Number of samples that could not be written to the file."""
         self.keys: set[str] = set()
         self.bad_keys: set[str] = set()
         """Keys of broken samples; samples that are only outside the configured limits are not included."""
         self._written = read_keys(self.file) if self.file else set()
 
     def add(self, rejection: Rejection) -> bool:
-        """Counts and lists a skipped sample; returns False if its key is known already."""
+        """Counts and lists a skipped sample; returns False, without an effect, if its key was added before."""
         if rejection.key in self.keys:
             return False
         self.keys.add(rejection.key)
@@ -82,7 +84,7 @@ class Quarantine:
         return True
 
     def tell(self, rejection: Rejection) -> None:
-        """Logs the first rejections of each reason, and writes new ones to the quarantine file."""
+        """Logs a rejection if it is among the first of its reason; appends it to the file unless it is listed there."""
         if self.counts[rejection.reason] <= LOGGED_PER_REASON:
             more = (
                 " (more of this reason are only listed)" if self.counts[rejection.reason] == LOGGED_PER_REASON else ""
@@ -101,7 +103,7 @@ class Quarantine:
             self._list(self.file, json.dumps(line, ensure_ascii=False))
 
     def _list(self, file: Path, line: str) -> None:
-        """Appends a line to a list. Best effort: a write error, as on a full disk, is only logged and counted."""
+        """Appends a line to the quarantine file; a write error, as on a full disk, is only logged and counted."""
         try:
             append_line(file, line)
         except OSError as error:
@@ -110,7 +112,7 @@ class Quarantine:
                 log.warning("%s cannot be written, the run continues: %s", file, error)
 
     def check(self, total: int, *, max_bad_fraction: float, bad_samples_allowed: int) -> None:
-        """Raises DataError if too many samples are broken.
+        """Raises DataError if more samples are broken than the limits allow.
 
         Args:
             total: Number of samples, including broken ones.
@@ -128,14 +130,14 @@ class Quarantine:
             )
 
     def describe(self) -> str:
-        """Returns the number of skipped samples per reason and the path of the list, as text."""
+        """Returns text with the number of skipped samples per reason and the path of the quarantine file."""
         counts = ", ".join(f"{reason} {n}" for reason, n in sorted(self.counts.items())) or "none"
         listed = f"; listed in {self.file}" if self.file else ""
         return f"skipped: {counts}{listed}{f' but for {self.unwritten}' if self.unwritten else ''}"
 
 
 def read_keys(file: Path) -> set[str]:
-    """Returns the keys that are already listed in `file`. An incomplete last line is skipped."""
+    """Returns the keys of the samples that are listed in a quarantine file; incomplete lines are skipped."""
     keys = set()
     if file.exists():
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -147,7 +149,7 @@ def read_keys(file: Path) -> set[str]:
 
 
 class Tally(Quarantine):
-    """A quarantine for data checks: collects skipped samples, logs no message and does not stop the run."""
+    """Quarantine for data checks: it collects rejections in a list, without log messages, and raises no error."""
 
     refuses: ClassVar[bool] = False
 
@@ -155,7 +157,7 @@ class Tally(Quarantine):
         super().__init__(None, split=split)
         self.rejections: list[Rejection] = []
         self.refusal: str | None = None
-        """Reason for which the run stops, if too many samples are broken."""
+        """Error message with which a run would stop, since too many samples are broken; None if it would not stop."""
 
     def tell(self, rejection: Rejection) -> None:
         self.rejections.append(rejection)

@@ -15,11 +15,11 @@ from worldsmith.data.stream.positions import sample_index
 from worldsmith.data.stream.quarantine import Rejection
 
 Features = Mapping[str, Sequence[float | str]]
-"""Features of a sample by name: zero or more numbers or labels (such as a size) each."""
+"""Properties of a sample for a data report: name -> values (numbers, or labels such as a size)."""
 
 
 class StreamSample(Protocol):
-    """Attributes of a sample that a loader needs."""
+    """Protocol of the samples of a data loader."""
 
     @property
     def key(self) -> str: ...
@@ -30,72 +30,73 @@ class StreamSample(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that counts towards the limit of a pack."""
+        """Number of tokens that counts toward the token limit of a pack."""
 
 
 class StreamDataset(ABC):
-    """Base class of the datasets of a loader; `len` is the number of positions in an epoch."""
+    """Base class of the datasets of data loaders; `len` is the number of samples of an epoch."""
 
     name: str
     """Name in messages: a file or a folder."""
     num_records: int
+    """Number of records of the dataset, including rejected ones."""
     rejections: Sequence[Rejection]
-    """Number of records that are skipped before any sample is read."""
+    """Records that are skipped before any sample is read."""
     limits: str = ""
-    """The settings that skip samples, with their values; "" = none."""
+    """Settings that cause samples to be skipped, with their values, for messages; "" = no such settings."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def listing(self) -> Iterable[tuple[str, Any]]:
-        """Yields (key, content as plain data) of each sample, in dataset order."""
+        """Yields (key, content as JSON data) of each sample, in dataset order; the fingerprint depends on them."""
 
     @cached_property
     def num_samples(self) -> int:
-        """Number of different samples in all epochs together."""
+        """Number of different samples in all epochs together; an epoch may have fewer."""
         return len(self)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the listing, which changes whenever the stream of samples changes."""
+        """SHA-256 of all items of `listing`: it changes if the samples or their order change."""
         found = hashlib.sha256()
         for key, facts in self.listing():
             found.update(json.dumps([key, facts]).encode())
         return found.hexdigest()
 
     def contents(self) -> Iterable[tuple[str, Any]]:
-        """Yields (key, content) of each sample without file names: samples of equal content are duplicates."""
+        """Yields (key, content without file names) of each sample; samples of equal content are duplicates."""
         return self.listing()
 
     def traces(self) -> Iterable[str]:
-        """Yields a hash for each sample that is equal for the same sample in another dataset, to find overlaps."""
+        """Yields a string for each sample that equals that of the same sample in another dataset, to find overlaps."""
         return (digest(facts) for _, facts in self.listing())
 
     def count_overlap(self, other: StreamDataset) -> int:
-        """Returns the number of samples that are also in `other`."""
+        """Returns the number of samples of this dataset that `other` also contains."""
         seen = set(other.traces())
         return sum(trace in seen for trace in self.traces())
 
     def flags(self) -> Iterable[Any]:
-        """Returns warnings about the records (`DataFlag`), before a sample is read."""
+        """Returns the warnings (`DataFlag`) about the records of the dataset; reads no sample."""
         return ()
 
 
 def digest(facts: Any) -> str:
-    """Returns the first 12 hex digits of the SHA-256 of plain data."""
+    """Returns the first 12 hex digits of the SHA-256 of JSON data."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
 class StreamSettings(Protocol):
-    """Settings of a loader that its sample maker needs."""
+    """Protocol of the data loader settings that `SampleMaker` uses."""
 
     seed: int
     shuffle: bool
 
     @property
     def sample_cap_field(self) -> str:
-        """Name of the setting that limits the tokens of a sample."""
+        """Name of the config field that limits the number of tokens of a sample."""
 
     @property
     def sample_cap(self) -> int | None:
@@ -107,17 +108,18 @@ S = TypeVar("S", bound=StreamSample)
 
 @dataclass(slots=True)
 class Made(Generic[S]):
-    """Result of a worker for one position: a complete sample or a rejection, with its counters."""
+    """Result for one stream position: a sample or a rejection (`item`), with the loader counters that it raises."""
 
     item: S | Rejection
     notes: dict[str, str] = field(default_factory=dict)
-    """Counter -> message that is logged at its first count; "" = no message."""
+    """Counters to increase by one: name -> message that is logged when the counter is first used; "" = no message."""
 
 
 class SampleMaker(ABC, Generic[S]):
-    """Maps a stream position to a sample, in a worker process. All randomness depends on (seed, position) only.
+    """Base class of sample builders: `maker[position]` returns a `Made` with the sample at a stream position.
 
-    `maker[position]` never raises SampleError: unusable samples become a `Rejection`.
+    It runs in worker processes, and all randomness depends on (seed, position) only. `maker[position]` returns a
+    `Rejection` for an unusable sample, and does not raise SampleError.
     """
 
     def __init__(self, dataset: StreamDataset, config: StreamSettings) -> None:
@@ -127,11 +129,11 @@ class SampleMaker(ABC, Generic[S]):
         self.decodes = True
         """Whether images and videos are decoded; if not, a sample has only its tokens and sizes."""
         self.measured: int | None = None
-        """Tokens of the sample that was last compared with the limit."""
+        """Number of tokens of the sample that `check_size` has checked last; None before the first one."""
 
     @abstractmethod
     def make(self, position: int) -> Made[S]:
-        """Builds the complete sample at a position of the data stream.
+        """Returns the sample at a stream position, decoded unless `decodes` is False, with its counters.
 
         Raises:
             SampleError: If the sample is not usable.
@@ -139,18 +141,24 @@ class SampleMaker(ABC, Generic[S]):
 
     @abstractmethod
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
-        """Builds the rejection of the sample at a position, with its key and path."""
+        """Returns the rejection of the sample at a stream position.
+
+        Args:
+            position: Position in the stream, from which key and path of the sample follow.
+            reason: Short slug, such as "missing_file".
+            detail: Message for users.
+        """
 
     def features(self, sample: S) -> Features:
         """Returns the feature values of a sample for the histograms of a data report."""
         return {}
 
     def shape(self, sample: S) -> Any:
-        """Returns the key that all samples of a stacked pack share."""
+        """Returns a key that is equal for samples whose tensors can be stacked."""
         return sample.num_tokens
 
     def cells(self, sample: S) -> int:
-        """Returns the number of latent cells of a sample that a cache stores; 0 if none is cached."""
+        """Returns the number of latent positions (t·h·w) that a cache stores for a sample; 0 without latents."""
         return 0
 
     def __getitem__(self, position: int) -> Made[S]:
@@ -168,15 +176,15 @@ class SampleMaker(ABC, Generic[S]):
         return Made(self.reject(position, fault.reason, fault.detail))
 
     def index(self, position: int) -> int:
-        """Returns the index in the dataset of the sample at a position."""
+        """Returns the dataset index of the sample at a stream position."""
         return sample_index(position, len(self.dataset), seed=self.seed, shuffle=self.shuffle)
 
     def check_size(self, num_tokens: int, what: str = "") -> None:
-        """Raises SampleError if a sample reaches the token cap; may be called before the sample is read.
+        """Raises SampleError (over_token_cap) if a sample reaches the token limit; may be called before it is read.
 
         Args:
-            num_tokens: Tokens of the sample.
-            what: Description of the sample for the message, such as its size.
+            num_tokens: Number of tokens of the sample.
+            what: Description of the sample for the message, such as its size; "": no description.
         """
         self.measured = num_tokens
         if self.max_tokens is not None and num_tokens >= self.max_tokens:
@@ -185,9 +193,9 @@ class SampleMaker(ABC, Generic[S]):
 
 
 class ThroughPipe:
-    """Base class of dataclasses whose tensors are pickled as numpy arrays.
+    """Base class of dataclasses whose tensors are pickled as NumPy arrays, to be sent between processes by a pipe.
 
-    PyTorch would send tensors through shared memory, which is tiny in many containers.
+    PyTorch would send tensors through shared memory, which is very small in many containers.
     """
 
     __slots__ = ()

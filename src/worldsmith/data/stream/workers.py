@@ -29,9 +29,9 @@ CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.
 """Signals of a crash in the process itself. SIGKILL is not included: it comes from outside, e.g. from the OOM
 killer."""
 ATTEMPTS = 5
-"""Number of deaths at one sample, by signals other than `CRASHES`, after which the sample is skipped."""
+"""Number of worker deaths at one sample, by signals other than `CRASHES`, after which the sample is skipped."""
 PAUSE = 1.0
-"""Seconds to wait before the third and later attempts: other processes may need the memory for a while."""
+"""Seconds to wait before the third and later attempts, in which other processes may release memory."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Signals by which a scheduler or a terminal stops all processes of a job."""
 
@@ -39,17 +39,17 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 def fetch(
     maker: SampleMaker[S], positions: Positions, *, workers: int, prefetch: int, counts: Counter[str]
 ) -> Iterator[Made[S]]:
-    """Yields the samples at the positions, in order.
+    """Yields the result of `maker` for each stream position, in order, built in worker processes.
 
     A worker that dies is replaced by a worker that prefetches only one sample; no sample is lost or changed. If the
     replacement crashes at a sample, that sample is rejected as "crashes_worker".
 
     Args:
-        maker: Builds a sample from its position.
-        positions: Positions in the stream.
+        maker: Builds the sample of a stream position.
+        positions: Stream positions of this rank.
         workers: Number of worker processes; 0: samples are built in this process.
         prefetch: Number of samples that each worker builds in advance.
-        counts: Receives the number of deaths as "workers_died".
+        counts: Counters of the loader; "workers_died" is increased in place at each death of a worker.
 
     Raises:
         DataError: If a worker cannot be started.
@@ -87,7 +87,14 @@ def fetch(
 
 
 def log_death(death: DeadWorkerError, key: str, number: int, *, left_out: bool) -> None:
-    """Logs deaths 1 to 3, then deaths 10, 100, 1000, …"""
+    """Logs that a worker has died, if it is the 1st, 2nd, 3rd, 10th, 100th, 1000th, … death of the run.
+
+    Args:
+        death: Exception about the worker.
+        key: Key of the sample that the worker was building.
+        number: Number of deaths so far, including this one.
+        left_out: Whether the sample is skipped because of the death.
+    """
     if number > 3 and str(number).strip("0") != "1":
         return
     then = "that sample is skipped" if left_out else "a new worker continues there"
@@ -97,7 +104,12 @@ def log_death(death: DeadWorkerError, key: str, number: int, *, left_out: bool) 
 
 
 class DeadWorkerError(Exception):
-    """A worker process ended unexpectedly."""
+    """Error for a worker process that ended unexpectedly.
+
+    Args:
+        pid: Process ID of the worker.
+        exit_code: Exit code, or the negative number of the signal that killed the worker.
+    """
 
     def __init__(self, pid: int, exit_code: int) -> None:
         self.signal = next((known for known in signal.Signals if known == -exit_code), None)
@@ -106,10 +118,17 @@ class DeadWorkerError(Exception):
 
 
 class Worker(Generic[S]):
-    """A process that builds every `stride`-th sample from number `first` on, at most `ahead` samples in advance.
+    """Worker process that builds every `stride`-th sample of `positions`, from number `first` on.
 
-    Each worker has its own pipe and shares no lock, so its death closes that pipe and affects no other worker. With
-    `ahead` = 1, it died at the first position that it has not sent.
+    Each worker has its own pipe and shares no lock, so its death closes that pipe and affects no other worker.
+
+    Args:
+        maker: Builds the sample of a stream position.
+        positions: Stream positions of this rank.
+        first: Index in `positions` of the first sample of this worker.
+        stride: Number of workers.
+        ahead: Max number of samples that are built in advance. With 1, a worker that died was building the first sample
+            that it has not sent.
     """
 
     def __init__(self, maker: SampleMaker[S], positions: Iterable[int], first: int, stride: int, ahead: int) -> None:
@@ -132,7 +151,12 @@ class Worker(Generic[S]):
             sender.close()
 
     def receive(self) -> Made[S]:
-        """Waits for the next sample; raises DeadWorkerError, or the exception of the maker."""
+        """Waits for the next result and returns it.
+
+        Raises:
+            DeadWorkerError: If the process has ended.
+            Exception: Any exception of `maker`, from the process.
+        """
         try:
             made = self._samples.recv()
         except (EOFError, OSError):  # also while a sample is being sent
@@ -142,7 +166,7 @@ class Worker(Generic[S]):
         return made  # type: ignore[no-any-return]
 
     def end(self) -> int:
-        """Ends the process if it still runs. Returns its exit code, negative for a signal."""
+        """Kills the process if it still runs, and returns its exit code, or the negative number of its signal."""
         self._process.kill()
         self._process.join()
         self._samples.close()
@@ -151,10 +175,10 @@ class Worker(Generic[S]):
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Context manager: blocks `STOP_SIGNALS` here and in worker processes that are forked in the block.
+    """Context manager that blocks `STOP_SIGNALS` in this thread, and for good in processes forked within its block.
 
-    A run that is stopped saves first, and needs its workers until it ends them itself. Signals to the run itself are
-    delivered when the block ends.
+    A run that is stopped saves a checkpoint first, and needs its workers until it ends them itself. Signals to this
+    process are delivered when the block ends.
     """
     if sys.platform != "linux":
         yield
@@ -175,7 +199,19 @@ def work(
     pipe: Connection,
     parent: int,
 ) -> None:
-    """Main function of a worker process. A thread sends, so the next sample is built while the pipe is full."""
+    """Main function of a worker process: builds samples and sends them to the parent process.
+
+    A thread sends the samples, so the next sample is built while the pipe is full.
+
+    Args:
+        maker: Builds the sample of a stream position.
+        positions: Stream positions of this rank.
+        first: Index in `positions` of the first sample of this worker.
+        stride: Number of workers.
+        ahead: Max number of samples that are built but not sent.
+        pipe: Pipe to the parent process.
+        parent: Process ID of the parent process.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -205,7 +241,7 @@ def send_all(unsent: SimpleQueue[Any], pipe: Connection, free: threading.Semapho
 
 
 def portable(error: Exception) -> Exception:
-    """Returns the error with its traceback as a note, replaced by a RuntimeError if it cannot be pickled."""
+    """Returns an exception that can be pickled: `error` with its traceback as a note, else a RuntimeError with both."""
     where = traceback.format_exc()
     error.add_note(f"in a loader worker:\n{where}")
     try:
@@ -216,9 +252,12 @@ def portable(error: Exception) -> Exception:
 
 
 def exit_with(parent: int) -> None:
-    """Ends this process on SIGTERM from its parent, and within a second of the parent's death (also by SIGKILL).
+    """Waits, in a thread of a worker, and ends the process when its parent sends SIGTERM or has ended.
 
-    SIGTERM is blocked elsewhere and received only here, where its sender is known.
+    SIGTERM is blocked in the other threads: only here the sender of the signal is known.
+
+    Args:
+        parent: Process ID of the parent process.
     """
     while os.getppid() == parent:
         if sys.platform != "linux":

@@ -213,7 +213,7 @@ def test_the_cap_of_a_sample_may_be_the_only_one_of_tokens(load: Callable) -> No
     assert all(len(pack) == 3 for pack in packs[:-1])
     over = set(first_pass(load(max_sample_tokens=cap - 1, **settings))[0])
     assert len({key for pack in packs for key in pack}) > len(over)
-    with pytest.raises(DataError, match=rf"\d+ tokens .*max_sample_tokens is {cap - 1}. Raise it"):
+    with pytest.raises(DataError, match=rf"\d+ tokens .*max_sample_tokens is {cap - 1}. Raise this limit"):
         first_pass(load(max_sample_tokens=cap - 1, on_overlong="error", **settings))
 
 

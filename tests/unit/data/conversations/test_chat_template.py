@@ -163,7 +163,7 @@ def test_the_digit_of_a_score_is_two_tokens(build: Callable) -> None:
         ),
         (CHATML.split("{%- if add")[0], "does not mark the beginning"),
         ("{{- raise_exception('only tools') }}", "only tools"),
-        ("{{- messages[0].content }}", "cannot be used"),
+        ("{{- messages[0].content }}", "cannot render a test conversation"),
     ],
 )
 def test_templates_without_marks_are_refused(build: Callable, template: str, words: str) -> None:
@@ -228,5 +228,7 @@ def test_a_template_that_fails_is_an_error_with_its_folder_and_reason(
 ) -> None:
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
     (tmp_path / "chat_template.jinja").write_text(template)
-    with pytest.raises(DataError, match=f"the chat template of {tmp_path} cannot be used: .*{words}"):
+    with pytest.raises(
+        DataError, match=f"the chat template of {tmp_path} cannot render a test conversation: .*{words}"
+    ):
         ChatProcessor.Config().build(folder=tmp_path)

@@ -175,7 +175,7 @@ def test_what_cannot_be_reached_is_said(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(DataError, match=why):
             index_of(address)
-    with pytest.raises(DataError, match="a compressed tar has no random access"):
+    with pytest.raises(DataError, match="a compressed tar cannot be read at random positions"):
         find_shards("a.tar.gz")
     with pytest.raises(DataError, match="no shard matches"):
         find_shards(f"{tmp_path}/*.tar")
@@ -220,5 +220,5 @@ def test_a_pattern_of_too_many_shards_is_refused_with_the_limit(pattern: str, mo
     """Before they are spelled out, or at the first one above the limit."""
     if "}{" in pattern:
         monkeypatch.setattr(addresses, "MAX_SHARDS", 1000)  # so that the test is quick
-    with pytest.raises(DataError, match=r"names too many shards: expected at most 1,000(,000)?,"):
+    with pytest.raises(DataError, match=r"matches too many shards: expected at most 1,000(,000)?,"):
         find_shards(pattern)

@@ -92,10 +92,10 @@ DATA, LOADER = "dataloader_train.dataset", "dataloader_train"
 STOPS: dict[str, tuple[Change, str]] = {
     "c3 no annotations": (on(f"{DATA}.path", "/no/where.json"), "/no/where.json does not exist"),
     "c3 no model": (on("model.config.policy.backbone.model_name", "/no/model"), "/no/model: no such folder"),
-    "c4 another shape": (lambda *_: {"videos": []}, "expected a list of records, or an object that has one as"),
+    "c4 another shape": (lambda *_: {"videos": []}, "expected a list of records, an object with such a list as"),
     "c4 d15 no video_fps": (
         on(f"{DATA}.video_fps", "require", put(video_fps=8)),
-        "3 of 4 records with a video state no video_fps, which video_fps = 'require' demands: record 1 (chat1), "
+        "3 of 4 records with a video have no video_fps, but video_fps = 'require' is set: record 1 (chat1), "
         "record 3 (chat3), record 4 (chat4)",
     ),
     "c11 d22 no records": (lambda *_: [], "no sample of"),
@@ -162,7 +162,7 @@ TELLS: dict[str, tuple[Change, Seen]] = {
     ),
     "c11 more tags than media": (
         put(conversations=[{"from": "human", "value": "<video> <video>"}, TURNS[1]]),
-        lambda train, _: "the texts contain 2 <video>" in train["left_out"]["bad_record"]["examples"][0]["detail"],
+        lambda train, _: "user's texts contain 2 <video>" in train["left_out"]["bad_record"]["examples"][0]["detail"],
     ),
     "c12 some are too long": (
         lambda records, _: records[5].update(conversations=LONG),
@@ -413,7 +413,7 @@ def test_a_spec_of_another_system(world: Path, tmp_path: Path, capsys: pytest.Ca
     assert any("a step takes 3 packs on each process, but an epoch over" in remark for remark in remarks)
     code, train, problems, _ = checked(500, rated=False)
     assert (code, len(problems), train["tokens"]["max"]) == (2, 1, most)
-    assert "4 of 4 records with a video state no video_fps, which video_fps = 'require' demands" in problems[0]
+    assert "4 of 4 records with a video have no video_fps, but video_fps = 'require' is set" in problems[0]
 
 
 def test_media_that_lie_one_folder_off(world: Path, tmp_path: Path) -> None:

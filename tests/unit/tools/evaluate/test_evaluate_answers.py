@@ -330,9 +330,7 @@ def test_rates_that_a_spec_requires_stop_it_before_the_model_is_loaded(
     rest = {"model": {"model_name": str(world / "model")}, "results_dir": str(world / "required")}
     monkeypatch.setattr(EvaluateAnswers, "answerer", lambda *_, **__: pytest.fail("the model was loaded"))
     first = shown[0]["id"]
-    lacking = (
-        f"{len(shown)} of {len(shown)} records with a video state no video_fps, which video_fps = 'require' demands"
-    )
+    lacking = f"{len(shown)} of {len(shown)} records with a video have no video_fps, but video_fps = 'require' is set"
     for named, word in (
         ({"dataset": table}, "dataset.video_fps=require"),
         ({"datasets": {"a": table, "b": {**table, "video_fps": "require"}}}, "dataset.video_fps=optional"),
@@ -390,5 +388,5 @@ def test_a_plan_says_what_is_opened(world: Path, capsys: pytest.CaptureFixture[s
     assert "shard    2 of them, number 1 of 4" in said
     assert "media    6 files are named, 5 exist; media files are not opened" in said
     assert "skipped mute: no_answer" in said
-    assert "note     5 of 5 records with a video state no video_fps: the frame rate of each file is used" in said
+    assert "note     5 of 5 records with a video have no video_fps: the frame rate of each file is used" in said
     assert not (world / "planned").exists()

@@ -14,28 +14,28 @@ from worldsmith.data.stream.sample_maker import StreamDataset
 
 
 class ChatDataset(Configurable, StreamDataset):
-    """Base class of chat datasets: conversations by index. Images and videos are named, not opened."""
+    """Base class of chat datasets, which return conversations by index. Images and videos are paths, not opened."""
 
     class Config(Configurable.Config):
         usual_media: ClassVar[Literal["image", "video"]] = "image"
-        """Type of media in its conversations, for plans without data."""
+        """Usual type of media in the conversations, assumed by plans whose data cannot be read."""
 
         system_prompt: str = ""
-        """System prompt of conversations without one; "" = none."""
+        """System prompt that is added to conversations without one; "" = no system prompt."""
 
         def check_files(self) -> None:
             """Raises DataError if the dataset cannot be read; opens no image or video."""
             self.build()
 
         def with_optional_rates(self) -> Self:
-            """Returns the config that accepts records without a required `video_fps`."""
+            """Returns a copy of the config that accepts videos without a frame rate in their record (`video_fps`)."""
             return self
 
     rejections: list[Rejection]
 
     @abstractmethod
     def place(self, index: int) -> tuple[str, str, int | None]:
-        """Returns (key, path, line number or None) of a conversation, for messages."""
+        """Returns (key, path of the dataset, line number or None) of a conversation, for messages."""
 
     @abstractmethod
     def turns(self, index: int) -> tuple[Turn, ...]:
@@ -46,29 +46,29 @@ class ChatDataset(Configurable, StreamDataset):
         return {}
 
     def in_order(self) -> Iterator[int | Rejection]:
-        """Yields, for each record in dataset order, the index of its conversation or its rejection."""
+        """Yields for each record, in dataset order, the index of its conversation, or the rejection of the record."""
         yield from self.rejections
         yield from range(len(self))
 
     def number(self, index: int) -> int:
-        """Returns the 0-based index of a conversation's record in its file."""
+        """Returns the 0-based index in the dataset file of the record of conversation `index`."""
         return index
 
     def require_rates(self) -> None:
-        """Raises DataError if the config requires `video_fps` and a record has none."""
+        """Raises DataError if the config requires `video_fps` and the record of a video has no `video_fps`."""
         return
 
 
 def record_name(record: Any) -> str:
-    """Returns the `id` of a record as text; "" if it has none."""
+    """Returns the `id` of a record as a string; "" if the record has no valid `id`."""
     found = record.get("id") if isinstance(record, dict) else None
     return str(found) if isinstance(found, (str, int)) and not isinstance(found, bool) else ""
 
 
 def unique(key: str, seen: dict[str, int]) -> str:
-    """Returns the key, with an appended number from its second use on.
+    """Returns a unique key: `key` at its first use, `key#2`, `key#3`, … at later uses.
 
-    Many datasets ask several questions under one ID.
+    Many datasets use one ID for several records, such as the questions about one image.
 
     Args:
         key: Key of a record.
@@ -79,13 +79,13 @@ def unique(key: str, seen: dict[str, int]) -> str:
 
 
 def with_system(turns: Iterable[Turn], prompt: str) -> list[Turn]:
-    """Returns the turns, preceded by the system prompt if it is not empty and the turns have none."""
+    """Returns the turns, preceded by the system prompt `prompt`, unless it is empty or they begin with one."""
     turns = list(turns)
     return [say("system", prompt), *turns] if prompt and turns[0].role != "system" else turns
 
 
 def import_datasets(path: str) -> Any:
-    """Imports and returns the library `datasets`; raises DataError with the dataset's `path` if it is missing."""
+    """Imports and returns the package `datasets`; raises DataError with the dataset `path` if it is not installed."""
     try:
         import datasets
     except ImportError:

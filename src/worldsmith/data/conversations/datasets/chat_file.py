@@ -23,49 +23,51 @@ from worldsmith.data.stream.quarantine import Rejection
 
 MAX_FPS = 1000
 LOOKED_AT = 100
-"""Number of media files that are checked; if all of them are missing, the others are assumed missing, too."""
+"""Max number of media files of a dataset whose existence is checked: the first ones."""
 NO_FPS = "no_video_fps"
 FOLLOWS = {
-    "optional": "state no video_fps: the frame rate of each file is used",
-    "require": "state no video_fps, which video_fps = 'require' demands",
+    "optional": "have no video_fps: the frame rate of each file is used",
+    "require": "have no video_fps, but video_fps = 'require' is set",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record of a file, unchanged, with its key and its media files."""
+    """Valid record of a chat dataset file, with its key and media files."""
 
     key: str
+    """Unique key of the conversation."""
     record: Any
+    """Unchanged content of the record."""
     line: int | None
     number: int
     """0-based index of the record in the file."""
     files: tuple[str, ...]
-    """Files of its images and videos."""
+    """Paths of its images and videos."""
     shows_video: bool
 
     @property
     def name(self) -> str:
-        """`id` of the record as text; "" if it has none."""
+        """The `id` of the record as a string; "" if the record has no valid `id`."""
         return record_name(self.record)
 
 
 class ChatFile(ChatDataset):
-    """Base class of chat datasets in a file of records, which are parsed before the run. The file is never written."""
+    """Base class of chat datasets that are a file of records. All records are checked before a run."""
 
     class Config(ChatDataset.Config):
         path: str = ""
-        """The file of the records, or its folder."""
+        """Dataset file, or its folder."""
         media_root: str = ""
-        """Folder that media paths are relative to, or its archive (.tar, .tar.gz, .zip); "" = the folder of the
-        file."""
+        """Folder that media paths are relative to, or an archive of it (.tar, .tar.gz, .zip); "" = the folder of the
+        dataset file."""
         skip: NotNegative = 0
         """Number of records at the beginning of the file to skip."""
         limit: NotNegative = 0
-        """Maximum number of records after them; 0 = all."""
+        """Max number of records that are used, after the skipped ones; 0 = all."""
         video_fps: Literal["optional", "require", "probe"] = "optional"
-        """Use of a record's own `video_fps`: optional (used if it exists), require, or probe (ignored; the video's
-        frame rate is used)."""
+        """Frame rate of videos. optional: `video_fps` of the record, else that of the file; require: `video_fps` of the
+        record, which must exist; probe: always that of the file."""
 
         def check_files(self) -> None:
             """Raises DataError if the dataset cannot be read, or if a record lacks a required `video_fps`."""
@@ -76,7 +78,7 @@ class ChatFile(ChatDataset):
 
     config: Config
     file_name: str
-    """Default name of the file in a folder."""
+    """Name of the dataset file in a folder."""
 
     def __init__(self, config: Config) -> None:
         """Reads all records; raises DataError if the file cannot be read. Invalid records are in `rejections`."""
@@ -110,13 +112,16 @@ class ChatFile(ChatDataset):
                 self.entries.append(Entry(key, record, line, number, files_of(turns), shows))
 
     def find(self) -> Path:
-        """Returns the file of the records; raises DataError if it does not exist."""
+        """Returns the path of the dataset file (or folder); raises DataError if it does not exist."""
         return find_file(self.config.path, self.file_name)
 
     def open_media(self) -> None:
-        """Unpacks media archives at the first call; raises DataError if that fails.
+        """Unpacks the media archives of the dataset at the first call, and updates the paths in `entries`.
 
-        Media paths are then relative to the unpacked folder, or to the subfolder that contains the files.
+        Media paths are then relative to the unpacked folder, or to the subfolder of it that contains the files.
+
+        Raises:
+            DataError: If an archive cannot be unpacked.
         """
         if self._media_open:
             return
@@ -139,16 +144,16 @@ class ChatFile(ChatDataset):
 
     @classmethod
     def is_at(cls, path: Path) -> bool:
-        """Returns whether a file is such a dataset or a folder contains one."""
+        """Returns whether `path` is a dataset of this type: its file, or a folder that contains the file."""
         return (path / cls.file_name).is_file() if path.is_dir() else path.name == cls.file_name and path.is_file()
 
     @abstractmethod
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        """Yields (index, line number or None, record or SampleError) in order."""
+        """Yields (index, line number or None, record) for each record in order; an invalid record is a SampleError."""
 
     @abstractmethod
     def parse(self, record: Any) -> list[Turn]:
-        """Converts a record to turns; raises SampleError if it is not in the format."""
+        """Converts a record to turns; raises SampleError if it is not in the format of this dataset type."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -177,21 +182,24 @@ class ChatFile(ChatDataset):
         return flag_file(self)
 
     def contents(self) -> Iterable[tuple[str, Any]]:
-        """Yields (key, content) of each conversation, independent of IDs and file names."""
+        """Yields (key, content) of each conversation, to find duplicates: IDs and file names are not part of it."""
         for index, entry in enumerate(self.entries):
             turns = self.turns(index)
             parts = [[p.kind, p.text, self._mark(p.source), p.fps, p.resized] for turn in turns for p in turn.parts]
             yield entry.key, [[turn.role, len(turn.parts)] for turn in turns] + parts
 
     def traces(self) -> Iterable[str]:
-        """Yields a comparison key of each conversation: its media files, or its turns if it has no media."""
+        """Yields a string for each conversation that is equal for conversations about the same media files.
+
+        For a conversation without media, it is the text of the turns.
+        """
         return (trace_of(self.turns(index)) for index in range(len(self)))
 
     def _mark(self, source: str | bytes) -> str:
         return source.hex() if isinstance(source, bytes) else self._marks.get(source) or os.path.realpath(source)
 
     def listing(self) -> Iterable[tuple[str, Any]]:
-        """Yields (key, record and fingerprints of its media files) of each conversation, see `content_marks`."""
+        """Yields (key, [record, fingerprint of each media file]) of each conversation, see `content_marks`."""
         self.open_media()
         return ((e.key, [e.record, *(self._marks.get(file) for file in e.files)]) for e in self.entries)
 
@@ -201,19 +209,20 @@ class ChatFile(ChatDataset):
         return content_marks(file for entry in self.entries for file in entry.files)
 
     def medium(self, kind: Literal["image", "video"], path: Any, stated_fps: Any = None) -> Part:
-        """Builds the image or video part of a record.
+        """Returns an image or video of a record as the part of a turn, with its path in the media folder.
 
         Args:
             kind: "image" or "video".
-            path: Path in the record, or a data URI for an image.
-            stated_fps: `video_fps` of the record; None without one.
+            path: Path as stated in the record, or a data URI for an image.
+            stated_fps: `video_fps` of the record; None if the record has none.
 
         Raises:
-            SampleError: bad_record, remote_path, no_video_fps.
+            SampleError: bad_record for an invalid path or frame rate; remote_path for a URL; no_video_fps if the
+                config requires a frame rate and `stated_fps` is None.
         """
         if not isinstance(path, str) or not path or "\0" in path:
             raise SampleError(
-                "bad_record", f"the path of the {kind} must be text without NUL characters, found {path!r}"
+                "bad_record", f"the path of the {kind} must be a string without NUL characters, found {path!r}"
             )
         if kind == "image" and path.startswith("data:"):
             return Part("image", source=path)
@@ -232,11 +241,13 @@ class ChatFile(ChatDataset):
         if stated is None:
             if self.config.video_fps == "require":
                 raise SampleError(
-                    NO_FPS, "the record has no 'video_fps'; video_fps = 'optional' uses that of the video"
+                    NO_FPS, "the record has no 'video_fps'; video_fps = 'optional' uses the frame rate of the file"
                 )
             return None
         if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not 0 < stated <= MAX_FPS:
-            raise SampleError("bad_record", f"'video_fps' must be above 0, at most {MAX_FPS}, found {stated!r:.80}")
+            raise SampleError(
+                "bad_record", f"'video_fps' must be a number above 0, at most {MAX_FPS}, found {stated!r:.80}"
+            )
         return float(stated)
 
 
@@ -246,7 +257,7 @@ def trace_of(turns: Sequence[Turn]) -> str:
 
 
 def choose_media_root(folder: Path, names: Sequence[str]) -> Path:
-    """Returns the folder or direct subfolder that contains most of the files, given by relative paths."""
+    """Returns `folder` or its direct subfolder that contains most of the files with the relative paths `names`."""
     candidates = [folder, *sorted(inner for inner in folder.iterdir() if inner.is_dir())]
     return max(candidates, key=lambda root: sum((root / name).exists() for name in names))
 
@@ -263,26 +274,26 @@ def find_file(path: str, name: str) -> Path:
 
 
 def files_of(turns: Iterable[Turn]) -> tuple[str, ...]:
-    """Returns the media files of turns."""
+    """Returns the paths of the images and videos in turns, without data URIs and images as bytes."""
     sources = [part.source for turn in turns for part in turn.parts if part.kind != "text"]
     return tuple(source for source in sources if isinstance(source, str) and not source.startswith("data:"))
 
 
 def flag_file(dataset: ChatFile) -> Iterator[DataFlag]:
-    """Yields the flags of the records: missing rates, repeated or missing IDs, media in another folder."""
+    """Yields the warnings about a dataset: missing frame rates, repeated or missing IDs, media in another folder."""
     yield from flag_missing_rates(dataset)
     names = Counter(entry.name for entry in dataset.entries if entry.name)
     repeated = [{"index": entry.number, "key": entry.name} for entry in dataset.entries if names[entry.name] > 1]
-    said = "have an id that occurs more than once: later ones are named id#2, id#3"
+    said = "records have an id that occurs more than once: their keys are id, id#2, id#3, …"
     yield from flag_records("ids_repeated", repeated, dataset.num_records, said)
     unnamed = [{"index": entry.number, "key": entry.key} for entry in dataset.entries if not entry.name]
-    said = "have no id and are named by their position in the file"
+    said = "records have no id: their keys are their positions in the file"
     yield from flag_records("ids_missing", unnamed, dataset.num_records, said)
     yield from flag_media_elsewhere(dataset)
 
 
 def flag_missing_rates(dataset: ChatFile) -> Iterator[DataFlag]:
-    """Yields a flag for video records without a frame rate, unless `video_fps` is "probe"."""
+    """Yields a warning if records with a video have no `video_fps`, unless the config's `video_fps` is "probe"."""
     policy = dataset.config.video_fps
     if policy == "probe":
         return
@@ -300,19 +311,24 @@ def stated_rate(record: Any) -> Any:
 
 
 def flag_media_elsewhere(dataset: ChatFile) -> Iterator[DataFlag]:
-    """Yields a flag for media that are in a subfolder or the parent of the folder that the records name."""
+    """Yields a warning if missing media are found in a subfolder, or in the parent, of the media folder."""
     files = list(islice(dict.fromkeys(chain.from_iterable(entry.files for entry in dataset.entries)), LOOKED_AT))
     missing = [file for file in files if not os.path.exists(file)]
     root = find_media_root(dataset.media_root, missing)
     if root is not None:
         of = {file: entry for entry in reversed(dataset.entries) for file in entry.files}
         found = [{"index": of[file].number, "key": of[file].key, "detail": file} for file in missing]
-        said = f"images and videos were not found, but {root} has them: set media_root = '{root}'"
+        said = f"images and videos were not found in the media folder, but in {root}: set media_root = '{root}'"
         yield from flag_records("media_elsewhere", found, len(files), said)
 
 
 def find_media_root(root: Path, missing: Sequence[str]) -> Path | None:
-    """Returns a subfolder of `root`, or its parent, that contains all missing files; None without one."""
+    """Returns a direct subfolder of `root`, or its parent, that contains all missing files; None if no folder does.
+
+    Args:
+        root: Folder that the media paths are relative to.
+        missing: Paths of files that do not exist.
+    """
     inside = [os.path.relpath(file, root) for file in missing if Path(file).is_relative_to(root)]
     if not inside or len(inside) < len(missing):
         return None

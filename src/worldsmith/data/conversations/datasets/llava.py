@@ -14,20 +14,20 @@ from worldsmith.data.json_records import read_list
 from worldsmith.data.stream.errors import DataError, SampleError
 
 TAG = re.compile(r"\n?<(image|video)>\n?")
-"""Placeholder of an image or a video, with surrounding line breaks."""
+"""Matches the placeholder of an image or a video, with surrounding line breaks."""
 WRAPPERS = ("annotations", "data", "samples", "items")
 """Possible keys of the list of records if the file is a JSON object."""
 TURNS = "conversations"
-"""Key of a record's name."""
+"""Key of the messages of a record."""
 
 
 class LlavaDataset(ChatFile):
     """`annotations.json`: a list of `{"id", "image" | "images", "video" | "videos", "video_fps", "conversations"}`.
 
     An object that has this list as "annotations", "data", "samples" or "items" is accepted too, and so is a single
-    record. All turns are used. Each `<image>` and `<video>` in a user's text is the position of the next image or
-    video; media of a record without tags come before the first user's text. Records with different numbers of tags and
-    media are rejected.
+    record. Each `<image>` and `<video>` tag in the text of the user is replaced by the next image or video of the
+    record; without tags, the media come before the first text of the user. Records whose numbers of tags and media
+    differ are rejected.
     """
 
     class Config(ChatFile.Config):
@@ -52,7 +52,7 @@ class LlavaDataset(ChatFile):
 
 
 def has(file: Path, name: str) -> bool:
-    """Returns whether the first record of a file has the key `name`."""
+    """Returns whether the first record of a JSON file has the key `name`; False if the file cannot be read."""
     try:
         records = read_list(file, wrappers=WRAPPERS, single=TURNS)
     except DataError:
@@ -61,47 +61,57 @@ def has(file: Path, name: str) -> bool:
 
 
 def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Part]) -> list[Turn]:
-    """Converts messages `{"from", "value"}` to turns, with media at their tags.
+    """Converts messages `{"from", "value"}` to turns, in which images and videos replace their tags.
 
     Args:
         conversations: Messages, as parsed from JSON.
-        images: Images of the record, in order.
-        videos: Videos of the record, in order.
+        images: Images of the record, in the order of the `<image>` tags.
+        videos: Videos of the record, in the order of the `<video>` tags.
 
     Raises:
         SampleError: If the messages are invalid or the numbers of tags and media differ.
     """
-    turns = parse_messages(conversations, no_parts, role_key="from", text_key="value")
-    asked = "".join(turn.text for turn in turns if turn.role == "user")
-    waiting = {"image": list(images), "video": list(videos)}
-    tags = {kind: len(re.findall(f"<{kind}>", asked)) for kind in waiting}
+    turns = parse_messages(conversations, reject_parts, role_key="from", text_key="value")
+    user_text = "".join(turn.text for turn in turns if turn.role == "user")
+    remaining = {"image": list(images), "video": list(videos)}
+    tags = {kind: len(re.findall(f"<{kind}>", user_text)) for kind in remaining}
     if not any(tags.values()) and (media := [*images, *videos]):
-        return show_first(turns, media)
-    for kind, media in waiting.items():
+        return insert_media(turns, media)
+    for kind, media in remaining.items():
         if tags[kind] != len(media):
             raise SampleError(
-                "bad_record", f"the texts contain {tags[kind]} <{kind}>, but the record has {len(media)} {kind}s"
+                "bad_record",
+                f"the user's texts contain {tags[kind]} <{kind}>, but the record has {len(media)} {kind}s",
             )
-    return [Turn("user", tuple(split_at_tags(turn.text, waiting))) if turn.role == "user" else turn for turn in turns]
+    return [Turn("user", tuple(split_at_tags(turn.text, remaining))) if turn.role == "user" else turn for turn in turns]
 
 
-def show_first(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
-    """Returns the turns with the media before the first text of the user; SampleError if no turn is of the user."""
+def insert_media(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
+    """Inserts media before the first text of the user in `turns`, in place, and returns the list.
+
+    Raises:
+        SampleError: bad_record if no turn is of the user.
+    """
     first = next((number for number, turn in enumerate(turns) if turn.role == "user"), None)
     if first is None:
-        raise SampleError("bad_record", "no user turn shows the record's images or videos")
+        raise SampleError("bad_record", "the record has images or videos, but no user turn that could contain them")
     turns[first] = Turn("user", (*media, *turns[first].parts))
     return turns
 
 
-def split_at_tags(text: str, waiting: dict[str, list[Part]]) -> Iterator[Part]:
-    """Yields texts and media in order; the media are removed from `waiting`."""
+def split_at_tags(text: str, remaining: dict[str, list[Part]]) -> Iterator[Part]:
+    """Yields the parts of a text, in which each tag is replaced by the next medium of its type in `remaining`.
+
+    Args:
+        text: Text with `<image>` and `<video>` tags.
+        remaining: Media that are not used yet, under "image" and "video"; the yielded ones are removed.
+    """
     for number, piece in enumerate(TAG.split(text)):
         if number % 2:
-            yield waiting[piece].pop(0)
+            yield remaining[piece].pop(0)
         elif piece:
             yield Part("text", piece)
 
 
-def no_parts(kind: Literal["image", "video"], named: Any) -> Part:
-    raise SampleError("bad_record", f"'value' must be text; {kind}s are listed next to the conversation")
+def reject_parts(kind: Literal["image", "video"], named: Any) -> Part:
+    raise SampleError("bad_record", f"'value' must be a string; list {kind}s next to the conversation in the record")

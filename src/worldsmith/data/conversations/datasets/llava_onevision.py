@@ -13,17 +13,17 @@ from worldsmith.data.stream.errors import DataError, SampleError
 
 
 class LlavaOneVision(ChatDataset):
-    """Records `{"id", "image", "conversations": [{"from", "value"}]}`, an image or none in each.
+    """Dataset of records `{"id", "image", "conversations": [{"from", "value"}]}` with at most one image each.
 
-    A streamed dataset is read sequentially, so the order must be that of the dataset, and a resumed run first reads up
-    to its position. Otherwise the complete dataset is downloaded before the run.
+    A streamed dataset is read sequentially: it cannot be shuffled, and a resumed run first reads all earlier records
+    again. Without streaming, the complete dataset is downloaded before the run.
     """
 
     class Config(ChatDataset.Config):
         path: str = "lmms-lab/LLaVA-OneVision-Data"
         """Hub repository, or a local folder of Parquet or Arrow files."""
         subset: str = "ai2d(gpt4v)"
-        """Name of the subset; "" = the only one."""
+        """Name of the subset (configuration) of the dataset; "" = its only one."""
         split: str = "train"
         """Split of the subset."""
         revision: str = ""
@@ -57,13 +57,13 @@ class LlavaOneVision(ChatDataset):
             raise SampleError(error.reason, f"{record_name(record) or index}: {error.detail}") from None
 
     def listing(self) -> Iterable[tuple[str, Any]]:
-        """Yields the key and source of each record, without its content, which is not read before the run."""
+        """Yields (key, [path, subset, split, revision]) of each record; records are not read before the run."""
         source = [self.config.path, self.config.subset, self.config.split, self.config.revision]
         return ((self.place(index)[0], source) for index in range(self.num_records))
 
 
 class Streamed:
-    """Records of a stream by index: reads on to later records, and from the start again for earlier ones."""
+    """Access to the records of a stream by index; an index below the last one restarts the stream."""
 
     def __init__(self, stream: Iterable[dict[str, Any]]) -> None:
         self.stream = stream
@@ -81,7 +81,7 @@ class Streamed:
 
 
 def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
-    """Returns (records by index, number of records); raises DataError if the dataset cannot be loaded."""
+    """Returns (records that can be indexed, number of records); raises DataError if the dataset cannot be loaded."""
     datasets = import_datasets(config.path)
     try:
         found = datasets.load_dataset(
@@ -102,14 +102,14 @@ def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(f"{config.path} ({config.subset}, {config.split}) cannot be loaded: {error}") from error
     if not (count or config.limit):
-        raise DataError(f"{config.path} does not state how many records it has; set dataloader_train.dataset.limit")
+        raise DataError(f"{config.path} does not state its number of records; set dataloader_train.dataset.limit")
     count = min(count or config.limit, config.limit or count)
     return Streamed(found) if config.streaming else found, count
 
 
 def image_source(image: Any) -> str | bytes:
-    """Returns the bytes or path of an image in a column that is not decoded; SampleError if it has neither."""
+    """Returns the bytes, else the path, of an undecoded value of an image column; SampleError if it has neither."""
     source = (image.get("bytes") or image.get("path")) if isinstance(image, dict) else image
     if not isinstance(source, (str, bytes)):
-        raise SampleError("bad_record", f"'image' must have bytes or a path, found {type(image).__name__}")
+        raise SampleError("bad_record", f"'image' must contain bytes or a path, found {type(image).__name__}")
     return source

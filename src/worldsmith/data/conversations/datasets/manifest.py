@@ -17,10 +17,10 @@ NAMES = {"id": ("id", "name"), "media": ("media", "video"), "conversation": ("co
 
 
 class ManifestDataset(ChatFile):
-    """`meta.json`: a list of `{"id", "media", "conversation"}`, paths relative to it.
+    """`meta.json`: a list of `{"id", "media", "conversation"}`; the latter two are paths relative to it.
 
-    A conversation file has messages with typed content. Its images and videos have a name such as "video_0" for the
-    media file of the record.
+    A conversation file contains messages with typed content. Its messages refer to the media file of the record by a
+    name such as "video_0".
     """
 
     class Config(ChatFile.Config):
@@ -36,7 +36,11 @@ class ManifestDataset(ChatFile):
                 yield number, None, error
 
     def _complete(self, record: Any) -> dict[str, Any]:
-        """Returns the record with its conversation instead of the file name."""
+        """Returns a record with standard keys, in which the conversation replaces the path of its file.
+
+        Raises:
+            SampleError: If the record is invalid or the conversation file cannot be read.
+        """
         if isinstance(record, SampleError):
             raise record
         if not isinstance(record, dict):
@@ -47,11 +51,11 @@ class ManifestDataset(ChatFile):
         }
         missing = [f"'{' or '.join(NAMES[name])}'" for name, value in found.items() if not isinstance(value, str)]
         if missing:
-            raise SampleError("bad_record", f"has no text in {', '.join(missing)}")
+            raise SampleError("bad_record", f"expected strings under {', '.join(missing)}")
         file = Path(self.file.parent, str(found["conversation"]))
         try:
             if not file.is_file():  # nor a pipe, which would be waited for
-                raise FileNotFoundError("it is no file")
+                raise FileNotFoundError("it is not a file")
             text = file.read_bytes()
         except (OSError, ValueError) as error:
             reason = read_error(error).reason if isinstance(error, OSError) else "missing_file"
@@ -72,6 +76,6 @@ class ManifestDataset(ChatFile):
         if len(names) != 1:
             raise SampleError(
                 "bad_record",
-                f"the conversation refers to {len(names)} media files ({', '.join(names)}), but only one is given",
+                f"the conversation refers to {len(names)} media files ({', '.join(names)}): expected exactly one",
             )
         return turns

@@ -21,18 +21,20 @@ MEDIA: dict[str, Literal["image", "video"]] = {
     "video_url": "video",
 }
 RESIZED = ("resized_height", "resized_width")
-"""Keys of a part with the size of an image, or of each frame of a video."""
+"""Keys of a part that request a size in pixels for an image, or for each frame of a video."""
 UNREAD = ("weight", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-"""Keys of a message that would change what is trained; messages with one of them are rejected."""
+"""Unsupported keys of a message that would change the trained text; messages with one of them are rejected."""
 Medium = Callable[[Literal["image", "video"], Any], Part]
+"""Builds the part of an image or video from its type and the value (such as a path) that the message has for it."""
 
 
 class MessagesDataset(ChatFile):
-    """`messages.jsonl`: a line is `{"id", "messages", "images", "videos", "video_fps"}` or only a list of messages.
+    """`messages.jsonl`: each line is `{"id", "messages", "images", "videos", "video_fps"}` or only a list of messages.
 
-    Content is text or a list of parts: `{"type": "text", "text": …}`, `{"type": "image", "image": path}`, `{"type":
-    "image_url", "image_url": {"url": path or data URI}}`, `{"type": "video", "video": path}`. A part without a file
-    uses the next file of the line's `images` or `videos`. Conversations without media are valid.
+    The content of a message is a string or a list of parts: `{"type": "text", "text": …}`, `{"type": "image",
+    "image": path}`, `{"type": "image_url", "image_url": {"url": path or data URI}}`, `{"type": "video", "video":
+    path}`. An image or video part without a path uses the next path in `images` or `videos`. Conversations without
+    media are valid.
     """
 
     class Config(ChatFile.Config):
@@ -61,33 +63,33 @@ class MessagesDataset(ChatFile):
 
 
 def message_turns(record: dict[str, Any], open_medium: Callable[..., Part]) -> list[Turn]:
-    """Converts `messages` of a record to turns; a part without a file uses the next image or video of the record.
+    """Converts the `messages` of a record to turns; a part without a path uses the record's next image or video.
 
     Args:
         record: Record with `messages` and optionally `images`, `videos` and `video_fps`.
-        open_medium: Builds the part of a medium from its kind, its path and `video_fps`.
+        open_medium: Builds a `Part` from the media type ("image" or "video"), its path, and `video_fps` or None.
 
     Raises:
-        SampleError: If the messages are invalid, or media are missing or not used.
+        SampleError: If the messages are invalid, or if images or videos of the record are missing or unused.
     """
-    waiting = {kind: list(listed_media(record, kind)) for kind in ("image", "video")}
+    remaining = {kind: list(listed_media(record, kind)) for kind in ("image", "video")}
 
     def medium(kind: Literal["image", "video"], path: Any) -> Part:
         if path is None:
-            if not waiting[kind]:
-                raise SampleError("bad_record", f"a part shows a {kind} that neither the part nor '{kind}s' names")
-            path = waiting[kind].pop(0)
+            if not remaining[kind]:
+                raise SampleError("bad_record", f"the {kind} part has no path, and no path is left in '{kind}s'")
+            path = remaining[kind].pop(0)
         return open_medium(kind, path, record.get("video_fps"))
 
     turns = parse_messages(record.get("messages"), medium)
-    left = {kind: len(paths) for kind, paths in waiting.items() if paths}
+    left = {kind: len(paths) for kind, paths in remaining.items() if paths}
     if left:
-        raise SampleError("bad_record", f"no part shows {left} of the record's images or videos")
+        raise SampleError("bad_record", f"images or videos of the record that no part uses: {left}")
     return turns
 
 
 def listed_media(record: dict[str, Any], kind: str) -> list[Any]:
-    """Returns the media of a record under the key `kind` ("image" or "video") or its plural, as a list.
+    """Returns the list of images (`kind` = "image") or videos ("video") of a record; its key may be singular or plural.
 
     Raises:
         SampleError: If the record has both keys.
@@ -104,12 +106,12 @@ def parse_messages(messages: Any, medium: Medium, *, role_key: str = "role", tex
 
     Args:
         messages: Messages, as parsed from JSON.
-        medium: Builds the image or video of a part from its kind and the value that names it.
+        medium: Builds the `Part` of an image or video from its type and the value that the message has for it.
         role_key: Key of the role in a message.
         text_key: Key of the content in a message.
 
     Raises:
-        SampleError: If the messages are not in this format.
+        SampleError: If `messages` is not a list of messages, or a message or one of its parts is invalid.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise SampleError("bad_record", f"expected a list of messages, found {abbreviate(messages)}")
@@ -119,7 +121,7 @@ def parse_messages(messages: Any, medium: Medium, *, role_key: str = "role", tex
             raise SampleError("bad_record", f"message {number} must be an object, found {abbreviate(message)}")
         unread = [name for name in UNREAD if message.get(name) is not None]
         if unread:
-            raise SampleError("bad_record", f"message {number} has '{unread[0]}', which is not supported")
+            raise SampleError("bad_record", f"message {number} has the key '{unread[0]}', which is not supported")
         parts = parse_content(message.get(text_key), medium, f"'{text_key}' of message {number}")
         turns.append(Turn(role_of(message.get(role_key)), parts))
     return turns
@@ -129,23 +131,24 @@ def parse_content(content: Any, medium: Medium, where: str) -> tuple[Part, ...]:
     if isinstance(content, str):
         return (Part("text", content),)
     if not isinstance(content, list):
-        raise SampleError("bad_record", f"{where} must be text or a list of parts, found {abbreviate(content)}")
+        raise SampleError("bad_record", f"{where} must be a string or a list of parts, found {abbreviate(content)}")
     return tuple(parse_part(part, medium, where) for part in content)
 
 
 def parse_part(part: Any, medium: Medium, where: str) -> Part:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind not in (*TEXTS, *MEDIA):
-        raise SampleError("bad_record", f"{where} has a part of type {kind!r}; known: {', '.join([*TEXTS, *MEDIA])}")
+        raise SampleError("bad_record", f"{where} has a part of type {kind!r}: expected {', '.join([*TEXTS, *MEDIA])}")
     given = {name for name, value in part.items() if value is not None}
     further = sorted(given - {"type", "text", "detail", "image", "video", "image_url", "video_url", *RESIZED})
     if further:
         raise SampleError(
-            "bad_record", f"{where}: '{further[0]}' of a part is not supported; limits and frame rates are set for all"
+            "bad_record",
+            f"{where}: the key '{further[0]}' of a part is not supported; the config sets size limits and frame rates",
         )
     if kind in TEXTS:
         if not isinstance(part.get("text"), str):
-            raise SampleError("bad_record", f"{where}: a text part needs text, found {abbreviate(part.get('text'))}")
+            raise SampleError("bad_record", f"{where}: 'text' must be a string, found {abbreviate(part.get('text'))}")
         return Part("text", part["text"])
     named = part.get("image_url" if kind == "input_image" else kind)
     if isinstance(named, dict):
@@ -154,7 +157,15 @@ def parse_part(part: Any, medium: Medium, where: str) -> Part:
 
 
 def parse_size(part: dict[str, Any], where: str) -> tuple[int, int] | None:
-    """Returns the (height, width) of a part in the keys of qwen-vl-utils; None if it has no size."""
+    """Returns the (height, width) that a part requests by `resized_height` and `resized_width`; None without them.
+
+    Args:
+        part: Part of a message.
+        where: Location of the part for error messages.
+
+    Raises:
+        SampleError: bad_record if a value is missing or is not a positive integer.
+    """
     height, width = (part.get(name) for name in RESIZED)
     if height is None and width is None:
         return None

@@ -16,11 +16,11 @@ from worldsmith.data.stream.quarantine import Rejection
 
 
 class MixedDataset(ChatDataset):
-    """The conversations of all `datasets`, in the order of their names, each once in an epoch and shuffled as one."""
+    """Concatenation of several chat datasets, in the order of their names; an epoch has each conversation once."""
 
     class Config(ChatDataset.Config):
         datasets: dict[str, ChatDataset.Config] = field(default_factory=dict)
-        """Datasets of any type by name, which is the prefix of the keys of their conversations."""
+        """Chat datasets of any type by name; the keys of their conversations begin with this name."""
 
         def check(self) -> None:
             if not self.datasets:
@@ -37,7 +37,7 @@ class MixedDataset(ChatDataset):
     config: Config
 
     def __init__(self, config: Config) -> None:
-        """Builds all datasets; raises DataError if one of them cannot be read."""
+        """Reads all datasets; raises DataError if one of them cannot be read."""
         config.check()
         self.config = config
         self.members = {name: config.datasets[name].build() for name in sorted(config.datasets)}
@@ -54,7 +54,7 @@ class MixedDataset(ChatDataset):
         return self.starts[-1]
 
     def member(self, index: int) -> tuple[str, ChatDataset, int]:
-        """Returns (name, dataset, index in it) of a conversation."""
+        """Returns (name of the dataset, dataset, index in that dataset) of the conversation `index`."""
         number = bisect_right(self.starts, index) - 1
         name = list(self.members)[number]
         return name, self.members[name], index - self.starts[number]

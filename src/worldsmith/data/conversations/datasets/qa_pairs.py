@@ -14,7 +14,7 @@ from worldsmith.data.stream.errors import SampleError
 
 SUFFIX = "_benchmark_qa_pairs.json"
 INSTRUCTION = "Give only the letter of the right option."
-"""Ends every question; our own wording, so scores are not exactly comparable to published ones."""
+"""Last line of every question. The wording is ours, so scores are not exactly comparable to published ones."""
 
 
 class QaPairsDataset(ChatFile):
@@ -37,7 +37,10 @@ class QaPairsDataset(ChatFile):
         return (path / f"{path.name}{SUFFIX}").is_file() or (path.is_file() and path.name.endswith(SUFFIX))
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        """Yields each question with its video; a record without questions is yielded unchanged, for rejection."""
+        """Yields (index, None, record) per question: `qa_pairs` of the record is that question instead of the list.
+
+        A record without questions is yielded unchanged; `parse` rejects it.
+        """
         number = 0
         for record in read_list(self.file):
             pairs = record.get("qa_pairs") if isinstance(record, dict) else None
@@ -54,7 +57,8 @@ class QaPairsDataset(ChatFile):
         answer = pair.get("answer", pair.get("correct_answer"))
         if not isinstance(options, dict) or not isinstance(question, str) or answer not in options:
             raise SampleError(
-                "bad_record", "a question needs 'question', 'index2ans' and an 'answer' that 'index2ans' contains"
+                "bad_record",
+                "expected 'question', 'index2ans' and 'answer', which must be a key of 'index2ans', in 'qa_pairs'",
             )
         lines = [question, *(f"({letter}) {text}" for letter, text in options.items()), INSTRUCTION]
         video = self.medium("video", record.get("video"), record.get("video_fps"))

@@ -10,36 +10,37 @@ from typing import Any, Literal
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.datasets.chat_dataset import import_datasets
 from worldsmith.data.conversations.datasets.chat_file import ChatFile
-from worldsmith.data.conversations.datasets.llava import no_parts, show_first, tagged_turns
+from worldsmith.data.conversations.datasets.llava import insert_media, reject_parts, tagged_turns
 from worldsmith.data.conversations.datasets.messages import listed_media, message_turns, parse_messages
 from worldsmith.data.json_records import parse_json
 from worldsmith.data.stream.errors import DataError, SampleError
 
 MARKS = ("dataset_dict.json", "state.json")
-"""Files of a folder written by `save_to_disk`: with several splits, and with one."""
+"""Files by which a folder written by `save_to_disk` is recognized: with several splits, and with one split."""
 FILES = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
-"""Files that the library loads records from."""
+"""Suffixes of files from which the package `datasets` loads records."""
 STORED = "stored"
-"""Key of a placeholder for an image or a video whose bytes are in the dataset."""
+"""Key of the placeholder that replaces an image or video in a record if the dataset contains its bytes."""
 MEDIA = ("image", "images", "video", "videos")
 
 
 class SavedDataset(ChatFile):
-    """Records with a column of conversations, and columns of images and videos that the conversations do not name.
+    """Chat dataset in a folder of the package `datasets`: a column of conversations, and columns of their media.
 
-    A conversation is a list of messages, or JSON text of one: `{"role", "content"}` with typed parts, as in
-    `messages.jsonl`, or `{"from", "value"}` with tags, as in `annotations.json`. Images may be stored in the columns.
+    A conversation is a list of messages, or a JSON string of one: `{"role", "content"}` with typed parts, as in
+    `messages.jsonl`, or `{"from", "value"}` with tags, as in `annotations.json`. The columns image, images, video and
+    videos contain paths or, for images, also bytes.
     """
 
     class Config(ChatFile.Config):
-        """Settings of the dataset; `path` is its folder."""
+        """Settings of a dataset in a folder of the package `datasets`; `path` is that folder."""
 
         column: str = "conversations"
         """Name of the column with the conversations."""
         split: str = ""
-        """Splits to read, such as train or train+validation; "" = the only one."""
+        """Splits to read, such as train or train+validation; "" = the only split of the dataset."""
         subset: str = ""
-        """Name of the subset, for folders not written by `save_to_disk`; "" = the only one."""
+        """Name of the subset (configuration), for folders not written by `save_to_disk`; "" = the only subset."""
 
     config: Config
     file_name = MARKS[0]
@@ -68,25 +69,32 @@ class SavedDataset(ChatFile):
             yield number, None, self._record(number, row)
 
     def _record(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the row as plain data, without the bytes of its media and without other nested columns."""
+        """Returns row `number` as a record: conversation, media without their bytes, and columns of plain values."""
         record: dict[str, Any] = {}
         for name, value in row.items():
             if name == self.config.column:
-                record[name] = rows_of(value)
+                record[name] = as_dicts(value)
             elif name in MEDIA and value is not None:
                 items = value if isinstance(value, list) else [value]
-                record[name] = [self._medium(number, name, place, item) for place, item in enumerate(items)]
+                record[name] = [self._medium(number, name, index, item) for index, item in enumerate(items)]
             elif value is None or isinstance(value, (str, int, float, bool)):
                 record[name] = value
         return record
 
-    def _medium(self, number: int, column: str, place: int, item: Any) -> Any:
-        """Returns the path of a medium; for stored bytes, their position in the dataset and a short hash."""
+    def _medium(self, number: int, column: str, index: int, item: Any) -> Any:
+        """Returns the value of a record for an image or video: its path, or a placeholder if `item` has bytes.
+
+        Args:
+            number: Index of the row.
+            column: Name of the media column.
+            index: Index of the image or video in the row's column.
+            item: Value in the dataset: a path, or {"bytes", "path"}.
+        """
         if not isinstance(item, dict):
             return item
         if not item.get("bytes"):
             return item.get("path")
-        return {STORED: [number, column, place], "sha256": hashlib.sha256(item["bytes"]).hexdigest()[:12]}
+        return {STORED: [number, column, index], "sha256": hashlib.sha256(item["bytes"]).hexdigest()[:12]}
 
     def parse(self, record: Any) -> list[Turn]:
         conversation = record[self.config.column]
@@ -100,28 +108,30 @@ class SavedDataset(ChatFile):
         videos = [self.medium("video", path, record.get("video_fps")) for path in listed_media(record, "video")]
         if tagged:
             return tagged_turns(conversation, images, videos)
-        turns = parse_messages(conversation, no_parts)
-        return show_first(turns, [*images, *videos]) if images or videos else turns
+        turns = parse_messages(conversation, reject_parts)
+        return insert_media(turns, [*images, *videos]) if images or videos else turns
 
     def medium(self, kind: Literal["image", "video"], path: Any, stated_fps: Any = None) -> Part:
         if not isinstance(path, dict) or STORED not in path:
             return super().medium(kind, path, stated_fps)
         if kind == "video":
-            raise SampleError("bad_record", "the bytes of a video are stored in the dataset; write them to a file")
-        number, column, place = path[STORED]
+            raise SampleError(
+                "bad_record", "the dataset contains a video as bytes: expected a path; write the video to a file"
+            )
+        number, column, index = path[STORED]
         found = self.rows[number][column]
-        return Part("image", source=(found if isinstance(found, list) else [found])[place]["bytes"])
+        return Part("image", source=(found if isinstance(found, list) else [found])[index]["bytes"])
 
 
-def rows_of(value: Any) -> Any:
-    """Returns a list of structs, also if the library provides it as a struct of lists."""
+def as_dicts(value: Any) -> Any:
+    """Returns a list of dicts; converts a dict of lists, in which form `datasets` may provide a list column."""
     if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
         return [dict(zip(value, items)) for items in zip(*value.values())]
     return value
 
 
 def load_rows(config: SavedDataset.Config) -> Any:
-    """Returns the rows, with undecoded media; raises DataError if they cannot be loaded."""
+    """Returns the `datasets.Dataset` of the config, with undecoded media; DataError if it cannot be loaded."""
     datasets = import_datasets(config.path)
     folder = Path(config.path)
     try:
@@ -135,28 +145,39 @@ def load_rows(config: SavedDataset.Config) -> Any:
                 )
             found = datasets.load_dataset(str(folder), config.subset or None)
         if isinstance(found, datasets.DatasetDict):
-            found = datasets.concatenate_datasets([found[name] for name in splits_of(config, list(found))])
+            found = datasets.concatenate_datasets([found[name] for name in select_splits(config, list(found))])
         elif config.split and str(found.split) != config.split:
-            raise DataError(f"{folder} is one dataset without splits: found split '{config.split}'. Omit it")
-        return undecoded(found, datasets)
+            raise DataError(f"{folder} has no splits, but dataset.split is '{config.split}'. Omit dataset.split")
+        return without_decoding(found, datasets)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder} cannot be loaded by the library 'datasets': {error}") from error
 
 
-def splits_of(config: SavedDataset.Config, there: list[str]) -> list[str]:
-    """Returns the names of the splits to read; raises DataError if they do not exist or the choice is ambiguous."""
-    asked = config.split.split("+") if config.split else there
-    missing = [name for name in asked if name not in there]
-    if missing or (len(asked) > 1 and not config.split):
-        what = f"no split '{missing[0]}'" if missing else "several splits, and none is chosen"
-        raise DataError(f"{config.path} has {what}: found {', '.join(there)}. Set dataset.split, such as {there[0]}")
-    return asked
+def select_splits(config: SavedDataset.Config, available: list[str]) -> list[str]:
+    """Returns the names of the splits to read, out of the existing splits `available`.
+
+    Raises:
+        DataError: If a split does not exist, or if the config names no split and there are several.
+    """
+    selected = config.split.split("+") if config.split else available
+    missing = [name for name in selected if name not in available]
+    if missing or (len(selected) > 1 and not config.split):
+        what = f"no split '{missing[0]}'" if missing else "several splits, but dataset.split is empty"
+        raise DataError(
+            f"{config.path} has {what}: found {', '.join(available)}. Set dataset.split, such as {available[0]}"
+        )
+    return selected
 
 
-def undecoded(rows: Any, datasets: Any) -> Any:
-    """Returns the rows with images and videos as paths or bytes instead of decoded."""
+def without_decoding(rows: Any, datasets: Any) -> Any:
+    """Returns the dataset `rows` with image and video columns that yield paths or bytes instead of decoded media.
+
+    Args:
+        rows: A `datasets.Dataset`.
+        datasets: The imported package `datasets`.
+    """
     off = {name: getattr(datasets, name)(decode=False) for name in ("Image", "Video") if hasattr(datasets, name)}
     for name, feature in (rows.features or {}).items():
         inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else None)

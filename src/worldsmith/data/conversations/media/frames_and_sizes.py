@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from worldsmith.data.stream.errors import SampleError
 
 TOLERANCE = 0.01
-"""Max relative difference of two frame rates that count as equal."""
+"""Max relative difference of two frame rates that are regarded as equal."""
 MAX_ASPECT = 200
 LEAST_TOKENS, MOST_TOKENS = 4, 16384
-"""Min and max tokens of an image or a frame with a fixed size."""
+"""Min and max number of tokens of an image or frame whose size is set by the config or dataset."""
 
 
 def choose_frames(
@@ -24,9 +24,9 @@ def choose_frames(
     max_frames: int,
     even: bool = False,
 ) -> list[int]:
-    """Returns evenly spaced frame indices from the first to the last frame.
+    """Returns the indices of evenly spaced frames of a video, from its first to its last frame.
 
-    All frames of a short video are used.
+    All frames are returned if the video has fewer than the number to select.
 
     Source: the Qwen3-VL video processor of transformers.
 
@@ -35,8 +35,8 @@ def choose_frames(
         fps: Frame rate of the video.
         wanted_fps: Frames per second to select, if `wanted` is None.
         wanted: Number of frames to select; None: as many as `wanted_fps` gives.
-        min_frames: Minimum for a number that follows from `wanted_fps`.
-        max_frames: Maximum for a number that follows from `wanted_fps`.
+        min_frames: Min number of frames if the number follows from `wanted_fps`.
+        max_frames: Max number of frames if the number follows from `wanted_fps`.
         even: Make the number of frames even, as in qwen-vl-utils: `wanted` is rounded, a number from a rate is rounded
             down.
     """
@@ -52,16 +52,18 @@ def choose_frames(
 
 
 def patch_times(times: Sequence[float], temporal: int) -> list[float]:
-    """Returns the time of each patch of `temporal` frames: the mean of its first and last frame times.
+    """Returns the time of each temporal patch of a video: the mean of the times of its first and last frame.
 
-    The last frame is repeated to fill the last patch.
+    Args:
+        times: Times of the frames in seconds; the last one is repeated to fill the last patch.
+        temporal: Number of frames of a patch.
     """
     padded = [*times, *[times[-1]] * (-len(times) % temporal)]
     return [(padded[i] + padded[i + temporal - 1]) / 2 for i in range(0, len(padded), temporal)]
 
 
 def rates_differ(rate: float, other: float) -> bool:
-    """Returns whether two frame rates differ by more than `TOLERANCE`."""
+    """Returns whether two frame rates differ by more than 1 % (`TOLERANCE`)."""
     return abs(rate / other - 1) > TOLERANCE
 
 
@@ -111,7 +113,7 @@ def video_size(
 
 
 def fixed_size(height: int, width: int, *, factor: int) -> tuple[int, int]:
-    """Rounds a requested (height, width) to multiples of `factor`, within 4 to 16384 tokens.
+    """Returns a requested (height, width) in pixels, rounded to multiples of `factor`, with 4 to 16384 tokens.
 
     Source: `resized_height` and `resized_width` of qwen-vl-utils, with the same limits for images and videos.
 
@@ -125,14 +127,23 @@ def fixed_size(height: int, width: int, *, factor: int) -> tuple[int, int]:
 
 
 def resized(height: int, width: int, frames: int, counted: int, factor: int, least: int, most: int) -> tuple[int, int]:
-    """Rounds a frame size to multiples of `factor` so that all frames together have `least` to `most` pixels.
+    """Returns a frame size (height, width) in multiples of `factor`, scaled so that all frames fit the pixel limits.
 
-    As in transformers, two frame counts are used: `counted` × height × width is compared with the limits, and where it
-    is outside, the scale is computed from `frames` × height × width.
+    Args:
+        height: Height in pixels.
+        width: Width in pixels.
+        frames: Number of frames from which the scale is computed, as in transformers.
+        counted: Number of frames for which the limits are checked, as in transformers.
+        factor: Both sides of the result are multiples of this.
+        least: Min number of pixels of all frames.
+        most: Max number of pixels of all frames.
+
+    Raises:
+        SampleError: If the aspect ratio is extreme.
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise SampleError(
-            "extreme_aspect", f"{width}x{height} px; the longer side may be at most {MAX_ASPECT} times the shorter one"
+            "extreme_aspect", f"{width}x{height} px: the longer side may be at most {MAX_ASPECT} times the shorter side"
         )
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if counted * rows * columns > most:

@@ -20,7 +20,7 @@ IMAGE_FILE, VIDEO_FILE, JOINT_FILE = (
 )
 CONFIG_FILE = "config.json"
 BICUBIC = 3
-"""The only supported resampling method, by its number in PIL."""
+"""The only supported value of `resample` in the processor files: bicubic resampling in PIL."""
 
 
 logger = logging.getLogger(__name__)
@@ -28,35 +28,38 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class VideoStyle:
-    """Video preprocessing of a network for which the settings files rely on defaults of transformers classes."""
+    """Properties of a model's video preprocessing that its processor files do not state."""
 
     times_as_text: bool = True
-    """Whether each timestamp is written as `<1.5 seconds>` before its frame; otherwise position ids encode it
-    (`second_per_grid_ts`)."""
+    """Whether the text has a timestamp, such as `<1.5 seconds>`, before each frame; False: position IDs encode the
+    times (`second_per_grid_ts`)."""
     per_frame: bool = False
     """Whether pixel limits apply to one frame, not to all frames of a video together."""
     without_file: bool = False
-    """Whether released folders state only limits of images; videos then have those of qwen-vl-utils."""
+    """Whether released model folders contain only image limits; the video limits are then those of qwen-vl-utils."""
 
 
 QWEN3_VL = VideoStyle()
 STYLES = {"qwen2_5_vl": VideoStyle(times_as_text=False, per_frame=True, without_file=True)}
 """Video styles by `model_type` of config.json; other models use that of Qwen3-VL."""
 CAPPED_SHARE, LEAST_GROWTH = 0.9, 1.05
-"""Max fraction of `max_video_tokens` for one video; and min factor of the pixels of a capped frame over the min
-pixels."""
+"""Constants of transformers and qwen-vl-utils: a video gets at most 0.9 of `max_video_tokens`, and a frame of a long
+video at least 1.05 times the min pixels."""
 UNBOUNDED = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on images, in pixels. Patches are those of the vision tower; `merge` x `merge` of them form a token."""
+    """Limits on the size of images, and the patches and normalization of the vision encoder."""
 
     min_pixels: int
-    """Min rows * columns of an image, or of a frame; for a video times its frames, unless its style is `per_frame`."""
+    """Min pixels of an image; for videos, of a frame if the style is `per_frame`, else of all frames together."""
     max_pixels: int
+    """Max pixels of an image; for videos, of all frames together."""
     patch: int
+    """Pixels per side of a patch."""
     merge: int
+    """Patches per side of a token: `merge` x `merge` patches form a token."""
     temporal: int
     """Temporal patch size in frames."""
     mean: tuple[float, ...]
@@ -64,26 +67,27 @@ class Limits:
 
     @property
     def factor(self) -> int:
-        """All sides are multiples of this number of pixels."""
+        """Number of pixels of which height and width must be multiples: the side of a token."""
         return self.patch * self.merge
 
 
 @dataclass(frozen=True, slots=True)
 class VideoLimits(Limits):
-    """Limits on videos, including the number of sampled frames."""
+    """Limits on the frame size and the number of sampled frames of videos."""
 
     fps: float
+    """Frames that are sampled per second of video."""
     min_frames: int
     max_frames: int
     frame_pixels: int | None
     """Max pixels of a frame; None = no limit."""
     frame_floor: int
-    """Min pixels of a frame of a long video."""
+    """Lower bound of the max pixels of a frame in a long video."""
     style: VideoStyle
 
 
 def has_limits(folder: Path) -> bool:
-    """Returns whether a folder contains processor files with limits; a text-only model has none."""
+    """Returns whether a model folder contains a processor file with image limits; False for text-only models."""
     return any((folder / name).is_file() for name in (IMAGE_FILE, VIDEO_FILE, JOINT_FILE))
 
 
@@ -98,7 +102,7 @@ def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, V
         qwen_vl_utils: Use the video limits of that package instead of those of the folder.
 
     Returns:
-        Limits on images, limits on videos.
+        (limits on images, limits on videos)
 
     Raises:
         DataError: If the folder does not contain the limits, or contains unsupported settings.
@@ -118,7 +122,7 @@ def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, V
         stated |= {"min_pixels": 128 * area, "max_pixels": 768 * area}
         videos, style = {"cap_pixels_per_frame": True, "max_video_tokens": 128_000}, replace(style, per_frame=True)
     return Limits(**common), VideoLimits(
-        **stated | cap_of(videos, stated, style),
+        **stated | max_pixel_fields(videos, stated, style),
         style=style,
         # The published files leave these to the class, which has this rate and these numbers for every model.
         fps=float(videos.get("fps") or 2),
@@ -127,8 +131,14 @@ def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, V
     )
 
 
-def cap_of(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoStyle) -> dict[str, Any]:
-    """Returns the max pixels of a video and of a frame, as the transformers processor of that style computes them."""
+def max_pixel_fields(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoStyle) -> dict[str, Any]:
+    """Returns the fields of `VideoLimits` for the max pixels: frame_pixels, frame_floor and, per frame, max_pixels.
+
+    Args:
+        settings: Video settings of the processor file, with `cap_pixels_per_frame` and `max_video_tokens`.
+        stated: Fields of `Limits` for videos, see `common_limits`.
+        style: Video style of the model, whose transformers processor determines the computation.
+    """
     tokens = settings.get("max_video_tokens") if settings.get("cap_pixels_per_frame") else 0
     area = (stated["patch"] * stated["merge"]) ** 2
     floor = int(stated["min_pixels"] * LEAST_GROWTH)
@@ -147,7 +157,7 @@ def cap_of(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoS
 
 @cache
 def warn_of_defaults(folder: Path) -> None:
-    """Warns once per folder that default limits are used."""
+    """Logs a warning, once per model folder, that video limits are those of qwen-vl-utils."""
     logger.warning(
         "%s has no %s: video frames are scaled as in qwen-vl-utils, to 128 to 768 tokens per frame and 115,200 per "
         "video; transformers would use the limits of images for them",
@@ -166,7 +176,16 @@ def states_videos(folder: Path) -> bool:
 
 
 def read_section(folder: Path, name: str, joint_name: str) -> tuple[dict[str, Any], str]:
-    """Returns (settings, their source): from their own file, or from a section of the joint file."""
+    """Returns (settings, their location for messages) from the file `name`, else from a section of `JOINT_FILE`.
+
+    Args:
+        folder: Model folder.
+        name: File with the settings.
+        joint_name: Key of the section in `JOINT_FILE`.
+
+    Raises:
+        DataError: If the settings do not exist or cannot be read.
+    """
     try:
         if (folder / name).is_file():
             return read_json_object(folder / name), str(folder / name)
@@ -177,13 +196,21 @@ def read_section(folder: Path, name: str, joint_name: str) -> tuple[dict[str, An
     except UserError as error:
         raise DataError(str(error)) from error
     raise DataError(
-        f"{folder} has no {name} (nor a section {joint_name} in {JOINT_FILE}), which sets image sizes. Copy it from "
-        "the model's repository"
+        f"{folder} has no {name} (nor a section {joint_name} in {JOINT_FILE}), which sets the image limits. Copy it "
+        "from the model's repository"
     )
 
 
 def common_limits(settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """Returns the fields of `Limits`; raises DataError, naming the file, for missing or unsupported settings."""
+    """Returns the fields of `Limits` as a dict.
+
+    Args:
+        settings: Settings of a processor file.
+        where: Location of the settings for error messages.
+
+    Raises:
+        DataError: If a setting is missing or unsupported.
+    """
     size = settings.get("size") or {}
     found: dict[str, Any] = {
         "size.shortest_edge": size.get("shortest_edge") or settings.get("min_pixels"),

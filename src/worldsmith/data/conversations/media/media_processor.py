@@ -24,10 +24,12 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """Preprocessing plan of an image, made from its header."""
+    """Size, patches and tokens of an image after preprocessing, determined from its header."""
 
     source: str | bytes
+    """Path, bytes or data URI."""
     size: Size
+    """Size after resizing."""
     grid: tuple[int, int, int]
     """Number of patches in time, rows and columns."""
     tokens: int
@@ -35,7 +37,7 @@ class ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class VideoPlan:
-    """Preprocessing plan of a video, made from its container and first frame."""
+    """Used frames, size, patches and tokens of a video after preprocessing, determined before it is decoded."""
 
     source: str
     info: VideoInfo
@@ -50,7 +52,7 @@ class VideoPlan:
     seconds: float
     """Seconds between two temporal grid steps, from the mean rate of the selected frames."""
     fps: float | None = None
-    """Frame rate that replaced that of the container."""
+    """Frame rate that the dataset states; None = that of the container."""
 
     @property
     def tokens(self) -> int:
@@ -59,9 +61,9 @@ class VideoPlan:
 
 
 class MediaProcessor(Configurable):
-    """Frames, sizes and patches as in the Hugging Face processor of a model folder, without torchvision.
+    """Converts images and videos to patches as the Hugging Face processor of a model folder does, without torchvision.
 
-    Images and videos are planned from their headers first, so that tokens can be counted before they are decoded.
+    Size and number of tokens are planned from the headers, so that tokens can be counted before the media are decoded.
     Images are scaled by PIL and videos by torch, on uint8, as the PIL and torchvision backends of transformers do.
     """
 
@@ -71,7 +73,7 @@ class MediaProcessor(Configurable):
         fps: Annotated[PositiveFactor, Search(choices=(1.0, 2.0, 3.0), when="nframes=null"), Popular()] | None = None
         """Sampled frames per second of video; unset = as in the model folder (2). Cannot be combined with nframes."""
         nframes: Annotated[Count, Search(low=4, high=32, power_of_two=True, when="fps=null"), Popular()] | None = None
-        """Number of frames sampled from every video; a shorter one contributes all its frames."""
+        """Number of frames sampled from every video; of a shorter video, all frames are used."""
         min_frames: Count | None = None
         """Min sampled frames with fps, if the video has them; unset: as in the model folder (4)."""
         max_frames: Count | None = None
@@ -81,9 +83,11 @@ class MediaProcessor(Configurable):
         max_pixels: Count | None = None
         """Max pixels of an image or of a frame; unset = as in the model folder."""
         total_pixels: Count | None = None
-        """Max pixels of a video, over all its frames; a token is 2 of 32 x 32 (28 x 28). Unset = as in the folder."""
+        """Max pixels of all frames of a video together; a token covers 2 x 32 x 32 pixels (Qwen2.5-VL: 2 x 28 x 28);
+        unset = as in the model folder."""
         resized_height: Count | None = None
-        """Height of every image and frame in pixels, rounded to what the model supports; aspect ratios are not kept."""
+        """Height of every image and frame in pixels, rounded to a size that the model supports. The aspect ratio of the
+        source is not kept."""
         resized_width: Count | None = None
         """Width of every image and frame in pixels. Set both or neither; pixel limits then have no effect."""
         video_limits: Literal["model", "qwen_vl_utils"] = "model"
@@ -96,12 +100,12 @@ class MediaProcessor(Configurable):
                 raise wrong(self, "resized_height", "resized_width", why=why, remedy="set both or neither")
             for limit in ("min_pixels", "max_pixels", "total_pixels"):
                 if self.resized_height is not None and getattr(self, limit) is not None:
-                    why = "all images and frames have the size that is set, whatever the limit"
+                    why = "resized_height and resized_width set the size, so limits of the pixels have no effect"
                     raise wrong(self, "resized_height", limit, why=why, remedy=f"omit {limit}")
             if self.fps is not None and self.nframes is not None:
                 raise wrong(self, "fps", "nframes", why="both set the number of frames", remedy="set one of them")
             if self.nframes is not None and (self.min_frames is not None or self.max_frames is not None):
-                why = "the limits apply to fps; with nframes they have no effect"
+                why = "min_frames and max_frames apply to fps; with nframes they have no effect"
                 raise wrong(self, "min_frames", "max_frames", "nframes", why=why)
             for least, most in (
                 ("min_frames", "max_frames"),
@@ -120,11 +124,11 @@ class MediaProcessor(Configurable):
         self.images, self.videos = read_limits(Path(folder), qwen_vl_utils=config.video_limits == "qwen_vl_utils")
 
     def plan_image(self, source: str | bytes, resized: Size | None = None) -> ImagePlan:
-        """Plans size and tokens of an image from its header.
+        """Returns the size, patches and tokens that an image will have; reads only its header.
 
         Args:
-            source: A file, its bytes or a data URI.
-            resized: Requested (height, width) in pixels, before rounding; None: by the limits.
+            source: Path, bytes or data URI of the image.
+            resized: Requested (height, width) in pixels, before rounding; None: set by the config and the limits.
 
         Raises:
             SampleError: If the image is not readable.
@@ -137,12 +141,12 @@ class MediaProcessor(Configurable):
         return ImagePlan(source, size, grid, grid[1] * grid[2] // limits.merge**2)
 
     def plan_video(self, path: str, fps: float | None = None, resized: Size | None = None) -> VideoPlan:
-        """Plans frames, times, size and tokens of a video; decodes one frame.
+        """Returns the frames, times, size, patches and tokens that a video will have; decodes one frame.
 
         Args:
-            path: Video file.
-            fps: Frame rate that replaces that of the container; None: that of the container.
-            resized: Requested (height, width) in pixels, before rounding; None: by the limits.
+            path: Path of the video.
+            fps: Frame rate that is used instead of that of the container; None: that of the container.
+            resized: Requested (height, width) in pixels, before rounding; None: set by the config and the limits.
 
         Raises:
             SampleError: If the video is not readable.
@@ -216,7 +220,7 @@ class MediaProcessor(Configurable):
         return None if height is None or width is None else (height, width)
 
     def video_pixels(self, frames: int) -> tuple[int, int]:
-        """Returns the (min, max) total pixels of a video with `frames` frames."""
+        """Returns the (min, max) number of pixels of all frames of a video together, if it has `frames` used frames."""
         limits, config = self.videos, self.config
         most = config.total_pixels or limits.max_pixels
         if limits.frame_pixels is not None:
@@ -227,9 +231,14 @@ class MediaProcessor(Configurable):
         return min(stated if config.min_pixels is None else config.min_pixels * frames, most), most
 
     def frame_times(self, path: str, info: VideoInfo, indices: list[int], fps: float | None) -> list[float]:
-        """Returns the time of each frame in seconds after the first frame.
+        """Returns the times of the selected frames of a video in seconds after its first frame.
 
-        Time stamps are used if the frames are unevenly spaced and `fps` is None.
+        Args:
+            path: Path of the video.
+            info: Metadata of the video.
+            indices: Indices of the selected frames, ascending.
+            fps: Frame rate from which times are computed; None: that of the file, or the file's timestamps if the
+                frames are unevenly spaced.
 
         Raises:
             SampleError: If the video is truncated.
@@ -241,16 +250,17 @@ class MediaProcessor(Configurable):
             return [index / (fps or info.fps) for index in indices]
         times = frame_times(path)
         if len(times) <= indices[-1]:
-            raise SampleError(
-                "truncated", f"{len(times)} frames have a timestamp; the container states {info.num_frames}"
-            )
+            raise SampleError("truncated", f"only {len(times)} of {info.num_frames} frames have a timestamp")
         return [times[index] for index in indices]
 
     def read(self, plan: ImagePlan | VideoPlan) -> np.ndarray:
-        """Decodes a planned image or video to patches, uint8 [patches, values].
+        """Decodes an image or video and returns its patches, uint8 [patches, values], see `patchify`.
+
+        Args:
+            plan: Plan of the image or video, from `plan_image` or `plan_video`.
 
         Raises:
-            SampleError: If it is not readable.
+            SampleError: If the image or video is not readable.
         """
         import numpy as np
 

@@ -18,13 +18,20 @@ from worldsmith.data.stream.errors import SampleError, read_error
 from worldsmith.data.video_file import VideoInfo, file_status, pick_few
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
-"""Accepted image formats; none of them runs another program, as EPS does."""
+"""Accepted image formats of PIL. EPS is not accepted, since PIL runs another program to decode it."""
 TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap height and width."""
 
 
 def image_shape(source: str | bytes) -> tuple[int, int]:
-    """Returns (height, width) of an image in upright orientation, from its header; raises SampleError."""
+    """Returns (height, width) of an image in upright orientation; reads only its header.
+
+    Args:
+        source: Path, bytes or data URI of the image.
+
+    Raises:
+        SampleError: If the image cannot be read.
+    """
     with open_image(source) as image:
         width, height = image.size
         turned = image.getexif().get(ExifTags.Base.Orientation) in TURNED
@@ -32,12 +39,12 @@ def image_shape(source: str | bytes) -> tuple[int, int]:
 
 
 def read_image(source: str | bytes, size: tuple[int, int]) -> np.ndarray:
-    """Reads an image as uint8 [3, H, W], resized to `size` = (H, W) (bicubic).
+    """Returns an image as uint8 [3, H, W], resized (bicubic).
 
     The image is rotated upright by its EXIF orientation; transparent pixels are blended with white.
 
     Args:
-        source: A file, its bytes or a data URI.
+        source: Path, bytes or data URI of the image.
         size: (H, W) in pixels.
 
     Raises:
@@ -53,7 +60,13 @@ def read_image(source: str | bytes, size: tuple[int, int]) -> np.ndarray:
 
 
 def read_video(path: str, info: VideoInfo, indices: Sequence[int], size: tuple[int, int]) -> np.ndarray:
-    """Reads the frames `indices` as uint8 [T, 3, H, W], upright and resized to `size` = (H, W).
+    """Returns frames of a video as uint8 [T, 3, H, W], upright and resized (bicubic).
+
+    Args:
+        path: Path of the video.
+        info: Metadata of the video, from `examine`.
+        indices: Frame indices in ascending order.
+        size: (H, W) in pixels.
 
     Raises:
         SampleError: If the video cannot be read.
@@ -113,10 +126,10 @@ def normalize(patches: torch.Tensor, mean: Sequence[float], std: Sequence[float]
 
 @contextmanager
 def open_image(source: str | bytes) -> Iterator[Image.Image]:
-    """Context manager that opens an image without decoding its pixels.
+    """Context manager that opens an image (path, bytes or data URI) with PIL, without decoding its pixels.
 
     Raises:
-        SampleError: If the image cannot be opened or, in the block, decoded.
+        SampleError: If the image cannot be opened or, within the block, cannot be decoded.
     """
     try:
         with Image.open(readable(source), formats=FORMATS) as image:
@@ -134,11 +147,15 @@ def open_image(source: str | bytes) -> Iterator[Image.Image]:
 
 
 def readable(source: str | bytes) -> str | io.BytesIO:
-    """Returns the input for PIL; raises SampleError if the file is missing, empty or not a regular file."""
+    """Returns the argument for `Image.open`: the path, or a buffer with the bytes of an image or data URI.
+
+    Raises:
+        SampleError: If a file is missing or not a regular file, the image is empty, or a data URI is not base64.
+    """
     if isinstance(source, str) and source.startswith("data:"):
         head, _, text = source.partition(",")
         if not head.endswith(";base64"):
-            raise SampleError("not_an_image", f"a data URI must be base64, found '{head[:40]}'")
+            raise SampleError("not_an_image", f"a data URI must be encoded in base64, found '{head[:40]}'")
         try:
             source = base64.b64decode(text, validate=True)
         except binascii.Error as error:
@@ -153,7 +170,7 @@ def readable(source: str | bytes) -> str | io.BytesIO:
 
 
 def resize(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Resizes uint8 [N, 3, H, W] to (H, W): bicubic with antialiasing, in integers, as the resize of torchvision."""
+    """Returns images, uint8 [N, 3, H, W], resized to `size` = (height, width): bicubic with antialiasing on uint8."""
     if tuple(pixels.shape[2:]) == size:
         return pixels
     return F.interpolate(pixels, size=size, mode="bicubic", antialias=True)

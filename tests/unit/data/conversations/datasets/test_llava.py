@@ -106,10 +106,10 @@ def test_rates_that_records_state(tmp_path: Path, policy: str, rates: list[float
         ("text", "bad_record", "expected an object"),
         ({}, "bad_record", "expected a list of messages"),
         ({"conversations": []}, "bad_record", "expected a list of messages"),
-        ({"conversations": [{"from": "human", "value": 3}]}, "bad_record", "'value' of message 1 must be text"),
+        ({"conversations": [{"from": "human", "value": 3}]}, "bad_record", "'value' of message 1 must be a string"),
         ({"conversations": [{"from": "tool", "value": "x"}]}, "unknown_role", "found 'tool'"),
         ({"conversations": [{"from": "gpt", "value": "x", "weight": 0}]}, "bad_record", "which is not supported"),
-        ({"conversations": [{"from": "human", "value": [{"type": "image"}]}]}, "bad_record", "must be text"),
+        ({"conversations": [{"from": "human", "value": [{"type": "image"}]}]}, "bad_record", "must be a string"),
         (chat("only a question"), "no_answer", "1 turns"),
         (
             chat("<image> or <image>", "a", image="a.png"),
@@ -122,7 +122,11 @@ def test_rates_that_records_state(tmp_path: Path, policy: str, rates: list[float
         (chat("?", "a", image="https://x/a.png"), "remote_path", "copy it next to"),
         (chat("?", "a", image="a\0.png"), "bad_record", "without NUL"),
         (chat("?", "a", image=[3]), "bad_record", "found 3"),
-        (chat("?", "a", video="v.mp4", video_fps="fast"), "bad_record", "'video_fps' must be above 0, at most 1000"),
+        (
+            chat("?", "a", video="v.mp4", video_fps="fast"),
+            "bad_record",
+            "'video_fps' must be a number above 0, at most 1000",
+        ),
         (chat("?", "a", video="v.mp4", video_fps=0), "bad_record", "'video_fps'"),
         (chat("?", "a", video="v.mp4", video_fps=10**400), "bad_record", "'video_fps'"),
         (chat("\ud800", "a"), "bad_record", "half of a surrogate pair"),
@@ -166,7 +170,7 @@ def test_records_are_flagged_with_their_number_and_id(tmp_path: Path) -> None:
         assert lacks.named.startswith("record 0 (r0), record 1 (r0#2), record 2 (r1), record 4 (r2)")
     assert "no_video_fps" not in flags["probe"]
     assert (flags["probe"]["ids_repeated"].count, flags["probe"]["ids_missing"].count) == (14, 1)
-    with pytest.raises(DataError, match=r"13 of 14 records .* demands: record 0 \(r0\).*annotate-fps .*probe"):
+    with pytest.raises(DataError, match=r"13 of 14 records .* is set: record 0 \(r0\).*annotate-fps .*probe"):
         LlavaDataset.Config(path=str(tmp_path), video_fps="require").check_files()
     LlavaDataset.Config(path=str(tmp_path)).check_files()
     build(tmp_path, records[3], chat("?", "a"), video_fps="require").config.check_files()
@@ -228,7 +232,7 @@ def test_files_that_are_no_list_are_errors(tmp_path: Path) -> None:
         ('{"data": {}}', "found an object with the keys data"),
     ):
         (tmp_path / "annotations.json").write_text(text)
-        with pytest.raises(DataError, match=f"expected a list of records, or an object that has one as .* {found}"):
+        with pytest.raises(DataError, match=f"expected a list of records, an object with such a list as .* {found}"):
             config.build()
     (tmp_path / "annotations.json").write_text("[{]")
     with pytest.raises(DataError, match=r"cannot be read as JSON: .*line 1 column 3"):

@@ -96,9 +96,7 @@ def test_a_limit(folder: Path) -> None:
 
 
 def test_a_stream_of_unknown_length_needs_a_limit(folder: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"does not state how many records it has; set dataloader_train\.dataset\.limit"
-    ):
+    with pytest.raises(DataError, match=r"does not state its number of records; set dataloader_train\.dataset\.limit"):
         build(folder, streaming=True)
 
 

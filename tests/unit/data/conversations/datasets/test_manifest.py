@@ -50,11 +50,11 @@ def test_media_may_lie_elsewhere_and_state_their_rate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "conversation", "reason", "words"),
     [
-        ({"id": "a", "media": "b"}, None, "bad_record", "has no text in 'conversation or text'"),
+        ({"id": "a", "media": "b"}, None, "bad_record", "expected strings under 'conversation or text'"),
         ([], None, "bad_record", "expected an object"),
         ({**RECORD, "conversation": "text/none.json"}, None, "missing_file", "text/none.json cannot be read"),
         ({**RECORD, "conversation": "text/\0"}, None, "missing_file", "cannot be read"),
-        ({**RECORD, "conversation": "text/pipe"}, None, "missing_file", "cannot be read: it is no file"),
+        ({**RECORD, "conversation": "text/pipe"}, None, "missing_file", "cannot be read: it is not a file"),
         ({**RECORD, "media": "\udc00.mp4"}, None, "bad_record", "half of a surrogate pair"),
         (RECORD, "{nonsense", "bad_json", "line 1"),
         (RECORD, [{**ASKS, "content": "Score?"}, SAYS], "bad_record", "refers to 0 media"),

@@ -114,7 +114,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         saved(tmp_path, {"text": "x"})
     with pytest.raises(DataError, match="does not exist: expected a folder"):
         SavedDataset.Config(path=str(tmp_path / "none")).build()
-    with pytest.raises(DataError, match="split 'train'"):
+    with pytest.raises(DataError, match=r"dataset\.split is 'train'"):
         SavedDataset.Config(path=str(tmp_path / "set"), split="train").build()
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"pip install 'worldsmith\[datasets\]'"):
