@@ -24,9 +24,9 @@ NARROWEST = 20
 NARROW = 4
 """Indentation of a word that does not fit its column."""
 _LABEL = re.compile(r"(?P<indent>[\s│├└─]*)\S.{0,24}?\s{2,}(?=\S)|(?P<plain>[\s│├└─]*)")
-"""Matches the start of a line with a label, two spaces and a second column; or its indentation."""
+"""Matches the first column of a line (a label and at least two spaces), or the indentation of a line without one."""
 _AS_IT_IS = re.compile(r"\s*\d*\s\|(\s|$)|(next:)?\s*worldsmith \w")
-"""Matches a line of a file that an error shows, or the markers below it; or a command, which is never wrapped."""
+"""Matches lines that are never wrapped: source lines in an error, the markers below them, and commands."""
 
 
 def terminal_width(stream: TextIO) -> int | None:
@@ -57,7 +57,7 @@ def fit_width(text: str, width: int | None) -> str:
     if width is None:
         return text
     lines: list[str] = []
-    goes_on = False  # the line belongs to a command of several lines: a break in a quoted word would change it
+    goes_on = False  # whether the line belongs to a command of several lines: a break in a quoted word would change it
     for line in text.split("\n"):
         lines += [line] if goes_on else _wrap(line, width)
         goes_on = line.endswith("\\") and (goes_on or _AS_IT_IS.match(line) is not None)
@@ -86,7 +86,7 @@ def _wrap(line: str, width: int) -> list[str]:
 
 
 def _fit_word(line: str, width: int) -> str:
-    """Returns the line; a line that is one long word, such as a path, is indented by `NARROW` or not at all."""
+    """Returns the line; if it is one word that is too long for `width`, such as a path, with less or no indentation."""
     word = line.strip()
     if len(line) <= width or len(line) - len(word) <= NARROW:
         return line
@@ -94,14 +94,14 @@ def _fit_word(line: str, width: int) -> str:
 
 
 def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Splits a table into parts that fit into a number of characters.
+    """Splits the columns of a table into groups that fit into a number of characters.
 
     Args:
         widths: Width of each column.
-        room: Max characters of a part, with two spaces per column.
+        room: Max characters of a group, with two spaces per column.
 
     Returns:
-        Column indexes of each part.
+        Column indexes of each group.
     """
     parts: list[list[int]] = [[]]
     for column, width in enumerate(widths):
@@ -140,14 +140,18 @@ def format_last_resort() -> None:
 
 
 def terminal_handler() -> logging.Handler:
-    """Returns a handler that writes messages to standard error."""
+    """Returns a log handler that writes messages to standard error, formatted by `TerminalFormatter`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TerminalFormatter("%(message)s"))
     return handler
 
 
 def command_lines(words: Sequence[str]) -> Iterator[str]:
-    """Yields the lines of a shell command, indented and broken so that they fit the terminal and can be pasted."""
+    """Yields the lines of a shell command, indented and broken so that they fit the terminal and can be pasted.
+
+    Args:
+        words: Program and arguments, not quoted.
+    """
     lines, now = [], ""
     for word in map(shlex.quote, words):
         if now and len(now) + len(word) > text_width() - 8:

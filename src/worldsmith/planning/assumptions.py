@@ -19,7 +19,11 @@ BESIDE_STEPS = "on the GPU during a step, until all latents are cached"
 
 
 def encoded_first(work: StepWork) -> str:
-    """Returns the assumption on encoders for a run whose latent cache is complete before it starts."""
+    """Returns the assumption on encoders, as text, for a run whose latent cache is complete before it starts.
+
+    Args:
+        work: Simulated step, with the peak memory of `worldsmith encode`.
+    """
     needed = CONTEXT + (1 + FRAGMENTATION) * work.encode_bytes
     return (
         "not on the GPU: `worldsmith encode` fills the latent cache before the run, for all epochs, and needs "
@@ -44,11 +48,11 @@ def assumptions(
         config: Config of the run.
         gpu: GPU of each rank.
         ranks: Number of ranks.
-        data: Batches for which the plan was made.
+        data: Batches that were simulated for the plan.
         timed: Whether the plan has time estimates; adds their assumptions.
-        encoders: Where the encoders are during training; "" if this does not matter.
+        encoders: Text that states where the encoders are during training; "": no such assumption.
         open_variables: Environment variables that the config names and that are not set.
-        parts: Substitutes of pretrained components that are not available.
+        parts: Texts on pretrained components that are not available and were substituted.
     """
     compiled, loop = config.model.config.compile.enabled, config.trainer
     found = {"data": data.described}

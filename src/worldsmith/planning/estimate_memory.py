@@ -31,7 +31,7 @@ class MemoryVerdict:
     """Peak of tensors in the worst phase."""
     ranks: int
     encoders: int = 0
-    """Encoders that are on the GPU in addition to the peak while the latent cache is filled."""
+    """Bytes of encoders that are on the GPU in addition to the peak while the latent cache is filled."""
 
     @property
     def context(self) -> int:
@@ -78,7 +78,7 @@ class MemoryVerdict:
 
 
 def memory_verdict(work: StepWork, gpu: Gpu, *, encoded: bool = False) -> MemoryVerdict:
-    """Compares the peak of the worst phase with the memory of `gpu`.
+    """Compares the peak of the worst phase with the memory of a GPU.
 
     Args:
         work: Simulated step and other phases of one rank.

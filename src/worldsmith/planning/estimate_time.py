@@ -36,9 +36,12 @@ NOTHING = EstimateRange(0.0, 0.0)
 
 EFFICIENCIES = {
     "matmuls": (EstimateRange(0.94, 0.56), "of the fraction of the peak that one large matmul reaches"),
-    "attention": (EstimateRange(0.6, 0.275), "of the same, by the attention kernel and its backward"),
+    "attention": (
+        EstimateRange(0.6, 0.275),
+        "of the fraction of the peak that one large matmul reaches, by attention forward and backward",
+    ),
     "memory": (EstimateRange(0.85, 0.6), "of the bandwidth, by all other operators"),
-    "unfused": (EstimateRange(0.3, 0.5), "of the bytes of such operators remain if they are compiled"),
+    "unfused": (EstimateRange(0.3, 0.5), "of the bytes of all other operators remain if layers are compiled"),
     "links": (EstimateRange(0.85, 0.6), "of the link rate, by collectives of large tensors"),
     "disk": (EstimateRange(4e9, 0.5e9), "bytes per second that all machines together write"),
     "staging": (EstimateRange(25e9, 8e9), "bytes per second from a GPU to host RAM"),
@@ -56,7 +59,8 @@ class StepSeconds:
     """Estimated seconds of one optimizer step, without data loading and kernel launches."""
 
     total: EstimateRange
-    """Fast: collectives of weights and gradients overlap with computation; slow: no overlap."""
+    """Duration of the step; `fast`: collectives of weights and gradients overlap with computation, `slow`: they do
+    not."""
     bound: str
     """The term that takes longest."""
     terms: Mapping[str, EstimateRange]
@@ -97,7 +101,7 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
 
 
 def over(amount: float, rate: float, kind: str) -> EstimateRange:
-    """Estimates the seconds for `amount` at the peak `rate` (per second) times the assumed efficiencies of `kind`."""
+    """Estimates the seconds for `amount` units at `rate` units per second times the efficiencies of `kind`."""
     return over_rates(amount, EFFICIENCIES[kind][0] * rate)
 
 
@@ -106,12 +110,12 @@ def over_rates(amount: float, rates: EstimateRange) -> EstimateRange:
 
 
 def spans_machines(traffic: Traffic, gpu: Gpu) -> bool:
-    """Returns whether the process group has ranks on more than one machine."""
+    """Returns whether the process group of `traffic` has ranks on more than one machine."""
     return traffic.span > gpu.per_machine
 
 
 def latency(traffic: Traffic, gpu: Gpu) -> EstimateRange:
-    """Returns the latency of one call in seconds: fast for a tree over the ranks, slow for a ring."""
+    """Returns the latency in seconds of one call of a collective: fast for a tree over the ranks, slow for a ring."""
     machines = min(traffic.ranks, -(-traffic.span // gpu.per_machine))
     times = 2 if traffic.op == "all_reduce" else 1
     tree = HOP * ceil(log2(traffic.ranks / machines)) + NETWORK_HOP * ceil(log2(machines))
@@ -120,7 +124,7 @@ def latency(traffic: Traffic, gpu: Gpu) -> EstimateRange:
 
 
 def rate(traffic: Traffic, gpu: Gpu) -> float:
-    """Returns the peak rate at which a rank of the group sends, in bytes per second.
+    """Returns the peak rate at which each rank sends the data of a collective, in bytes per second.
 
     A ring between machines uses the network links of all ranks that the group has on a machine. In an all-to-all each
     rank uses its own link for the data of other machines.
@@ -148,7 +152,7 @@ class RunTime:
     saves: EstimateRange
     """Time during which training waits for saves."""
     validation: EstimateRange | None
-    """None: not known, because the number of validation batches is not limited."""
+    """Time of all validations; None: not known, because the number of validation batches is not limited."""
 
     @property
     def total(self) -> EstimateRange:

@@ -33,7 +33,8 @@ class QuickPlan:
     parameters: int
     trained: int
     states: Mapping[str, int]
-    """Bytes by category on the rank with the most; exact, except for unused gradients of trained parameters."""
+    """Bytes of the training state by category, on the rank with the most; exact, except for gradients that a step does
+    not produce."""
     checkpoint_bytes: int
     """Size of one checkpoint on disk: exact for tensors, estimated for file overhead."""
     checkpoint_tensors: int = 0
@@ -60,14 +61,14 @@ def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
 
 
 def least_ranks(config: Trainer.Config) -> int:
-    """Returns the min number of ranks that the parallelism degrees of `config` allow."""
+    """Returns the min number of ranks with which the parallelism degrees of `config` are possible."""
     asked = config.model.config.parallelism
     shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
     return max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree
 
 
 def run_table(config: Trainer.Config) -> Table:
-    """Returns the weight table of a run; builds the network on the meta device if the config is not sufficient."""
+    """Returns size and training state of each weight of a run; builds the network on the meta device if required."""
     table = weight_table(config.model.config, config.optimizer.keys_to_select)
     if table is not None:
         return table
@@ -95,7 +96,7 @@ class Plan:
     step: StepSeconds | None
     time: RunTime | None
     untimed: str
-    """Reason for which time is not estimated; "" if it is."""
+    """Reason why the time is not estimated; "" if it is."""
     assumptions: Mapping[str, str]
     """Assumptions with their values, by topic."""
 
@@ -208,7 +209,9 @@ def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
     """Returns the reason why the time of a step cannot be estimated; "" if it can."""
     if not gpu.peak_flops:
         named = next(iter([*holding(gpu.memory), *GPUS.values()])).name
-        return f"{gpu.name} only states a memory size, no speed; name a GPU to estimate the time, such as --gpu {named}"
+        return (
+            f"{gpu.name} only states a memory size, no speed; to estimate the time, name a GPU, such as --gpu {named}"
+        )
     if config.model.config.precision == "float32":
         return "the run computes in float32, but the known rates are for 16 bits"
     return ""

@@ -61,7 +61,7 @@ def with_published_parts(config: Any) -> Iterator[Stated]:
 
 
 def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields (path, section) for each config section that can name a released component."""
+    """Yields (path, section) of each config section in `section` (at `path`) that can name a released component."""
     if hasattr(section, "published"):
         yield path, section
     for field in fields(section):
@@ -71,7 +71,7 @@ def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def find_missing_files(section: Any, part: PublishedPart) -> str | None:
-    """Returns the reason why the files of the component `part` in `section` are not usable; None if they are."""
+    """Returns the reason why the files of the component `part` of `section` are not usable; None if they are."""
     name = getattr(section, part.field)
     if is_local(name):
         try:
@@ -85,7 +85,7 @@ def find_missing_files(section: Any, part: PublishedPart) -> str | None:
 
 
 def write(folder: Path, contents: Contents) -> None:
-    """Writes the files of a substituted component into `folder`."""
+    """Writes the files of a substituted component into `folder`: links to paths, mappings as JSON, or empty."""
     for name, content in contents.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class PlannedBatches:
 
 
 def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
-    """Returns the largest of the first batches of the dataset, or dummy batches if the dataset is not readable.
+    """Returns the largest of the first batches of the dataset, or dummy batches if the dataset cannot be read.
 
     Args:
         stated: Result of `with_published_parts`.
@@ -135,7 +135,7 @@ def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
 
 
 def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0) -> PlannedBatches:
-    """Returns dummy batches.
+    """Returns dummy batches for a simulation, without reading the dataset.
 
     Args:
         config: Config of the run.
@@ -150,7 +150,7 @@ def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0)
 
 
 def read_batches(config: Any, task: Task) -> PlannedBatches:
-    """Returns the largest of the first batches of the dataset; media are not decoded."""
+    """Returns the batches with the most tokens among the first batches of the dataset; media are not decoded."""
     loader = task.loader(dry=True)
     loader.maker.decodes = False
     count = config.trainer.grad_accum_iter
@@ -185,7 +185,7 @@ def task_for(config: Any, ranks: int | None = None) -> Task:
 
 
 def is_cached(config: Any) -> bool:
-    """Returns whether the run has a latent cache."""
+    """Returns whether the training data of a run has a latent cache."""
     return bool(getattr(config.dataloader_train, "latent_cache", ""))
 
 

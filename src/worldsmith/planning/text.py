@@ -111,7 +111,7 @@ def memory_lines(plan: Plan) -> Iterator[str]:
 
 
 def makers(phase: PhaseMemory) -> Counter[str]:
-    """Returns activation bytes by top-level module; modules within repeated layers are summed."""
+    """Returns activation bytes by top-level module of a phase; modules within repeated layers are summed."""
     found, outside = Counter[str](), "the encoders" if phase.name == "encoding" else "the rest"
     for name, count in phase.modules:
         head, star, _ = name.partition(".*")
@@ -178,7 +178,7 @@ def mfu(plan: Plan, step: StepSeconds) -> str:
 
 
 def traffic_lines(plan: Plan) -> Iterator[str]:
-    """Yields the lines on communication per step, inside a machine and over the network."""
+    """Yields the lines on bytes that each GPU sends per step, inside a machine and over the network."""
     for outside, word in ((False, "in machine"), (True, "network")):
         sent = Counter[str]()
         for traffic in plan.work.traffic:

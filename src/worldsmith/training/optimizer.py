@@ -179,7 +179,16 @@ def group_parameters(named: dict[str, nn.Parameter], config: AdamW.Config, froze
 
 
 def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: list[str]) -> dict[str, float]:
-    """Returns the learning rate multiplier of each parameter that a pattern matches, by name; ValueError as above."""
+    """Returns the learning rate multiplier of each parameter whose name contains a pattern, by name.
+
+    Args:
+        names: Names of the trained parameters.
+        multipliers: Multiplier by pattern; the first pattern that a name contains is used.
+        frozen: Names of the parameters that are not trained, for messages.
+
+    Raises:
+        ValueError: If a pattern matches no trained parameter.
+    """
     taken: dict[str, str] = {}
     for pattern in multipliers:
         fits = [name for name in names if pattern in name]
@@ -197,7 +206,7 @@ def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: lis
 
 
 def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
-    """Builds the torch optimizer; uses the plain kernel, with a warning, on devices without a fused one."""
+    """Builds the torch optimizer of parameter groups; logs a warning and is not fused where no fused kernel exists."""
     import torch
 
     options: dict[str, Any] = {
@@ -259,7 +268,14 @@ def has_fused_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def no_match(where: str, pattern: str, names: list[str], frozen: list[str]) -> ValueError:
-    """Returns the error for a pattern that matches no trained parameter, with the most similar names."""
+    """Returns the error for a pattern that matches no trained parameter, with the most similar names.
+
+    Args:
+        where: Config field of the pattern.
+        pattern: Substring of parameter names.
+        names: Names of the trained parameters.
+        frozen: Names of the parameters that are not trained.
+    """
     stopped = [name for name in frozen if pattern in name]
     if stopped:
         why = ": with model.config.lora_enabled only adapters are trained" if any(map(is_adapter, names)) else ""
@@ -273,7 +289,7 @@ def no_match(where: str, pattern: str, names: list[str], frozen: list[str]) -> V
 
 
 def nearest_names(pattern: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Returns one parameter name for each of the name components most similar to the pattern."""
+    """Returns up to `count` parameter names that have the name components most similar to the pattern."""
     example: dict[str, str] = {}
     for name in names:
         for part in (*name.split("."), name):

@@ -93,7 +93,7 @@ def check_files(
 
 
 def name_variable(message: str, config: RunConfig, section: Keys, variables: Mapping[Keys, str]) -> str:
-    """Appends to a message about a section the environment variable that set the value in the message."""
+    """Returns `message`; if it contains a value in `section` that an environment variable set, with that variable."""
     for path, name in variables.items():
         value = find(config, path) if path[: len(section)] == section else None
         if isinstance(value, str) and value and value in message:
@@ -102,7 +102,10 @@ def name_variable(message: str, config: RunConfig, section: Keys, variables: Map
 
 
 def lacks_text(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bool:
-    """Returns whether a text field of a section, which may be a file name, is unknown because of a mistake."""
+    """Returns whether one of the mistakes at the paths `wrong` is a string or missing value directly in `section`.
+
+    Such a value may be a file name, so the files of the section cannot be checked.
+    """
     return any(path[:-1] == section and isinstance(find(config, path), (str, NoneType)) for path in wrong)
 
 
@@ -137,7 +140,11 @@ def require_files(
 
 
 def schedule_remarks(config: RunConfig) -> Iterator[str]:
-    """Yields warnings about the learning rate that need more than the checks of the config."""
+    """Yields warnings about the learning rate of a run that are more than an error in a single section.
+
+    Args:
+        config: Config of the run. Its schedule, steps, learning rate and initial weights are compared.
+    """
     from worldsmith.training.scheduler import TRIAL_STEPS, multiplier
 
     schedule, steps = config.scheduler, config.trainer.max_iter

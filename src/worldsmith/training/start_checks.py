@@ -228,15 +228,18 @@ def state_shapes(network: nn.Module, average: PowerEMA.Config) -> dict[str, list
 
 
 def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -> list[str]:
-    """Compares the config of a resumed run with the saved one and returns the differences that matter.
+    """Compares the config of a resumed run with the saved one.
 
     Args:
         folder: Run folder.
         config: Config of the run.
         resume_changed: Whether differences are allowed.
 
+    Returns:
+        One line for each difference that can change training results.
+
     Raises:
-        UserError: If there are differences and they are not allowed.
+        UserError: If there are such differences and they are not allowed.
     """
     changes = changed_settings(folder, config)
     if changes and not resume_changed:
@@ -248,11 +251,14 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
 
 
 def completion(folder: Path, config: RunConfig) -> str | None:
-    """Returns a message if all steps of a run are completed, without building a component; None if steps are left.
+    """Checks whether all steps of a run are complete, without building the model or the data loader.
 
     Args:
         folder: Run folder.
-        config: Config of the run; a job without a name gets that of the folder.
+        config: Config of the run; a job without a name gets the name of the folder, in place.
+
+    Returns:
+        A message if all steps are complete; None if steps are left.
 
     Raises:
         UserError: If config or dataset differ from those of the run, since no step is left to which they could apply.
@@ -279,7 +285,10 @@ def completion(folder: Path, config: RunConfig) -> str | None:
 
 
 def changed_settings(folder: Path, config: RunConfig) -> list[str]:
-    """Returns the settings that differ from the saved config of the run and matter; UserError if it cannot be read."""
+    """Returns one line for each difference from the saved config of a run that can change training results.
+
+    Raises UserError if the saved config does not exist or cannot be read.
+    """
     path = folder / "config.yaml"
     if not path.exists():
         raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
@@ -292,12 +301,12 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
     old, new = flatten(to_dict(before)), flatten(after)
     changes = changed_values(old, new)
     if changes and old.get(STEPS) != new.get(STEPS):  # explains a schedule that follows it
-        changes.append(f"{STEPS}: {old.get(STEPS)} -> {new.get(STEPS)} (allowed; others may depend on it)")
+        changes.append(f"{STEPS}: {old.get(STEPS)} -> {new.get(STEPS)} (allowed; other settings may depend on it)")
     return changes
 
 
 def changed_data(folder: Path, config: RunConfig) -> list[str]:
-    """Returns the changes of the dataset since the run was trained; a dataset that cannot be read is only logged."""
+    """Returns one line for each change of the dataset since the run was trained; a read error is only logged."""
     from worldsmith.data.stream.dataset_record import FILE, changed_samples
     from worldsmith.data.stream.errors import DataError
 
@@ -305,7 +314,7 @@ def changed_data(folder: Path, config: RunConfig) -> list[str]:
     try:
         dataset = data.dataset.build()
     except (DataError, OSError) as error:
-        logger.warning("cannot compare the data with those of the run: %s", error)
+        logger.warning("cannot compare the dataset with that of the run: %s", error)
         return []
     return changed_samples(folder / FILE, dataset)
 
@@ -315,7 +324,12 @@ def indented(lines: Sequence[str]) -> str:
 
 
 def changed_values(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """Returns one line `path: old -> new` for every value that differs and matters."""
+    """Returns one line `path: old -> new` for each value that differs, except settings in `FREE_TO_CHANGE`.
+
+    Args:
+        before: Saved config, flattened to values by path.
+        after: Current config, flattened to values by path.
+    """
     paths = [path for path in [*before, *(p for p in after if p not in before)] if not is_free(path)]
     if not before.get(ADAPTERS) and not after.get(ADAPTERS):  # their settings have no effect
         paths = [path for path in paths if not path.startswith(ADAPTERS.removesuffix("enabled"))]

@@ -48,7 +48,7 @@ class StateBytes:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by category; for gradients, the peak within a step."""
+        """Bytes of weights, gradients (peak within a step), `moments` (optimizer state) and `average` (EMA weights)."""
         parts = {
             "weights": self.parameters,
             "gradients": max(self.gradients, self.accumulated),
@@ -107,7 +107,7 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
 
 
 def shard_elements(weight: Weight, shares: int, place: int = 0) -> int:
-    """Returns the number of elements of chunk `place` of `shares` chunks along the first dimension of a weight."""
+    """Returns the elements in chunk `place` of a weight that is split into `shares` chunks along dimension 0."""
     rows, *inner = weight.shape
     chunk = -(-rows // shares)
     return max(0, min(rows - place * chunk, chunk)) * math.prod(inner)
@@ -118,7 +118,7 @@ def bytes_per_number(weight: Weight, model: Model.Config) -> int:
 
 
 def optimizer_states(weights: Sequence[Weight], run: RunConfig) -> list[ParameterState]:
-    """Returns the optimizer state of each trained weight."""
+    """Returns the bytes of the optimizer state of each trained weight, in order."""
     sizes = [bytes_per_number(weight, run.model.config) for weight in weights]
     states = {size: parameter_state(run.optimizer, size) for size in set(sizes)}
     return [states[size] for size in sizes]
@@ -185,7 +185,7 @@ def checkpoint_bytes(
 
 
 def chunks(weight: Weight, shares: int) -> int:
-    """Returns the number of chunks of a weight in a checkpoint; all empty chunks count as one."""
+    """Returns the number of chunks of a weight in a checkpoint of `shares` shards; all empty chunks count as one."""
     rows = weight.shape[0]
     filled = -(-rows // -(-rows // shares))
     return filled + (filled < shares)

@@ -68,7 +68,7 @@ class Trainer(Configurable):
     """
 
     class Config(RunConfig):
-        """As `RunConfig`."""
+        """Config of a run, the same as `RunConfig`."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Trainer(Configurable):
         self.outcome: Outcome | None = None
         """Outcome of `train`; None while it runs and after a failure."""
         self.reason: str | None = None
-        """Reason for which it ended before its last step."""
+        """Reason why the run ended before its last step; None without one."""
         self.doing = "training"
         """Current activity: training, validation, saving, …"""
         self.share: float | None = None
@@ -196,7 +196,7 @@ class Trainer(Configurable):
         return step
 
     def measure_gradients(self, step: StepResult) -> StepResult:
-        """Lets the callbacks change the gradients; returns the step with the gradient norm before that."""
+        """Calls the callbacks that may change gradients; returns the step with the gradient norm before that."""
         for callback in self.callbacks.values():
             if (norm := callback.on_before_optimizer_step(self, step)) is not None:
                 step = replace(step, gradient=norm)
@@ -214,7 +214,7 @@ class Trainer(Configurable):
                 self.state.ema, asked=self.is_asked_to_stop, tell=partial(setattr, self, "share")
             )
         if found is None:
-            self._warn("step %d: the validation ends early because of the stop", self.iteration)
+            self._warn("step %d: the validation ends early because of the stop request", self.iteration)
             return False
         self.pace.leave_out(found.seconds)
         self._log("validation after step %d: %s", self.iteration, found)
@@ -292,7 +292,7 @@ class Trainer(Configurable):
         return chain(iter([first]), stream)  # which lets go of the batch, as it would not of a list
 
     def _settle_save(self, *, report: bool = True) -> None:
-        """Waits for the background save, if there is one, and calls the callbacks unless `report` is False."""
+        """Waits for a background save; if `report` is True, calls `on_save_checkpoint_end` for its checkpoint."""
         try:
             checkpoint = self.checkpointer.settle()
         except SaveError as error:

@@ -49,7 +49,7 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class ValidationBatch:
-    """A batch that a rank runs through the network."""
+    """A batch that a rank runs through the network in a validation."""
 
     batch: Any
     is_own: bool
@@ -105,7 +105,12 @@ class Validator:
         return Validation(figures, found.samples, found.tokens, time.perf_counter() - start)
 
     def remarks(self, training: StreamDataset, run_folder: Path) -> Iterator[str]:
-        """Yields warnings about samples that are also trained on, and about changes of the validation data."""
+        """Yields warnings about validation samples that are also trained on, and about changes of the validation data.
+
+        Args:
+            training: Dataset of the training data.
+            run_folder: Run folder with the record of the validation data at the last start.
+        """
         both = self.loader.dataset.count_overlap(training)
         if both:
             yield (
@@ -119,7 +124,7 @@ class Validator:
             )
 
     def measure(self, asked: Callable[[], bool], tell: Callable[[float], object]) -> MeanMetrics | None:
-        """Returns mean metrics over the validation data with the current weights; None if a rank is asked to stop."""
+        """Returns mean metrics over the validation data with the current weights; arguments and None as in `run`."""
         sums, weights = [], []
         samples = 0
         for found in self.batches(asked):
@@ -135,7 +140,7 @@ class Validator:
         return reduce_metrics(self.task, sums, weights)
 
     def batches(self, asked: Callable[[], bool]) -> Iterator[ValidationBatch | None]:
-        """Yields the batches of this rank, the same number on each rank; yields None to end early.
+        """Yields the batches of this rank, the same number on each rank; None if `asked` returns True on any rank.
 
         All ranks all-gather a sharded network together: a rank without a further batch repeats its last one, or uses
         that of another rank, which does not count.
@@ -170,7 +175,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def zero_loss_like(loss: LossSum) -> LossSum:
-    """Returns a loss with the same metrics over no samples."""
+    """Returns a loss of zero samples with the metric names of `loss`."""
     nothing = loss.sum.new_zeros(())
     return replace(loss, sum=nothing, samples=0, tokens=0, figures={name: (nothing, 0.0) for name in loss.figures})
 
@@ -202,9 +207,14 @@ class BestSoFar:
         """Number of validations since the best one."""
 
     def judge(self, step: int, figures: Mapping[str, float]) -> bool:
-        """Records a validation; returns whether the weights after `step` steps are the best so far.
+        """Records a validation.
 
-        A validation that was counted before returns False.
+        Args:
+            step: Number of completed steps.
+            figures: Metrics of the validation.
+
+        Returns:
+            Whether the weights after `step` steps are the best so far; False for a validation that was counted before.
 
         Raises:
             UserError: If the validation has no such metric.

@@ -547,7 +547,7 @@ def test_what_cannot_be_drawn_is_refused(world: Path, chats: Path, tmp_path: Pat
     ):
         if said is None:
             config.trainer.callbacks[NAME] = DrawVideos.Config(enabled=True)
-            said = "makes answers, this callback videos"
+            said = "generate answers, this callback videos"
         if said == "no EMA weights":
             config.model.config.ema.enabled = False
         with pytest.raises((ConfigError, UserError), match=said):

@@ -56,7 +56,7 @@ def test_the_page_stands_from_the_start_and_has_the_end(tmp_path: Path, caplog: 
     assert trainer.train() is Outcome.FINISHED
     assert trainer.callbacks["look"].titles == ["run: starting, step 0"]  # type: ignore[attr-defined]
     assert title(tmp_path / "run") == "run: finished, step 8"
-    assert f"run page     {(tmp_path / 'run/report.html').resolve()}" in caplog.messages
+    assert f"report       {(tmp_path / 'run/report.html').resolve()}" in caplog.messages
 
 
 def test_a_run_that_fails_says_why_on_its_page(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_page_that_cannot_be_made_ends_no_run(
 
     monkeypatch.setattr("worldsmith.monitor.page.run_page.page_of", fail)
     assert start(tmp_path).train() is Outcome.FINISHED
-    assert sum("the run page cannot be rebuilt" in message for message in caplog.messages) == 1
+    assert sum("the HTML report cannot be rebuilt" in message for message in caplog.messages) == 1
 
 
 class Clock:
@@ -134,9 +134,10 @@ def test_a_rebuild_that_fails_is_said_once(
     for _ in range(2):
         callback.child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
         callback._look_after(0)
-    said = [message for message in caplog.messages if "run page" in message]
+    said = [message for message in caplog.messages if "HTML report" in message]
     assert said == [
-        "the run page cannot be rebuilt, the run continues without it: the process that builds it ended with code 3"
+        "the HTML report cannot be rebuilt, the run continues without it: "
+        "the process that builds it ended with exit code 3"
     ]
     trainer.lock.release()
 

@@ -89,7 +89,9 @@ def test_a_run_that_ends_first_ends_the_planner(tmp_path: Path, caplog: pytest.L
     callback.child = child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     callback.on_train_end(trainer)
     assert child.poll() is not None
-    assert said_of_the_plan(caplog) == [f"the run ends before its plan is complete: worldsmith plan {tmp_path / 'run'}"]
+    assert said_of_the_plan(caplog) == [
+        f"the run ends before its plan is complete; to plan it: worldsmith plan {tmp_path / 'run'}"
+    ]
     assert not (tmp_path / "run/plan.json").exists()
     trainer.lock.release()
 

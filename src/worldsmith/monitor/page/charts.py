@@ -21,11 +21,11 @@ NOISY = 5
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A predefined chart. Metrics that match no predefined chart get charts of their own."""
+    """Definition of a chart: title, metrics, display options. Metrics without a definition get charts of their own."""
 
     title: str
     figures: str
-    """Regular expression of their names."""
+    """Regular expression that matches the names of its metrics."""
     unit: str = ""
     factor: float = 1.0
     smooth: bool = False
@@ -57,10 +57,10 @@ CHARTS = {
             "model_flops_share": "peak FLOPs of the device that the model uses",
         },
     ),
-    "loss_by_noise": Chart("Loss by noise level, 0 clean to 1 noise", r"loss_by_noise/.*", smooth=True),
-    "val_by_noise": Chart("Validation loss by noise level, 0 clean to 1 noise", r"val/loss_by_noise/.*"),
+    "loss_by_noise": Chart("Loss by noise level (0: clean, 1: noise)", r"loss_by_noise/.*", smooth=True),
+    "val_by_noise": Chart("Validation loss by noise level (0: clean, 1: noise)", r"val/loss_by_noise/.*"),
     "val_ema_by_noise": Chart(
-        "Validation loss by noise level, 0 clean to 1 noise, EMA weights", r"val_ema/loss_by_noise/.*"
+        "Validation loss by noise level (0: clean, 1: noise), EMA weights", r"val_ema/loss_by_noise/.*"
     ),
     "norms": Chart("Norms of the network", r"norms/.*", log=True),
     "memory": Chart("Peak memory", r"peak_memory_bytes", unit="GiB", factor=2**-30),
@@ -76,7 +76,8 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
         runs: (name, series by metric) of each run; the name is empty for a single run.
 
     Returns:
-        One dict per chart, with the points of its lines.
+        One dict per chart: `id`, `title`, `unit`, `log` (logarithmic axis), `lines` (data of each curve) and `more`
+        (number of omitted curves).
     """
     found: dict[str, dict[str, Any]] = {}
     for index, (run, series) in enumerate(runs):
@@ -100,14 +101,14 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
 
 
 def label_of(metric: str) -> str:
-    """Returns the legend label of a metric; a learning rate group named by its factor gets a times sign."""
+    """Returns the legend label of a metric, such as "rate × 0.1" for the learning rate group `lr_groups/x0.1`."""
     name = metric.rpartition("/")[2]
     factor = re.fullmatch(r"x([\d.e+-]+)", name) if metric.startswith("lr_groups/") else None
     return f"rate × {factor[1]}" if factor else format_metric_name(name)
 
 
 def by_number(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sorts lines that are named by numbers by run and number; other lines keep their order."""
+    """Sorts the curves of a chart by run and label if all labels are numbers, else returns them unchanged."""
     try:
         return sorted(lines, key=lambda line: (line["run"], float(line["label"])))
     except ValueError:
@@ -115,7 +116,7 @@ def by_number(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def chart_of(metric: str) -> str:
-    """Returns the name of the chart that shows a metric."""
+    """Returns the key in `CHARTS` of the chart that shows a metric, else the metric's path without its last part."""
     for name, chart in CHARTS.items():
         if re.fullmatch(chart.figures, metric):
             return name
@@ -123,7 +124,7 @@ def chart_of(metric: str) -> str:
 
 
 def line(series: Series, about: Chart) -> dict[str, Any]:
-    """Returns the points of one curve; a downsampled curve also has the min and max values around each point."""
+    """Builds the data of one curve of the chart `about`: points, last, min and max; and bounds if it is downsampled."""
     buckets, factor = series.buckets, about.factor
     values = [factor * bucket.total / bucket.count for bucket in buckets]
     data: dict[str, Any] = {
@@ -148,12 +149,13 @@ def is_noisy(values: Sequence[float]) -> bool:
 
 
 def drop_single_values(charts: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Removes charts whose lines have one value each.
+    """Removes charts whose curves have one value each, unless this applies to all charts, as at the first logged step.
 
-    If all charts are of that kind, as at the first logged step, all are kept.
+    Args:
+        charts: Result of `charts`.
 
     Returns:
-        The other charts, and a sentence with the removed charts and their values ("" if none is removed).
+        The remaining charts, and a sentence with the removed charts and their values ("" if none is removed).
     """
     drawn = [chart for chart in charts if any(len(line["x"]) > 1 for line in chart["lines"])]
     if not drawn or len(drawn) == len(charts):
@@ -168,7 +170,7 @@ def drop_single_values(charts: list[dict[str, Any]]) -> tuple[list[dict[str, Any
 
 
 def name_of(line: Mapping[str, Any]) -> str:
-    """Returns the label of a line, preceded by its run if several runs are compared."""
+    """Returns the legend label of a chart's curve, preceded by the name of its run if several runs are compared."""
     return " · ".join(filter(None, (line["name"], line["label"])))
 
 

@@ -15,7 +15,7 @@ from worldsmith.monitor.short_text import FEW_SAMPLES, WEIGHTS_NAMES
 PICTURES = {"confusion.png": "confusion matrix", "contact_sheet.png": "videos of each model"}
 WIDE = "contact_sheet.png"
 MOST_PARTS = 12
-"""Max slices of an evaluation whose accuracy is shown."""
+"""Max number of task types and data slices of an evaluation whose accuracy is shown."""
 
 Rows = dict[str, list[str]]
 """Cell texts of each metric, by metric name."""
@@ -23,24 +23,24 @@ Rows = dict[str, list[str]]
 
 @dataclass(slots=True)
 class Evaluation:
-    """Results of one evaluation folder."""
+    """Table of metrics, and images, of one result folder of `worldsmith evaluate`."""
 
     name: str
-    """Folder in the run folder, or the run's name in a comparison of several."""
+    """Path of the result folder, relative to the run folder."""
     about: str
     columns: list[str]
-    """Models that were measured together; an empty name if there is only one."""
+    """Column titles: names of the measured models or of the compared runs; one empty string for a single model."""
     rows: Rows
     pictures: list[tuple[str, str, bool]] = field(default_factory=list)
-    """`src`, description, and whether it has small details and needs the full width of the page."""
+    """(`src`, description, whether the image needs the full width of the report) of each image."""
 
 
 def evaluations(run: RunFiles, place: PageBudget | None) -> list[Evaluation]:
-    """Returns the evaluations that have metrics, one per folder.
+    """Returns the evaluations of a run that have metrics, one per result folder.
 
     Args:
         run: Files of the run.
-        place: Produces links to images; None: omit images.
+        place: Embeds or links the images; None: omit images.
     """
     found = []
     for file, facts in run.evaluations.items():
@@ -54,7 +54,12 @@ def evaluations(run: RunFiles, place: PageBudget | None) -> list[Evaluation]:
 
 
 def compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Evaluation]:
-    """Returns the evaluations of several runs, one per folder name, with a column for each run."""
+    """Compares the evaluations of several runs: one table per result folder, with a column for each run.
+
+    Args:
+        runs: Files of each run.
+        names: Names of the runs, used as column titles.
+    """
     own = [{one.name: one for one in evaluations(run, None)} for run in runs]
     found = []
     for folder in dict.fromkeys(name for of in own for name in of):
@@ -67,7 +72,7 @@ def compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Evaluation]
 
 
 def figures_in(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    """Returns the columns and rows of a results file; empty if the file has other content."""
+    """Returns table columns (models) and rows (metrics) of a parsed results file; empty if it has no known metrics."""
     if isinstance(facts.get("figures"), Mapping):
         return of_videos(facts["figures"])
     if "task" in facts:
@@ -80,7 +85,7 @@ def figures_in(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
 
 
 def of_videos(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    """Returns columns (models) and rows of the metrics of generated videos."""
+    """Returns table columns (models) and rows (metrics) of the entry `figures` in the results on generated videos."""
     known = {name: about for name, about in figures.items() if isinstance(about, Mapping)}
     columns = list(dict.fromkeys(model for about in known.values() for model in get_table(about, "not_measured")))
     rows = {}
@@ -95,7 +100,7 @@ def of_videos(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
 
 
 def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields (name, text) of the metrics of a reasoner's answers: all answers, each task type, parts of the data."""
+    """Yields (metric, formatted value) of the results on a reasoner's answers: overall, by task type, by data slice."""
     for name, value in facts.items():
         interval = facts.get(f"{name}_interval", facts.get(f"{name.removesuffix('_correlation')}_interval"))
         if is_number(value) and isinstance(value, float) and name != "coverage":
@@ -116,7 +121,7 @@ def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def describe_evaluation(facts: Mapping[str, Any]) -> str:
-    """Returns a summary of an evaluation: number of records by status, and the weights."""
+    """Summarizes a parsed results file in one line: number of records by status, step, weights and dataset."""
     status = ", ".join(f"{words(str(name))} {count}" for name, count in get_table(facts, "status").items())
     iteration, weights = facts.get("iteration"), facts.get("weights")
     told = [
@@ -129,7 +134,7 @@ def describe_evaluation(facts: Mapping[str, Any]) -> str:
 
 
 def told(value: Any, interval: Any = None) -> str:
-    """Formats a metric with its interval."""
+    """Formats a metric and its interval (low, high), such as "0.52 [0.41, 0.63]"; "–" if `value` is not a number."""
     if not is_number(value):
         return "–"
     bounds = (

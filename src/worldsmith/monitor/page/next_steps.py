@@ -15,13 +15,13 @@ from worldsmith.monitor.page.run_files import RunFiles, lookup
 from worldsmith.monitor.page.status import Status
 
 OTHER_CLIPS, OTHER_DATA = "VAL_CLIPS", "VAL_DATA"
-"""Placeholders for data that the run was not trained on."""
+"""Placeholders in commands for the path of data that the run was not trained on."""
 TRAINED = "training caption"
 """Label of a sample in samples.jsonl whose caption the run was trained on."""
 CAPTION = "a caption of your training clips"
 """Placeholder for a prompt."""
 PACKAGES = ("--import", "--trust")
-"""Options of a start that all other commands on the run also need."""
+"""Options of the start command that all other commands on the run also need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,19 @@ def next_steps(run: RunFiles, status: Status) -> list[Advice]:
 
 
 def while_it_runs(run: RunFiles, status: Status) -> Iterator[Advice]:
-    """Yields the commands for a running run: watch it, stop it."""
+    """Yields suggested commands for a run that is starting or running: watch it, stop it."""
     folder = run.folder.resolve()
     if not status.at_work:
         return
     yield Advice("Watch it live", "Opens this page on this machine and keeps it up to date.", command("watch", folder))
     stop = lookup(run.config, "checkpoint.stop_file", "STOP")
     if stop:
-        text = "Saves at the next step boundary and ends; the same command resumes."
+        text = "Saves a checkpoint after the current step and ends the run; the start command resumes it."
         yield Advice("Stop it", text, shlex.join(["touch", str(folder / str(stop))]))
 
 
 def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
-    """Yields the commands that resume an incomplete run or extend a completed one."""
+    """Yields suggested commands that resume an incomplete run or extend a completed one."""
     if status.at_work or not run.config:
         return
     start = resume_command(run)
@@ -81,7 +81,7 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
 
 
 def lengthening(run: RunFiles, steps: int) -> str:
-    """Returns the overrides that train a run up to `steps`, with a longer schedule if it is not constant."""
+    """Formats the arguments that extend a run to `steps` steps, with a longer schedule unless it ends constant."""
     words = ["--", f"trainer.max_iter={steps}"]
     cycles, top, bottom = (lookup(run.config, f"scheduler.{name}", []) for name in ("cycle_lengths", "f_max", "f_min"))
     if cycles and sum(cycles) < steps and top[-1:] != bottom[-1:]:
@@ -110,8 +110,8 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
     prompt = str(run.samples[0].get("prompt")) if run.samples else None
     if task == "vfm":
         text = (
-            "Generates a video for a caption that the run was trained on. With training from random weights, "
-            "other prompts give blur."
+            "Generates a video for a caption that the run was trained on. If the run started from random weights, "
+            "other prompts give blurred videos."
         )
         given = trained_prompt(run) or CAPTION
         yield Advice("Generate", text, make("generate", folder, "--prompt", given, "-o", folder / "videos"))
@@ -140,15 +140,15 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
 
 
 def full_precision(run: RunFiles) -> tuple[str, ...]:
-    """Returns the export options that keep float32 if the network computes in float32."""
+    """Returns the arguments `--dtype float32` of `worldsmith export` if the network computes in float32, else ()."""
     return ("--dtype", "float32") if lookup(run.config, "model.config.precision") == "float32" else ()
 
 
 def trained_prompt(run: RunFiles) -> str | None:
-    """Returns a sampled caption of the training data, else a sampled prompt of the config; None without such samples.
+    """Returns the prompt of a sample on a training caption, else on a prompt of the config; None without such samples.
 
-    Samples without a label have prompts of the config, or are of an earlier version, which sampled held-out captions if
-    the run had validation.
+    Samples without the label `source` have prompts of the config, or are from an earlier version, which generated
+    samples for held-out captions if the run had validation.
     """
     trained = next((str(sample.get("prompt")) for sample in run.samples if sample.get("source") == TRAINED), None)
     if trained is not None:
@@ -174,13 +174,15 @@ def resume_command(run: RunFiles) -> str | None:
 
 
 def command(name: str, *words: object, of: RunFiles | None = None, here: bool = False) -> str:
-    """Returns a shell command; for a command on a run, with its packages and in its start folder.
+    """Formats a `worldsmith` command for a shell.
+
+    A command on a run gets the `--import` and `--trust` options of the run and a `cd` to its start folder.
 
     Args:
-        name: Command of `worldsmith`.
-        words: Arguments.
-        of: Run whose packages and start folder the command needs; None: none.
-        here: The command starts in the current folder, and paths in that folder are relative.
+        name: Subcommand of `worldsmith`.
+        words: Arguments, which are converted to strings and quoted.
+        of: Run that the command is for; None: a command that needs neither options nor start folder of a run.
+        here: The command starts in the current folder: paths in that folder are relative, without a `cd`.
     """
     if here:
         now = Path.cwd()
@@ -190,13 +192,13 @@ def command(name: str, *words: object, of: RunFiles | None = None, here: bool = 
 
 
 def from_its_place(run: RunFiles) -> str:
-    """Returns a `cd` to the start folder of the run, since paths in the config can be relative."""
+    """Returns the prefix `cd FOLDER && ` to the start folder of the run; "" if the folder is not known."""
     there = run.launch.get("working_directory")
     return f"cd {shlex.quote(str(there))} && " if there else ""
 
 
 def packages(run: RunFiles) -> list[str]:
-    """Returns the `--import` and `--trust` arguments of the start command."""
+    """Returns the `--import` and `--trust` options, with their values, of the command that started the run."""
     try:
         words = shlex.split(str(run.launch.get("cmd") or ""))
     except ValueError:
@@ -213,7 +215,7 @@ def prompts_file(run: RunFiles) -> Path | None:
 
 
 def validation_clips(run: RunFiles) -> Path | None:
-    """Returns the validation dataset of the run, or a folder `val` in its training data or next to it."""
+    """Returns the path of the validation dataset, else of a folder `val` in or next to the training data, else None."""
     path = lookup(run.config, "dataloader_val.dataset.path")
     folders = [working_directory(run) / path] if isinstance(path, str) and path and "$" not in path else []
     folders += [folder / "val" for folder in data_folders(run)]
@@ -232,7 +234,7 @@ def working_directory(run: RunFiles) -> Path:
 
 
 def judged_data(run: RunFiles) -> tuple[str | None, Any]:
-    """Returns class and path of a reasoner's validation data; without it, the class of its training data and None."""
+    """Returns (class, path) of a reasoner's validation data; without it, (class of the training data, None)."""
     kind, path = (lookup(run.config, f"dataloader_val.dataset.{name}") for name in ("type", "path"))
     if not kind or not path:
         kind, path = lookup(run.config, "dataloader_train.dataset.type"), None

@@ -11,9 +11,9 @@ from worldsmith.monitor.page.formats import format_count, seconds, size
 from worldsmith.monitor.page.run_files import RunFiles, lookup
 
 BOUNDS = {"memory": 0.1, "seconds": 0.2, "tokens": 0.1, "share": 0.2, "checkpoint": 0.02}
-"""Max relative error of a planned value, or of the nearer end of a planned range."""
+"""Max relative difference of a measured value from the planned value or range, by kind of value."""
 LEAST = 2**30
-"""Min bytes of a process for a comparison without a GPU: below it, libraries are too large a part."""
+"""Min planned bytes for a comparison of host RAM: below it, libraries are too large a part of the process."""
 FIRST_STEPS = 0.1
 """Fraction of the logged steps, at least one, that are excluded from a median as warm-up."""
 FORMS = {
@@ -27,7 +27,7 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A planned value, a range from `low` to `high`, and the measured value."""
+    """Comparison of a planned value, a range from `low` to `high`, with the measured value."""
 
     kind: str
     name: str
@@ -40,14 +40,14 @@ class Check:
 
     @property
     def ratio(self) -> float | None:
-        """Measured value divided by the nearer end of the planned range; 1 within the range."""
+        """Measured value divided by the nearer end of the planned range, 1 within the range; None without a value."""
         if self.measured is None or self.low <= 0:
             return None
         return self.measured / min(max(self.measured, self.low), self.high)
 
     @property
     def is_good(self) -> bool | None:
-        """Whether the ratio is within the bound of its kind; None if it is not checked."""
+        """Whether the ratio is within the bound of its kind; None if the values are not known or not comparable."""
         if self.ratio is None or not self.is_judged:
             return None
         bound = BOUNDS[self.kind]
@@ -64,7 +64,7 @@ class Check:
 
 
 def plan_checks(run: RunFiles) -> list[Check]:
-    """Returns the comparisons of all planned values that were measured; empty without a plan."""
+    """Returns the comparisons of planned with measured values; empty without a plan."""
     return [] if not run.plan else list(checks_of(run))
 
 
@@ -98,7 +98,7 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
 
 
 def why_incomparable(run: RunFiles) -> str:
-    """Returns why plan and run are not comparable; "" if they are."""
+    """Returns the reason why plan and run are not comparable, such as another number of GPUs; "" if they are."""
     planned, processes = run.plan.get("gpus"), run.environment.get("world_size")
     if processes is not None and planned != processes:
         return f"The plan is for {planned} GPUs, but this run has {processes} processes."
@@ -106,7 +106,7 @@ def why_incomparable(run: RunFiles) -> str:
 
 
 def advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
-    """Yields advice for each value that differs from the plan."""
+    """Yields a sentence of advice for each check whose measured value differs too much from the plan."""
     factors = {check.kind: check.ratio for check in checks if check.ratio is not None}
     tokens = factors.get("tokens", 1.0)
     for check in checks:
@@ -131,8 +131,8 @@ def advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
                 waited = median_of(usual(run, "data_wait_share"))
                 share = "" if waited is None else f" ({waited:.0%} of a step)"
                 told = (
-                    f"check the waiting for data{share}, model.config.compile.enabled, and a trace of some steps: "
-                    "+trainer.callbacks.profiler=Profiler"
+                    f"check the time waiting for data{share} and model.config.compile.enabled, or profile some steps "
+                    "with the override +trainer.callbacks.profiler=Profiler"
                 )
             case "seconds":
                 told = (
@@ -141,20 +141,20 @@ def advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
             case "tokens":
                 told = f"memory and seconds were planned with: {run.plan.get('data', '')}"
             case "share":
-                told = "the note on the seconds of a step applies to it"
+                told = "see the advice on the seconds of a step"
             case _:
-                told = "compare the files of the newest checkpoint with checkpoint.save_weights and model.config.ema"
+                told = "check which weights are saved: checkpoint.save_weights and model.config.ema"
         yield f"{check.name}, {check.ratio:.2f} times the planned value: {told}."
 
 
 def checks_in_a_line(checks: list[Check]) -> str:
-    """Formats the comparisons as one log line."""
+    """Formats comparisons as one log line, such as "peak memory 12 GiB, planned 11 GiB; …"."""
     told = (f"{c.name[0].lower()}{c.name[1:]} {c.found}, planned {c.planned}" for c in checks if c.is_good is not None)
     return "; ".join(told).replace("\u202f", ",")
 
 
 def plan_in_a_line(plan: Mapping[str, Any]) -> str:
-    """Formats the plan as one log line, before anything is measured."""
+    """Formats a parsed `plan.json` as one log line: peak memory, verdict, and seconds of a step."""
     needed, there = (size(lookup_number(plan, f"memory.{name}_bytes")) for name in ("needed", "gpu"))
     verdict = lookup(plan, "memory.verdict")
     told = f"peak memory {size(planned_peak(plan))}, with margins {needed} of {there}: {verdict}"
@@ -163,12 +163,12 @@ def plan_in_a_line(plan: Mapping[str, Any]) -> str:
 
 
 def planned_peak(plan: Mapping[str, Any]) -> float:
-    """Returns the planned peak bytes of tensors, including encoders."""
+    """Returns the peak bytes of tensors in a parsed `plan.json`, including encoders."""
     return lookup_number(plan, "memory.peak_bytes") + lookup_number(plan, "memory.encoders_bytes")
 
 
 def phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yields (name, peak bytes) of each planned phase, the largest first, then the total with margins."""
+    """Yields (name, peak bytes) of each phase in a parsed `plan.json`, largest first, then the total with margins."""
     found = [phase for phase in lookup(plan, "step.work.phases", []) if isinstance(phase, Mapping)]
     for phase in sorted(found, key=lambda phase: -lookup_number(phase, "peak")):
         yield str(phase.get("name")), int(lookup_number(phase, "peak"))
@@ -182,7 +182,7 @@ def devices(run: RunFiles) -> list[str]:
 
 
 def usual(run: RunFiles, figure: str) -> list[float]:
-    """Returns the logged values without the first ones; bucket means if the series is downsampled."""
+    """Returns the logged values of the metric `figure` without the first ones; bucket means if it is downsampled."""
     series = run.metrics.series.get(figure)
     values = [] if series is None else [bucket.total / bucket.count for bucket in series.buckets]
     return values[max(1, int(FIRST_STEPS * len(values))) :]
@@ -208,6 +208,6 @@ def checkpoint_bytes(run: RunFiles) -> int | None:
 
 
 def lookup_number(data: Mapping[str, Any], path: str) -> float:
-    """Returns the number at the path `a.b.c`; 0 if it is missing or not a number."""
+    """Returns the number at the path `a.b.c` of nested mappings; 0 if it is missing or not a number."""
     value = lookup(data, path)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0

@@ -27,9 +27,9 @@ EXPECTED = {
 }
 """Files that every report shows, with the consequence of their absence."""
 MEASURED = ("metrics.json", "evaluation.json", "adherence.json")
-"""Files of metrics, of answers and of videos, in folders of the run folder."""
+"""File names of evaluation results, in subfolders of the run folder."""
 SHOWN_OUTSIDE = 3
-"""Max names of files outside the run folder in the note about them."""
+"""Max number of files outside the run folder that the message about them names."""
 NEWEST = 400
 """Number of log messages that are kept."""
 READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -51,7 +51,7 @@ class RunFiles:
     messages: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
     left_out: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Entries of the quarantine lists, by the file's name."""
+    """Entries of the quarantine files, by file name."""
     data_report: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     """Number of parameters, and of trained ones."""
@@ -76,7 +76,7 @@ class RunFiles:
         return file
 
     def report_outside(self) -> None:
-        """Adds a problem about the media files outside of the run folder."""
+        """Adds a message to `problems` if `find_media` has found files outside of the run folder."""
         if self.outside:
             names = ", ".join(self.outside[:SHOWN_OUTSIDE])
             more = len(self.outside) - SHOWN_OUTSIDE
@@ -137,7 +137,7 @@ def require_run(folder: Path) -> Path:
 
 
 class reported:  # noqa: N801 (reads as a statement)
-    """Context manager that adds exceptions about a file to `run.problems` and continues."""
+    """Context manager that suppresses a read error of the file `name` and adds it to `run.problems`."""
 
     def __init__(self, run: RunFiles, name: str) -> None:
         self.run, self.name = run, name
@@ -162,7 +162,10 @@ def resolve_file(path: Path) -> Path | None:
 
 
 def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
-    """Returns the mapping in a YAML or JSON file of the run; empty if the file is missing or invalid."""
+    """Returns the mapping in the YAML or JSON file `name` of the run folder; {} if the file is missing or invalid.
+
+    The error of an invalid file is added to `run.problems`.
+    """
     path, found = run.folder / name, None
     if not path.exists():
         return {}
@@ -176,7 +179,10 @@ def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
 
 
 def entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON Lines file; an incomplete last line is skipped."""
+    """Yields the objects in the JSON Lines file `name` of the run folder; an incomplete last line is skipped.
+
+    Other invalid lines are reported in `run.problems`.
+    """
     path, lines = run.folder / name, []
     if not path.exists():
         return

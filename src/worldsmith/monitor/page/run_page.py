@@ -64,7 +64,8 @@ def write_page(folder: Path, *, known: Mapping[str, Any] | None = None) -> Path:
 
     Args:
         folder: Run folder.
-        known: State of the run that the caller knows, as in `find_status`; None: read from the folder.
+        known: Facts of the running process that override `status.json`, such as "state" and "step"; None: only the
+            files are used.
 
     Raises:
         UserError: If `folder` is not a run folder.
@@ -75,7 +76,7 @@ def write_page(folder: Path, *, known: Mapping[str, Any] | None = None) -> Path:
 
 
 def refresh_page(below: Path) -> None:
-    """Rebuilds the report of the run in whose folder the path `below` is, if the report exists.
+    """Rebuilds the `report.html` of the run whose folder contains the path `below`, if this file exists.
 
     Best effort: errors are logged as warnings.
     """
@@ -93,7 +94,7 @@ def live_page(folder: Path, metrics: MetricsReader) -> Page:
 
     Args:
         folder: Run folder.
-        metrics: Reader of an earlier call, which reads only new lines.
+        metrics: Reader of an earlier call, which reads only new lines of `metrics.jsonl`.
     """
     page = page_of(read_run(folder, metrics), PageBudget(folder, room=0))
     page.live = True
@@ -110,7 +111,14 @@ def page_of(run: RunFiles, place: PageBudget, *, known: Mapping[str, Any] | None
 
 
 def sections_of(run: RunFiles, status: Status, place: PageBudget, curves: Section) -> Iterator[Section]:
-    """Yields the sections of the report in order; next steps come early if the run has not ended normally."""
+    """Yields the sections of the report in order; next steps come early if the run has not ended normally.
+
+    Args:
+        run: Files of the run.
+        status: Status of the run.
+        place: Embeds or links images and videos.
+        curves: Rendered section with the charts.
+    """
     job = [lookup(run.config, f"job.{name}") for name in ("project", "group")]
     found, measured = rows(run, place), evaluations(run, place)
     run.report_outside()
@@ -141,7 +149,7 @@ def sections_of(run: RunFiles, status: Status, place: PageBudget, curves: Sectio
 
 
 def earlier_launches(run: RunFiles) -> list[tuple[str, str]]:
-    """Returns start time and command of each earlier launch, oldest first."""
+    """Returns (start time, command) of each earlier launch of the run, oldest first."""
     found = run.launch.get("earlier_launches")
     launches = [launch for launch in found if isinstance(launch, Mapping)] if isinstance(found, list) else []
     return [
@@ -156,14 +164,19 @@ def format_start(text: Any) -> str:
 
 
 def samples_section(rows: Sequence[PromptSamples], *, more: int = 0) -> Section:
-    """Builds the section on samples by prompt; `more` is the number of prompts that are not shown."""
+    """Renders the section on samples.
+
+    Args:
+        rows: Samples of each prompt.
+        more: Number of prompts that are not shown.
+    """
     groups = group_by_prompt(rows)
     given = {"groups": groups, "open_prompts": OPEN_PROMPTS, "scores": scores(rows), "more": more}
     return section("samples", "Samples", has_held_out=any(row.source == HELD_OUT for row in rows), **given)
 
 
 def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
-    """Yields the results so far for the head of the report."""
+    """Yields entries for the report's header on results so far, such as loss, speed and peak memory; see `fact`."""
     series, latest = run.metrics.series, run.metrics.latest
     if loss := series.get("loss"):
         yield training_loss(loss)
@@ -190,7 +203,7 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
 
 
 def training_loss(loss: Series) -> dict[str, str]:
-    """Returns the mean of the newest training losses and the first value."""
+    """Returns the header entry on the training loss: the mean of the newest values, with the first value as a note."""
     mean, count = loss.mean_of_newest()
     first = f"first {format_float(loss.buckets[0].total / loss.buckets[0].count)}"
     note = f"mean of the last {count} logged steps; {first}" if count > 1 else first
@@ -198,7 +211,7 @@ def training_loss(loss: Series) -> dict[str, str]:
 
 
 def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
-    """Yields model, main settings, data and code of the run for the head of the report; unknown ones are omitted."""
+    """Yields entries for the report's header on model, learning rate, data and git commit; unknown ones are omitted."""
     if model := lookup(run.config, "model.name"):
         total, trained, note = run.parameters.get("parameters"), run.parameters.get("trained"), ""
         if isinstance(total, int) and isinstance(trained, int) and total > 0:
@@ -238,12 +251,12 @@ def dataset_names(run: RunFiles) -> list[str]:
 
 
 def fact(name: str, value: str, note: str = "") -> dict[str, str]:
-    """Returns one entry of the report's header."""
+    """Returns one entry of the report's header: a dict with the keys `name`, `value` and `note`."""
     return {"name": name, "value": value, "note": note}
 
 
 def data_section(run: RunFiles) -> Section:
-    """Builds the section on data: numbers of read and skipped samples, and quarantined samples."""
+    """Renders the section on data: numbers of read and skipped samples, and quarantined samples."""
     latest = run.metrics.latest
     counts = {
         kind: {
@@ -267,12 +280,12 @@ def data_section(run: RunFiles) -> Section:
 
 
 def named_counts(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the counts of a data report with descriptive names."""
+    """Returns a copy of a data report in which the fields of `REPORT` have descriptive names."""
     return {REPORT.get(name, name): value for name, value in report.items()}
 
 
 def plan_section(run: RunFiles) -> Section:
-    """Builds the section that compares the plan with measurements."""
+    """Renders the section that compares the plan with measurements."""
     checks, planned = plan_checks(run), list(phases(run.plan))
     gpus, gpu = run.plan.get("gpus"), lookup(run.plan, "gpu.name")
     held = next((check.measured for check in checks if check.kind == "memory"), None)
@@ -288,7 +301,7 @@ def plan_section(run: RunFiles) -> Section:
         phases=planned,
         held=held,
         most=max([1, held or 0, *(count for _, count in planned)]),
-        bounds=f"As planned: {bounds} of the plan, or of the nearer end of a planned range.",
+        bounds=f"A value is as planned if it is close to the planned value or range: {bounds}.",
     )
 
 

@@ -52,14 +52,15 @@ HELD_OUT = "held-out caption"
 
 @dataclass(slots=True)
 class PageBudget:
-    """Produces the `src` attributes of a report: embeds small files up to a total size and links the others."""
+    """Limits of the media that a report embeds: small files are embedded up to a total size, others are linked."""
 
     folder: Path
     room: int = EMBEDDED_PAGE
+    """Bytes left for embedded media files, other than images of evaluations."""
     picture_room: int | None = None
     """Bytes left for images of evaluations; `None`: `EMBEDDED_PICTURES`, or 0 if `room` is 0."""
     linked: int = 0
-    """Files that the page needs in addition to itself."""
+    """Number of linked files, which the report needs in addition to its own file."""
 
     def __post_init__(self) -> None:
         if self.picture_room is None:
@@ -125,7 +126,7 @@ def read_picture(file: Path) -> tuple[str, bytes] | None:
 
 @dataclass(slots=True)
 class Shown:
-    """A generated sample: a video, an image or an answer."""
+    """A generated sample as the report shows it: a video, an image or an answer."""
 
     caption: str
     source: str | None = None
@@ -140,13 +141,13 @@ class Shown:
 
 @dataclass(slots=True)
 class PromptSamples:
-    """The samples of one prompt, oldest first."""
+    """Samples of one prompt as the report shows them, oldest first."""
 
     prompt: str
     about: str = ""
     """The file that a question is about, as stored by the run."""
     source: str = ""
-    """Whether the prompt is from the training or the held-out data, as the label in samples.jsonl; "" = unknown."""
+    """Label in samples.jsonl: whether the prompt is from the training or the held-out data; "": unknown."""
     expected: str | None = None
     media: str | None = None
     """`src` of the media of a question."""
@@ -159,7 +160,7 @@ class PromptSamples:
 
     @property
     def answers(self) -> bool:
-        """Whether the samples are texts and not videos or images."""
+        """Whether the samples are answers (strings) and not videos or images."""
         return any(shown.answer is not None for shown in self.shown)
 
     @property
@@ -174,11 +175,11 @@ class PromptSamples:
 
 
 def rows(run: RunFiles, place: PageBudget, *, prefix: str = "", index: int | None = None) -> list[PromptSamples]:
-    """Groups the samples of a run by prompt and by the file that a question is about.
+    """Groups the samples of a run by prompt and by the image or video that a question is about.
 
     Args:
         run: Files of the run.
-        place: Produces links to media files.
+        place: Embeds or links media files.
         prefix: Text before each caption.
         index: Index of the run in a comparison; None: a single run.
 
@@ -195,7 +196,7 @@ def rows(run: RunFiles, place: PageBudget, *, prefix: str = "", index: int | Non
 
 
 def count_rows(run: RunFiles) -> int:
-    """Returns the number of groups without the limit of `rows`."""
+    """Returns the number of groups that `rows` would return without its limit."""
     return len({(str(s.get("prompt", "")), about(s)) for s in run.samples if isinstance(s.get("step"), int)})
 
 
@@ -231,7 +232,7 @@ def row(
 
 
 def scores(rows: Sequence[PromptSamples]) -> list[tuple[str, int, int]]:
-    """Returns (caption, number of correct answers, number of answers) of the shown samples, oldest first."""
+    """Returns (caption, number of correct answers, number of answers) by caption (step) of samples, oldest first."""
     judged = [shown for row in rows for shown in row.shown if shown.right is not None]
     right = Counter(shown.caption for shown in judged if shown.right)
     asked = Counter(shown.caption for shown in judged)
@@ -243,7 +244,7 @@ def about(sample: dict[str, Any]) -> str:
 
 
 def caption(sample: dict[str, Any], prefix: str, varied: Sequence[str]) -> str:
-    """Returns the step, and weights and guidance scale if they differ between the samples of the prompt."""
+    """Formats `prefix` and the step of a sample, and its weights and guidance scale if they are named in `varied`."""
     told = [prefix, f"step {sample['step']}"]
     if "weights" in varied:
         weights = str(sample.get("weights") or "")
@@ -262,13 +263,13 @@ def show(run: RunFiles, sample: dict[str, Any], place: PageBudget, caption: str)
 
 
 def media(run: RunFiles, file: str, place: PageBudget, caption: str) -> Shown:
-    """Returns a video or image of the run folder, or the reason why it is not shown."""
+    """Returns the video or image `file` of the run folder with its caption, or with the reason why it is not shown."""
     source = place.source(run, file)
     return Shown(caption, source=source, is_video=is_video(file), missing=None if source else missing(run, file))
 
 
 def missing(run: RunFiles, file: str) -> str:
-    """Returns the reason why a file is not shown."""
+    """Returns the reason why the media file `file` of the run is not shown."""
     if file in run.outside:
         return f"{file} is outside the run folder"
     return f"{file or 'no file'} does not exist"

@@ -11,7 +11,7 @@ from worldsmith.files.locks import in_use
 from worldsmith.monitor.page.run_files import RunFiles, lookup
 
 SILENT = timedelta(minutes=2)
-"""Seconds of silence after which a run without a lock holder counts as dead."""
+"""Time without an update after which a run whose folder no process has locked counts as dead."""
 AT_WORK = ("starting", "running")
 MEANING = {
     "starting": "The run is being built.",
@@ -63,7 +63,7 @@ class Status:
 
     @property
     def problem(self) -> str | None:
-        """Reason of an end or a state that `meaning` does not explain."""
+        """Recorded reason why the run has ended, if `meaning` does not contain it; None without one."""
         return None if self.state in ("stopped", "interrupted") else self.reason
 
     @property
@@ -84,7 +84,8 @@ def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status
 
     Args:
         run: Files of the run.
-        known: Facts from the running process, which override those of its files; None: only the files count.
+        known: Facts of the running process that override `status.json`, such as "state" and "step"; None: only the
+            files are used.
     """
     said = {**run.status, **(known or {})}
     max_iter = find_first_integer(said.get("max_iter"), find_first_integer(lookup(run.config, "trainer.max_iter")))
@@ -116,7 +117,7 @@ def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status
 
 
 def guess(run: RunFiles, step: int | None, max_iter: int | None) -> str:
-    """Determines the state of a run that has not recorded it."""
+    """Infers the state of a run that has not recorded it: "running", "finished" or "ended"."""
     if in_use(run.folder) is not None:
         return "running"
     return "finished" if step is not None and max_iter is not None and step >= max_iter else "ended"
@@ -135,7 +136,7 @@ def is_old(time: datetime | None) -> bool:
 
 
 def last_change(run: RunFiles) -> datetime | None:
-    """Returns the newest modification time of the run's records; None without records."""
+    """Returns the newest modification time of the run's metrics, status, messages and config; None without them."""
     times = [
         path.stat().st_mtime
         for name in ("metrics.jsonl", "status.json", "messages.jsonl", "config.yaml")
@@ -145,7 +146,7 @@ def last_change(run: RunFiles) -> datetime | None:
 
 
 def when(text: Any) -> datetime | None:
-    """Parses an ISO time, UTC by default; None for any other value."""
+    """Parses an ISO 8601 time, in UTC if it states no time zone; returns None for any other value."""
     try:
         time = datetime.fromisoformat(str(text))
     except ValueError:
@@ -154,5 +155,5 @@ def when(text: Any) -> datetime | None:
 
 
 def find_first_integer(*values: Any) -> int | None:
-    """Returns the first value that is an int; None without one."""
+    """Returns the first value that is an int and not a bool; None without one."""
     return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)

@@ -53,11 +53,11 @@ class Held:
     phase: str
     """Phase in which it was first seen."""
     module: str
-    """Innermost module whose forward pass created it; "" outside of modules."""
+    """Innermost module whose forward pass created the storage; "" outside of modules."""
     kind: str
     """Memory category inferred at creation; a tag of `MemoryTracker.tag` has precedence."""
     elsewhere: bool
-    """Whether it is in host RAM, whatever the run's device is."""
+    """Whether the storage is counted as host RAM, whatever the run's device is."""
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -114,7 +114,7 @@ class MemoryTracker(TorchDispatchMode):
             self._elsewhere = before
 
     def within(self, name: str, owner: Any, method: str, *, before: Callable[[], None] = lambda: None) -> None:
-        """Replaces `owner.method` by a wrapper that calls `before` and then runs the method as the phase `name`."""
+        """Replaces `owner.method` by a wrapper that calls `before()` and then runs the method as the phase `name`."""
         function = getattr(owner, method)
 
         @wraps(function)
@@ -126,7 +126,7 @@ class MemoryTracker(TorchDispatchMode):
         setattr(owner, method, run)
 
     def name_modules(self, network: nn.Module, *, each: bool = False) -> None:
-        """Sets the names under which modules are reported: their names in `network`.
+        """Sets the names of modules in reports to their names in `network`.
 
         Args:
             network: Network whose modules are named.
@@ -136,13 +136,13 @@ class MemoryTracker(TorchDispatchMode):
             self._names[module] = name if each else LAYER.sub(".*", name)
 
     def tag(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
-        """Sets the memory category of tensors (also DTensors), including past events; skips None and meta tensors."""
+        """Assigns the category `kind` to tensors (and DTensors), including past events; skips None and meta tensors."""
         for tensor in tensors:
             if tensor is not None and tensor.device.type != "meta":
                 self.tags[self._number(local_part(tensor), "inputs")] = kind
 
     def tag_survivors(self, kind: str, born: str) -> None:
-        """Sets the memory category of untagged storages that were created in the phase `born` and are still alive."""
+        """Assigns the category `kind` to untagged storages that were created in the phase `born` and still exist."""
         for number, _ in self._numbers.values():
             if self.held[number].phase == born and number not in self.tags:
                 self.tags[number] = kind
@@ -193,7 +193,7 @@ class MemoryTracker(TorchDispatchMode):
         ]
 
     def stretches(self) -> Iterator[tuple[str, list[Change]]]:
-        """Yields (phase, device memory changes) for each sequence of events in one phase, with the current tags."""
+        """Yields (phase, device memory changes) for each sequence of events in one phase; uses the current tags."""
         for phase, events in groupby(self.events, key=itemgetter(2)):
             if changes := list(self._changes(events)):
                 yield phase, changes
@@ -302,7 +302,7 @@ class MemoryTracker(TorchDispatchMode):
             self._modules.pop()
 
     def _changes(self, events: Iterable[tuple[int, int, str]]) -> Iterator[Change]:
-        """Yields the device memory changes of events."""
+        """Yields a `Change` for each event in device memory; skips events in host RAM and starts of phases."""
         for number, change, _ in events:
             if number >= 0 and not self.held[number].elsewhere:
                 yield change, self.tags.get(number) or self.held[number].kind, self.held[number].module
@@ -320,7 +320,7 @@ def tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Returns whether the values of a tensor are kept in a simulation: small plain index, mask and 1-D tensors."""
+    """Returns whether a simulation keeps the values of a tensor: plain indices and masks, and small 1-D tensors."""
     if type(tensor) is not Tensor or tensor.device.type == "meta":
         return False
     return tensor.dtype in INDEX_TYPES or (tensor.ndim < 2 and tensor.numel() <= LONGEST_TABLE)

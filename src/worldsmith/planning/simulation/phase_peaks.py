@@ -47,7 +47,13 @@ class Timeline:
 
 
 def memory_after(changes: Iterable[Change], phase: str, main_memory: int = 0) -> PhaseMemory:
-    """Returns the device memory breakdown after `changes`, which start with empty memory."""
+    """Returns the breakdown of device memory after a sequence of changes that starts with empty memory.
+
+    Args:
+        changes: Changes of device memory in temporal order.
+        phase: Name of the phase in the result.
+        main_memory: Peak host RAM of the phase in bytes, which is copied to the result.
+    """
     kinds, modules = Counter[str](), Counter[str]()
     for change, kind, module in changes:
         kinds[kind] += change

@@ -77,7 +77,7 @@ def short_work(
 
 
 def as_equal(batches: Sequence[Any]) -> Sequence[Any]:
-    """Returns the first batch repeated if all batches have samples of the same sizes, else `batches`."""
+    """Returns the first batch, repeated, if all batches have samples of the same sizes; else `batches`."""
     same = len({tuple(sorted(sample.num_tokens for sample in batch)) for batch in batches}) == 1
     return [batches[0]] * len(batches) if same else batches
 
@@ -107,10 +107,15 @@ def with_layers(config: Trainer.Config, depths: Mapping[str, int]) -> Trainer.Co
 
 
 def long_lists(config: Trainer.Config) -> dict[str, int]:
-    """Returns the lists of repeated layers that are worth shortening, with their lengths; {} if none is.
+    """Returns the lists of repeated layers that are worth shortening for a simulation, with their lengths.
 
-    Keys are the config fields that state the lengths, else module names. Layers that are never compiled, such as those
-    of a vision tower, are not shortened, because outputs of certain layers can be used elsewhere.
+    Args:
+        config: Config of the run.
+
+    Returns:
+        Length by config field that states it, else by module name; {} if no list is long enough. Layers that are never
+        compiled, such as those of a vision tower, are not shortened, because outputs of certain layers can be used
+        elsewhere.
     """
     network = getattr(config.model.config, "network", None)
     counts = {name: getattr(network, name) for name in COUNTS if hasattr(network, name)}
@@ -130,12 +135,16 @@ def long_lists(config: Trainer.Config) -> dict[str, int]:
 
 
 def least_layers(lists: Mapping[str, int]) -> int:
-    """Returns the number of layers per list in `lists` that the extrapolation needs."""
+    """Returns the number of layers per list that the extrapolation has to simulate.
+
+    Args:
+        lists: Result of `long_lists`.
+    """
     return LAYERS_AFTER_TOWER if any(name not in COUNTS for name in lists) else LAYERS
 
 
 def can_be_built(config: Trainer.Config | None) -> bool:
-    """Returns whether the shortened config is valid, which fails if another field has one entry per layer."""
+    """Returns whether a shortened config is valid, which is not the case if another field has one entry per layer."""
     try:
         return config is not None and config.model.config.build(device="meta") is not None
     except ValueError:

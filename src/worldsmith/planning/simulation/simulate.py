@@ -79,7 +79,7 @@ def simulate(
 
 
 def select_different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
-    """Returns the batches to simulate, and how many more batches are equal to the second of them."""
+    """Returns the batches to simulate, and the number of other batches, which are equal to the second of them."""
     alike = all(batch is batches[0] for batch in batches)
     simulated = batches[:DIFFERENT] if alike else batches
     return simulated, len(batches) - len(simulated)
@@ -125,8 +125,8 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
     Args:
         run: The run after its step.
         names: Phases to simulate: "encoding", "validation", "sampling", "saving".
-        encodings: Results of earlier encoding phases by clip sizes; new ones are added. Runs with the same encoders
-            can share it, so that each encoding is simulated once.
+        encodings: Results of earlier encoding phases by clip sizes; new ones are added in place. Runs with the same
+            encoders can share it, so that each encoding is simulated once.
     """
     found, works, dummies = [], find_phases(run), run.task.dummy_data
     for name in filter(works.__contains__, names):
@@ -179,13 +179,13 @@ def encode(run: TrackedRun) -> None:
 
 
 def validate(run: TrackedRun) -> None:
-    """Computes the validation loss of one batch of a step."""
+    """Computes the validation loss of the first batch of the run, in evaluation mode."""
     with evaluated(run):
         type(run.task).loss(run.task, run.batches[0], seed=0)
 
 
 def draw_videos(run: TrackedRun, drawn: DrawVideos.Config) -> None:
-    """Runs one solver step for all samples of the callback, in the size of the batch's first clip, and decodes one."""
+    """Runs one solver step for all samples of the callback config `drawn`, in the first clip's size; decodes one."""
     from worldsmith.checkpoint.formats.family_formats import formats_of
     from worldsmith.sampling.generate import generate_latents
     from worldsmith.sampling.requests import GenerationRequest
@@ -209,7 +209,7 @@ def draw_videos(run: TrackedRun, drawn: DrawVideos.Config) -> None:
 
 
 def draw_answers(run: TrackedRun, drawn: DrawAnswers.Config) -> None:
-    """Generates the first tokens of answers to conversations like the batch's."""
+    """Generates the first tokens of answers of the callback config `drawn` to copies of the first conversation."""
     model: Any = run.model
     task: Any = run.task
     sample = run.batches[0][0]
@@ -224,7 +224,7 @@ def draw_answers(run: TrackedRun, drawn: DrawAnswers.Config) -> None:
 
 @contextmanager
 def evaluated(run: TrackedRun, *, averaged: bool = True) -> Iterator[None]:
-    """Context manager: evaluation mode without gradients, with the EMA weights if `averaged` and the run has them."""
+    """Context manager: evaluation mode without gradients, with the EMA weights if `averaged` and they exist."""
     network, average = run.model.network, run.state.ema
     swapped = average.apply_to(network) if averaged and average is not None else nullcontext()
     with evaluating(network), torch.no_grad(), swapped:

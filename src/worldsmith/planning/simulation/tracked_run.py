@@ -200,7 +200,7 @@ def simulated_run(
 
 
 class WithoutFiles(WeightSource):
-    """Weight source of empty tensors with the shapes of a model's weights; each rank reads its shards."""
+    """Weight source that reads no files: empty tensors with the shapes of a model's weights, sharded by rank."""
 
     def __init__(self, model: Model) -> None:
         self.path, self.describe, self.settings = Path(), "unused weights", {}
@@ -217,7 +217,7 @@ class WithoutFiles(WeightSource):
 
 
 class Stored:
-    """A tensor in a file; indexing returns an empty tensor of the slice's shape."""
+    """Stand-in for a tensor in a file; indexing returns an empty tensor with the shape of the slice."""
 
     def __init__(self, shape: list[int]) -> None:
         self.shape = shape
@@ -262,7 +262,7 @@ def conversion_key(layer: HoldsWeight) -> Hashable:
 
 
 def copy_sizes(first: HoldsWeight, layer: HoldsWeight) -> None:
-    """Sets empty tensors of the sizes of `first`'s quantized weight on `layer`."""
+    """Assigns empty tensors to `layer` with the sizes of the quantized weight of `first`."""
     for name, value in vars(first).items():
         if torch.is_tensor(value):
             setattr(layer, name, torch.empty_like(value))

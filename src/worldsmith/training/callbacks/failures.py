@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class FirstStepWatchdog(Callback):
-    """Records the stacks of every process once if its first step, including the first batch, takes too long.
+    """Writes the stack traces of every process once if its first step, including the first batch, takes too long.
 
     The file `rank_<n>.txt` then contains the stack of each thread. It is written by a thread of the interpreter that
     needs no lock, so it works even if all other threads hang.
@@ -30,7 +30,7 @@ class FirstStepWatchdog(Callback):
         after_seconds: Annotated[float, Range(gt=0)] = 1800.0
         """Time limit of the first step, in seconds."""
         abort: bool = False
-        """Whether the process then ends with exit code 1 instead of waiting."""
+        """Whether a process that exceeds the limit ends with exit code 1 instead of waiting."""
 
     config: Config
     file: IO[str] | None = None
@@ -43,7 +43,7 @@ class FirstStepWatchdog(Callback):
         except OSError as error:
             logger.warning("%s cannot be written, so the first step has no time limit: %s", path, error)
             return
-        told = ": it ends here" if self.config.abort else "; it continues to wait"
+        told = "; the process ends now" if self.config.abort else "; the process continues to wait"
         about = (
             f"[E123] the first step has not ended after {seconds:g} s; {path} has the stack traces of its threads{told}"
         )
@@ -59,7 +59,7 @@ class FirstStepWatchdog(Callback):
         self.leave()
 
     def leave(self) -> None:
-        """Stops watching and removes the file if it is empty."""
+        """Stops the timers and removes the file of stack traces if it is empty."""
         if self.file is None:
             return
         faulthandler.cancel_dump_traceback_later()

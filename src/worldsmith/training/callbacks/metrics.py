@@ -129,7 +129,7 @@ def nest_by_key(figures: Mapping[str, float]) -> dict[str, Any]:
 
 
 def rates_by_group(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Returns the learning rates of parameter groups by their factor on `optimizer.lr`; empty if all are equal."""
+    """Returns `{"lr_groups": {"x<factor>": rate}}` by factor on `optimizer.lr`; {} if all groups have the same rate."""
     base, groups = trainer.config.optimizer.lr, trainer.state.optimizer.param_groups
     starts = [group.get("initial_lr", base) for group in groups]
     if len(set(starts)) == 1:
@@ -138,9 +138,10 @@ def rates_by_group(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
 
 
 def work_figures(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Returns the fraction of padding tokens, and `model_flops_share`: the model FLOPs utilization (MFU).
+    """Returns the metrics `padding_share` and `model_flops_share` of a step. Collective.
 
-    MFU is omitted if the peak of the device or the FLOPs of the model are not known.
+    `padding_share` is the fraction of padding tokens. `model_flops_share` is the model FLOPs utilization (MFU); it is
+    omitted if the peak of the device or the FLOPs of the model are not known.
     """
     task, world = trainer.task, trainer.world
     peak = peak_flops(world.device, trainer.config.model.config.precision)
@@ -154,7 +155,7 @@ def work_figures(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Returns the peak FLOP/s of the device; None if it is not known."""
+    """Returns the peak FLOP/s of a CUDA device with 16-bit matmuls; None for float32, and if it is not known."""
     if not device.startswith("cuda") or precision == "float32":
         return None
     import torch
@@ -198,8 +199,9 @@ def peak_memory_bytes(device: str) -> int:
 
 
 class DeviceMonitor(Callback):
-    """Reads CPU, RAM and GPU usage of every process at intervals: `devices.jsonl` has one line per reading, with an
-    entry per process.
+    """Records CPU, RAM and GPU usage of every process at intervals.
+
+    `devices.jsonl` has one line per reading, with an entry per process:
 
     - `cpu_percent` (100 is one busy core, without loader workers) and `ram_bytes` are of the process, `ram_free_bytes`
       is of its machine.
@@ -235,7 +237,7 @@ class DeviceMonitor(Callback):
         return {"devices": last} if last else {}
 
     def read(self, device: str) -> dict[str, Any]:
-        """Reads the current CPU, RAM and GPU usage of this process."""
+        """Returns the current CPU, RAM and GPU usage of this process, with the keys of `devices.jsonl`."""
         import psutil
         import torch
 
@@ -311,7 +313,7 @@ class NormMonitor(Callback):
         return {"norms": {kind: total_norm(norms) for kind, norms in found.items()}} if found else {}
 
     def norms(self, tensors: Sequence[Tensor | None]) -> dict[str, float]:
-        """Returns the norm of each part, over all ranks."""
+        """Returns the L2 norm by module of one tensor per trained parameter, in order, over all ranks. Collective."""
         squares: dict[str, float] = defaultdict(float)
         for part, square in zip(self.parts, square_sums(tensors), strict=True):
             squares[part] += square
@@ -322,7 +324,7 @@ class NormMonitor(Callback):
 
 
 def total_norm(norms: Mapping[str, float]) -> float:
-    """Computes the norm over all modules."""
+    """Computes the L2 norm over all modules from the norms of the modules."""
     return math.hypot(*norms.values())
 
 
@@ -352,7 +354,7 @@ class ParamCount(Callback):
     """Writes `parameters.json` at the start: numbers of all and of trained parameters, in total and by module."""
 
     class Config(Callback.Config):
-        """Has no settings."""
+        """Config without settings."""
 
     def on_run_start(self, trainer: TrainingRun) -> None:
         total, trained = Counter[str](), Counter[str]()

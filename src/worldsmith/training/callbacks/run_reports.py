@@ -53,7 +53,7 @@ class RunPage(Callback):
 
     def start_lines(self, trainer: TrainingRun) -> Iterator[str]:
         if self.makes_page(trainer):
-            yield f"run page     {(trainer.run_folder / 'report.html').resolve()}"
+            yield f"report       {(trainer.run_folder / 'report.html').resolve()}"
 
     def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
         if self.child is not None:
@@ -72,7 +72,7 @@ class RunPage(Callback):
         return self.config.enabled and trainer.world.is_main
 
     def _write(self, trainer: TrainingRun, known: Mapping[str, Any]) -> None:
-        """Builds the report in this process, before the first or after the last step."""
+        """Builds the report in this process, before the first or after the last step; `known`: see `write_page`."""
         from worldsmith.monitor.page.run_page import write_page
 
         begun = time.process_time()
@@ -92,7 +92,7 @@ class RunPage(Callback):
             self._wait_for(0.0)
 
     def _look_after(self, how: int) -> None:
-        """Handles the end of a rebuild. `how`: options of `os.wait4`."""
+        """Collects the exit code of the rebuilding process if it has ended. `how`: options of `os.wait4`."""
         assert self.child is not None
         try:
             pid, status, used = os.wait4(self.child.pid, how)
@@ -104,17 +104,17 @@ class RunPage(Callback):
         self.child.returncode = code = os.waitstatus_to_exitcode(status)
         self.child = None
         if code:
-            self._fail(f"the process that builds it ended with code {code}")
+            self._fail(f"the process that builds it ended with exit code {code}")
         self._wait_for(used.ru_utime + used.ru_stime)
 
     def _wait_for(self, cost: float) -> None:
-        """Sets the time of the next rebuild. `cost`: CPU seconds of the last one."""
+        """Sets the time of the next rebuild. `cost`: CPU seconds of the last rebuild."""
         self.due = time.monotonic() + max(self.config.every_seconds, PAUSE_PER_COST * cost)
 
     def _fail(self, why: str) -> None:
         if not self.has_failed:
             self.has_failed = True
-            logger.warning("the run page cannot be rebuilt, the run continues without it: %s", why)
+            logger.warning("the HTML report cannot be rebuilt, the run continues without it: %s", why)
 
 
 FILE = "plan.json"
@@ -123,8 +123,7 @@ LOWEST = 19
 
 
 class RunPlan(Callback):
-    """Plans the run in a separate process: `plan.json` in the run folder, which the report compares with the
-    measurements.
+    """Plans the run in a separate process: writes `plan.json`, which the report compares with measurements.
 
     Rank 0 starts a separate process with the lowest priority and without a GPU, which simulates a step without memory.
     No step waits for it, and it ends with the run. Best effort: an error is logged, and the run continues.
@@ -169,14 +168,16 @@ class RunPlan(Callback):
                 self.child.terminate()
                 self.child.wait()
                 self.child = None
-                logger.info("the run ends before its plan is complete: worldsmith plan %s", trainer.run_folder)
+                logger.info(
+                    "the run ends before its plan is complete; to plan it: worldsmith plan %s", trainer.run_folder
+                )
             else:
                 self._take(trainer.run_folder, self.child.returncode)
         if (trainer.run_folder / FILE).exists():
             self._compare(trainer.run_folder)
 
     def _take(self, folder: Path, code: int) -> None:
-        """Moves the plan of the child process, which ended with exit code `code`, to the run folder; logs it."""
+        """Moves `plan.json` of the child process, which ended with exit code `code`, to the run folder; logs it."""
         self.child = None
         from worldsmith.monitor.page.plan_check import plan_in_a_line
 
@@ -193,7 +194,7 @@ class RunPlan(Callback):
         logger.info("plan         %s", line)
 
     def _compare(self, folder: Path) -> None:
-        """Logs the measured values next to the planned ones."""
+        """Logs the measured values of the run next to the planned ones."""
         from worldsmith.monitor.page.plan_check import checks_in_a_line, plan_checks
         from worldsmith.monitor.page.run_files import read_run
 
@@ -206,18 +207,18 @@ class RunPlan(Callback):
             logger.info("plan         %s", line)
 
     def _fail(self, why: str) -> None:
-        logger.warning("the plan of the run is missing, and the run continues without it: %s", why)
+        logger.warning("the run could not be planned and continues without a plan: %s", why)
 
 
 def plan_command(run_folder: Path, processes: int, device: str) -> list[str]:
-    """Returns the command that plans the run in `run_folder` on `processes` GPUs like that of this process."""
+    """Returns the command that plans the run in `run_folder` on `processes` GPUs of the same model as `device`."""
     trusted = [word for name in trusted_packages() if name != "worldsmith" for word in ("--trust", name)]
     plan = ["plan", str(run_folder / "config.yaml"), "--gpus", str(processes), "--gpu", plan_gpu_name(device), "--json"]
     return [sys.executable, "-m", "worldsmith", *trusted, *plan]
 
 
 def plan_gpu_name(device: str) -> str:
-    """Returns the GPU name for `worldsmith plan`; without a GPU, the memory size of the machine."""
+    """Returns the value of `--gpu` of `worldsmith plan` for a device; without a GPU, the memory size of the machine."""
     if device.startswith("cuda"):
         return word_of_device(device)
     import psutil

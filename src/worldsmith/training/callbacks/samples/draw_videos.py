@@ -39,13 +39,13 @@ TRAINING, HELD_OUT = "training caption", "held-out caption"
 CANDIDATES = 8
 """Number of captions read from the data per sampled caption."""
 GOOD_STEPS, LEAST_STEPS = 8, 2
-"""Solver steps below which the number of prompts is reduced instead, and the minimum of it."""
+"""Solver steps below which the number of prompts is reduced instead, and the min number of solver steps."""
 DECODING = 8
 """Assumed cost of decoding and writing a sample, as a number of forward passes of a training sample."""
 REAL = "real"
 """Subfolder with the dataset's own clips."""
 REAL_BYTES = 64_000
-"""Max file size of a clip of the dataset, above which its quality is lowered: a page embeds it."""
+"""Max bytes of the file of a dataset's clip, above which its quality is lowered: the HTML report embeds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class DrawVideos(DrawSamples):
                 raise wrong(self, "guidance", why="no samples would be generated", remedy="use [1.0] for no guidance")
             if self.enabled and self.prompts and not FROM_TEXT & set(run.model.config.modes):
                 why = f"this model generates {', '.join(run.model.config.modes)}"
-                remedy = "set samples with their vision_path in prompt_files, or none of them"
+                remedy = "use prompt_files with samples that have a vision_path, or omit prompts"
                 raise wrong(self, "prompts", why=why, remedy=remedy)
 
         def fit(self, passes: float) -> DrawingSize:
@@ -116,7 +116,7 @@ class DrawVideos(DrawSamples):
     config: Config
     requests: Sequence[GenerationRequest] = ()
     captions: Sequence[ClipCaption] = ()
-    """Sources of the first prompts, if these are captions of the data."""
+    """Clips of the first prompts, if these are captions of the data."""
 
     @property
     def steps(self) -> int:
@@ -160,7 +160,8 @@ class DrawVideos(DrawSamples):
     def _choose_captions(self, trainer: TrainingRun, sampler: VideoSampler) -> dict[str, ClipCaption]:
         """Chooses `num_prompts` captions: alternately of training clips and, if the run validates, of held-out clips.
 
-        A caption that was also chosen from the training clips does not count as held out.
+        A caption of a held-out clip that was also chosen from the training clips is omitted. `sampler` must accept the
+        captions, see `_fitting`.
         """
         training = self._fitting(trainer.state.loader.dataset, sampler, TRAINING)
         held_out: dict[str, ClipCaption] = {}
@@ -171,7 +172,10 @@ class DrawVideos(DrawSamples):
         return dict(item for item in chain.from_iterable(pairs) if item is not None)
 
     def _fitting(self, data: VideoDataset, sampler: VideoSampler, source: str) -> dict[str, ClipCaption]:
-        """Selects captions that sampling accepts, since it rejects those that training cuts; else the first ones."""
+        """Returns up to `num_prompts` captions of `data` that `sampler` accepts, or the first ones if it rejects all.
+
+        The sampler rejects captions that are too long, which training truncates. `source`: label of the captions.
+        """
         from worldsmith.sampling.requests import GenerationRequest, read_request
         from worldsmith.sampling.training_data import first_windows
 
@@ -298,7 +302,15 @@ def write_clip(stem: Path, frames: Tensor, fps: float, *, max_bytes: int | None 
 
 
 def of_data(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, Any]]:
-    """Returns the prompts for captions of the data, with first frames if the model with this config reads an image."""
+    """Returns the arguments of a generation request for each caption of the data.
+
+    Args:
+        captions: Clip of each caption.
+        model: Model config.
+
+    Returns:
+        Dicts with `prompt` and, unless the model generates from text, the first frame of the clip as `condition`.
+    """
     from worldsmith.sampling.training_data import read_first_frame
 
     if FROM_TEXT & set(model.modes):
@@ -314,9 +326,16 @@ def of_data(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, A
 
 
 def read_requests(files: Sequence[str], defaults: GenerationDefaults, model: Any) -> list[GenerationRequest]:
-    """Returns the generation requests in files, for a model with this config.
+    """Reads generation requests for samples from files.
 
-    Raises UserError or ValueError for a request with settings that must be the same for all.
+    Args:
+        files: Files or glob patterns in the format of `worldsmith generate`.
+        defaults: Values of settings that a sample does not state.
+        model: Model config.
+
+    Raises:
+        UserError: If a file or sample is invalid.
+        ValueError: If a sample has a setting that must be the same for all, or transforms a video.
     """
     from worldsmith.data.clips.latent_grid import LatentGrid
     from worldsmith.sampling.sample_args import decide
