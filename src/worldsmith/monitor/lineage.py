@@ -79,19 +79,19 @@ class Lineage:
         return path if path.exists() else self.folder / os.path.relpath(path, self.data["folder"])
 
     def change(
-        self, entry: Mapping[str, Any], place: Path, look: Callable[[Path], str] | None = fingerprint
+        self, entry: Mapping[str, Any], path: Path, compute_fingerprint: Callable[[Path], str] | None = fingerprint
     ) -> str | None:
         """Describes how an input or output differs from its record, such as "is missing"; None if it is unchanged.
 
         Args:
             entry: Item of `inputs` or `outputs`.
-            place: Current path of the input or output.
-            look: Function that computes the fingerprint of a path; None: check only that the path exists.
+            path: Current path of the input or output.
+            compute_fingerprint: Returns the fingerprint of a path; None: check only that the path exists.
         """
-        if not place.exists():
+        if not path.exists():
             return "is missing" if entry["fingerprint"] else None
         try:
-            same = look is None or entry["fingerprint"] in (None, look(place))
+            same = compute_fingerprint is None or entry["fingerprint"] in (None, compute_fingerprint(path))
         except (OSError, UserError) as error:
             return f"cannot be read: {error}"
         return None if same else "has changed since"
@@ -129,18 +129,18 @@ def write_lineage(
     folder = file.parent
     names = [Path(place).name, *outputs] if Path(place).is_file() else outputs
     read = [describe_input(entry) if isinstance(entry, Input) else dict(entry) for entry in inputs]
-    made = [describe_output(folder, name) for name in dict.fromkeys(names)]
+    written = [describe_output(folder, name) for name in dict.fromkeys(names)]
     plain = json.loads(json.dumps(dict(settings), default=str))
-    core = [action, plain, [[i["role"], i["path"], i["fingerprint"]] for i in read], made]
+    identity = [action, plain, [[i["role"], i["path"], i["fingerprint"]] for i in read], written]
     record = {
         "schema": SCHEMA,
-        "id": hashlib.sha256(json.dumps(core, sort_keys=True).encode()).hexdigest()[:16],
+        "id": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
         "action": action,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "folder": str(folder.resolve()),
         "settings": plain,
         "inputs": read,
-        "outputs": made,
+        "outputs": written,
         "versions": package_versions(),
     }
     write_text(file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")

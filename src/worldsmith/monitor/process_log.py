@@ -31,7 +31,7 @@ class ProcessLog:
     def __init__(self) -> None:
         self.path: Path | None = None
         self._waiting: deque[str] = deque(maxlen=WAITING)
-        self._said = False
+        self._warned = False
         self._renew_lock()
         os.register_at_fork(after_in_child=self._renew_lock)
 
@@ -57,8 +57,8 @@ class ProcessLog:
                 append_line(self.path, line.encode(errors="backslashreplace").decode())
             except OSError as error:
                 problem = f"{self.path} is incomplete, lines could not be written: {error.strerror}; the run continues"
-                if not self._said:
-                    self._said = True
+                if not self._warned:
+                    self._warned = True
                     with suppress(OSError, ValueError):  # on the same full disk, or closed
                         print(problem, file=sys.__stderr__, flush=True)
 

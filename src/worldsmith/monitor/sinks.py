@@ -52,10 +52,10 @@ class Sinks:
         self.lost: Counter[str] = Counter()
         """Number of failed writes, by sink."""
 
-    def add(self, name: str, make: Callable[[], Sink]) -> None:
-        """Adds the sink that `make()` returns as `name`; if `make` fails, logs a warning and continues without it."""
+    def add(self, name: str, build: Callable[[], Sink]) -> None:
+        """Adds the sink that `make()` returns as `name`; if `build` fails, logs a warning and continues without it."""
         try:
-            self.sinks[name] = make()
+            self.sinks[name] = build()
         except Exception as error:
             logger.warning("%s cannot be written, the run continues without it: %s", name, describe_error(error))
 

@@ -25,7 +25,7 @@ NARROW = 4
 """Indentation of a word that does not fit its column."""
 _LABEL = re.compile(r"(?P<indent>[\s│├└─]*)\S.{0,24}?\s{2,}(?=\S)|(?P<plain>[\s│├└─]*)")
 """Matches the first column of a line (a label and at least two spaces), or the indentation of a line without one."""
-_AS_IT_IS = re.compile(r"\s*\d*\s\|(\s|$)|(next:)?\s*worldsmith \w")
+_NOT_WRAPPED = re.compile(r"\s*\d*\s\|(\s|$)|(next:)?\s*worldsmith \w")
 """Matches lines that are never wrapped: source lines in an error, the markers below them, and commands."""
 
 
@@ -57,15 +57,17 @@ def fit_width(text: str, width: int | None) -> str:
     if width is None:
         return text
     lines: list[str] = []
-    goes_on = False  # whether the line belongs to a command of several lines: a break in a quoted word would change it
+    continues = (
+        False  # whether the line belongs to a command of several lines: a break in a quoted word would change it
+    )
     for line in text.split("\n"):
-        lines += [line] if goes_on else _wrap(line, width)
-        goes_on = line.endswith("\\") and (goes_on or _AS_IT_IS.match(line) is not None)
+        lines += [line] if continues else _wrap(line, width)
+        continues = line.endswith("\\") and (continues or _NOT_WRAPPED.match(line) is not None)
     return "\n".join(lines)
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    if len(line) <= width or _AS_IT_IS.match(line):
+    if len(line) <= width or _NOT_WRAPPED.match(line):
         return [line]
     found = _LABEL.match(line)
     assert found is not None  # the second form matches everything
@@ -93,19 +95,19 @@ def _fit_word(line: str, width: int) -> str:
     return " " * NARROW * (len(word) + NARROW <= width) + word
 
 
-def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
+def fitting_columns(widths: Sequence[int], max_width: int) -> list[list[int]]:
     """Splits the columns of a table into groups that fit into a number of characters.
 
     Args:
         widths: Width of each column.
-        room: Max characters of a group, with two spaces per column.
+        max_width: Max characters of a group, with two spaces per column.
 
     Returns:
         Column indexes of each group.
     """
     parts: list[list[int]] = [[]]
     for column, width in enumerate(widths):
-        if parts[-1] and sum(widths[known] + 2 for known in parts[-1]) + width + 2 > room:
+        if parts[-1] and sum(widths[known] + 2 for known in parts[-1]) + width + 2 > max_width:
             parts.append([])
         parts[-1].append(column)
     return parts
@@ -152,11 +154,11 @@ def command_lines(words: Sequence[str]) -> Iterator[str]:
     Args:
         words: Program and arguments, not quoted.
     """
-    lines, now = [], ""
+    lines, line = [], ""
     for word in map(shlex.quote, words):
-        if now and len(now) + len(word) > text_width() - 8:
-            lines.append(now)
-            now = ""
-        now += f" {word}" if now else word
-    lines.append(now)
+        if line and len(line) + len(word) > text_width() - 8:
+            lines.append(line)
+            line = ""
+        line += f" {word}" if line else word
+    lines.append(line)
     yield from ("    " + text for text in " \\\n  ".join(lines).split("\n"))

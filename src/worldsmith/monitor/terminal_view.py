@@ -120,7 +120,7 @@ class TerminalView:
         try:
             self.console.print(Text(text, style=style), soft_wrap=True)
         except OSError as error:  # a log file on a full disk
-            go_quiet(self.console, error)
+            stop_output(self.console, error)
 
     def warning(self, message: str) -> None:
         """Prints a warning above the progress line."""
@@ -149,10 +149,10 @@ class LastingConsole(Console):
     """A console that stops its output if its reader ends (`| head`), where rich would end the run without a message."""
 
     def on_broken_pipe(self) -> None:
-        go_quiet(self, BrokenPipeError("its reader has closed it"))
+        stop_output(self, BrokenPipeError("its reader has closed it"))
 
 
-def go_quiet(console: Console, error: OSError) -> None:
+def stop_output(console: Console, error: OSError) -> None:
     """Stops terminal output after a write error, with a single warning if possible."""
     if not console.quiet:
         console.quiet = True

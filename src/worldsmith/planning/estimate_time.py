@@ -79,17 +79,17 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
         return None
     peak, bandwidth = gpu.peak_flops * gpu.reached, gpu.bandwidth
     terms = {
-        "matmuls": over(work.hardware_flops - work.attention_flops, peak, "matmuls"),
-        "attention": over(work.attention_flops - work.skipped_flops, peak, "attention"),
-        "memory": over(work.moved_bytes, bandwidth, "memory"),
+        "matmuls": estimate_seconds(work.hardware_flops - work.attention_flops, peak, "matmuls"),
+        "attention": estimate_seconds(work.attention_flops - work.skipped_flops, peak, "attention"),
+        "memory": estimate_seconds(work.moved_bytes, bandwidth, "memory"),
     }
     if compiled:
-        left = EFFICIENCIES["unfused"][0]
-        terms["memory"] = EstimateRange(terms["memory"].fast * left.fast, terms["memory"].slow * left.slow)
+        remaining = EFFICIENCIES["unfused"][0]
+        terms["memory"] = EstimateRange(terms["memory"].fast * remaining.fast, terms["memory"].slow * remaining.slow)
     computed = sum(terms.values(), NOTHING)
     hidden = waited = NOTHING
     for traffic in work.traffic:
-        seconds = over(traffic.sent, rate(traffic, gpu), "links") + latency(traffic, gpu) * traffic.calls
+        seconds = estimate_seconds(traffic.sent, rate(traffic, gpu), "links") + latency(traffic, gpu) * traffic.calls
         place = "between machines" if spans_machines(traffic, gpu) else "inside a machine"
         terms[place] = terms.get(place, NOTHING) + seconds
         if traffic.group in HIDDEN:
@@ -100,12 +100,12 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
     return StepSeconds(total, max(terms, key=lambda name: terms[name].middle), terms)
 
 
-def over(amount: float, rate: float, kind: str) -> EstimateRange:
+def estimate_seconds(amount: float, rate: float, kind: str) -> EstimateRange:
     """Estimates the seconds for `amount` units at `rate` units per second times the efficiencies of `kind`."""
-    return over_rates(amount, EFFICIENCIES[kind][0] * rate)
+    return divide_by_rates(amount, EFFICIENCIES[kind][0] * rate)
 
 
-def over_rates(amount: float, rates: EstimateRange) -> EstimateRange:
+def divide_by_rates(amount: float, rates: EstimateRange) -> EstimateRange:
     return EstimateRange(amount / rates.fast, amount / rates.slow)
 
 
@@ -133,8 +133,8 @@ def rate(traffic: Traffic, gpu: Gpu) -> float:
         return gpu.link
     step = max(1, (traffic.span - 1) // (traffic.ranks - 1))
     here = max(1, gpu.per_machine // step)
-    share = (traffic.ranks - 1) / (traffic.ranks - here) if traffic.op == "all_to_all" else here
-    return min(gpu.link, gpu.network * share)
+    factor = (traffic.ranks - 1) / (traffic.ranks - here) if traffic.op == "all_to_all" else here
+    return min(gpu.link, gpu.network * factor)
 
 
 FORWARD = EstimateRange(0.25, 0.5)
@@ -182,8 +182,8 @@ def run_time(
         checkpoint_bytes: Size of one checkpoint.
     """
     loop, settings = config.trainer, config.checkpoint
-    written = over_rates(checkpoint_bytes, EFFICIENCIES["disk"][0])
-    staged = over_rates(staged_bytes, EFFICIENCIES["staging"][0])
+    written = divide_by_rates(checkpoint_bytes, EFFICIENCIES["disk"][0])
+    staged = divide_by_rates(staged_bytes, EFFICIENCIES["staging"][0])
     saves = -(-loop.max_iter // settings.save_iter)
     waited = staged * (saves - 1) + written if settings.async_save else written * saves
     return RunTime(ranks, loop.max_iter, step.total * loop.max_iter, waited, validation_time(config, step))

@@ -62,9 +62,9 @@ def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
 
 def least_ranks(config: Trainer.Config) -> int:
     """Returns the min number of ranks with which the parallelism degrees of `config` are possible."""
-    asked = config.model.config.parallelism
-    shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
-    return max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree
+    parallelism = config.model.config.parallelism
+    shard, replicate = parallelism.data_parallel_shard_degree, parallelism.data_parallel_replicate_degree
+    return max(shard, 1) * max(replicate, 1) * parallelism.context_parallel_shard_degree
 
 
 def run_table(config: Trainer.Config) -> Table:
@@ -130,7 +130,9 @@ class Plan:
             "step": {"samples": self.samples, "tokens": self.tokens, "work": self.work.to_json()},
             "seconds": None if self.step is None else asdict(self.step),
             "time": None if self.time is None else self.time.to_json(),
-            "efficiencies": {name: {**asdict(share), "of": what} for name, (share, what) in EFFICIENCIES.items()},
+            "efficiencies": {
+                name: {**asdict(efficiency), "of": quantity} for name, (efficiency, quantity) in EFFICIENCIES.items()
+            },
             "untimed": self.untimed,
             "assumptions": dict(self.assumptions),
         }
@@ -167,8 +169,8 @@ def make_plan(
         work = replace(work, phases=[phase for phase in work.phases if phase.name != "encoding"])
     memory, untimed = memory_verdict(work, gpu), why_untimed(config, gpu)
     step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
-    beside = {phase.name: phase.main_memory for phase in work.phases}
-    staged, checkpoint = beside["saving"], quick.checkpoint_bytes
+    host_bytes = {phase.name: phase.main_memory for phase in work.phases}
+    staged, checkpoint = host_bytes["saving"], quick.checkpoint_bytes
     return Plan(
         name=config.job.name or config.model.name,
         family=config.model.name,
@@ -183,7 +185,7 @@ def make_plan(
             degrees,
             per_machine=gpu.per_machine,
             staged=staged,
-            loaded=beside["loading"],
+            loaded=host_bytes["loading"],
             sample_bytes=data.sample_bytes,
         ),
         disk=disk(config, checkpoint_bytes=checkpoint, cached_bytes=data.cache_bytes * (data.num_samples or 0)),
@@ -200,7 +202,7 @@ def make_plan(
             timed=not untimed,
             encoders=encoded_first(work) if encoded else BESIDE_STEPS if memory.encoders else "",
             open_variables=open_variables,
-            parts=stated.assumptions,
+            substitutes=stated.assumptions,
         ),
     )
 

@@ -171,9 +171,9 @@ def group_parameters(named: dict[str, nn.Parameter], config: AdamW.Config, froze
             raise no_match("optimizer.keys_without_decay", pattern, list(named), frozen)
     groups: dict[tuple[float, float], list[str]] = {}
     for name, parameter in named.items():
-        spared = any(pattern in name for pattern in config.keys_without_decay)
-        spared |= parameter.ndim < 2 and not config.decay_vectors
-        rates = config.lr * factors.get(name, 1.0), 0.0 if spared else config.weight_decay
+        without_decay = any(pattern in name for pattern in config.keys_without_decay)
+        without_decay |= parameter.ndim < 2 and not config.decay_vectors
+        rates = config.lr * factors.get(name, 1.0), 0.0 if without_decay else config.weight_decay
         groups.setdefault(rates, []).append(name)
     return [ParameterGroup(*rates, members) for rates, members in groups.items()]
 
@@ -189,20 +189,20 @@ def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: lis
     Raises:
         ValueError: If a pattern matches no trained parameter.
     """
-    taken: dict[str, str] = {}
+    matched: dict[str, str] = {}
     for pattern in multipliers:
-        fits = [name for name in names if pattern in name]
-        if not fits:
+        matches = [name for name in names if pattern in name]
+        if not matches:
             raise no_match("optimizer.lr_multipliers", pattern, names, frozen)
-        lost = [name for name in fits if name in taken]
-        if lost:
+        shadowed = [name for name in matches if name in matched]
+        if shadowed:
             logger.warning(
                 "optimizer.lr_multipliers['%s'] = %g has no effect on %d of the %d parameters that it matches, "
                 "such as %s: '%s' comes first in the table and is used; put the narrower pattern first",
-                *(pattern, multipliers[pattern], len(lost), len(fits), lost[0], taken[lost[0]]),
+                *(pattern, multipliers[pattern], len(shadowed), len(matches), shadowed[0], matched[shadowed[0]]),
             )
-        taken.update({name: pattern for name in fits if name not in taken})
-    return {name: multipliers[pattern] for name, pattern in taken.items()}
+        matched.update({name: pattern for name in matches if name not in matched})
+    return {name: multipliers[pattern] for name, pattern in matched.items()}
 
 
 def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
@@ -276,11 +276,11 @@ def no_match(where: str, pattern: str, names: list[str], frozen: list[str]) -> V
         names: Names of the trained parameters.
         frozen: Names of the parameters that are not trained.
     """
-    stopped = [name for name in frozen if pattern in name]
-    if stopped:
+    matches = [name for name in frozen if pattern in name]
+    if matches:
         why = ": with model.config.lora_enabled only adapters are trained" if any(map(is_adapter, names)) else ""
         return ValueError(
-            f"{where}: '{pattern}' matches only frozen parameters, such as {stopped[0]}, and has no effect{why}"
+            f"{where}: '{pattern}' matches only frozen parameters, such as {matches[0]}, and has no effect{why}"
         )
     return ValueError(
         f"{where}: none of the names of the {len(names)} trained parameters contains '{pattern}'; similar names: "

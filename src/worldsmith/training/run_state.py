@@ -77,10 +77,10 @@ class RunState:
         self.iteration = 0
         """Completed steps, including skipped ones."""
 
-    def judge(self, figures: Mapping[str, float]) -> bool:
+    def record_validation(self, figures: Mapping[str, float]) -> bool:
         """Records a validation with these metrics; returns whether it is the best, but not at step 0. Collective."""
         figures = self.world.broadcast(figures)
-        return self.best is not None and self.iteration > 0 and self.best.judge(self.iteration, figures)
+        return self.best is not None and self.iteration > 0 and self.best.record(self.iteration, figures)
 
     @property
     def is_done(self) -> bool:
@@ -91,11 +91,11 @@ class RunState:
 
     def describe_end(self) -> str:
         """Returns the reason why no step is left."""
-        best, most = self.best, self.config.trainer.max_iter
-        if best is None or self.iteration >= most:
-            return f"{self.iteration} of {most} steps are complete"
+        best, max_iter = self.best, self.config.trainer.max_iter
+        if best is None or self.iteration >= max_iter:
+            return f"{self.iteration} of {max_iter} steps are complete"
         return (
-            f"finished early, after {self.iteration} of {most} steps: {best.without} validations without a better "
+            f"finished early, after {self.iteration} of {max_iter} steps: {best.without} validations without a better "
             f"{best.metric} than {best.value:.4f} after step {best.step}; to continue, increase "
             "trainer.early_stop_patience"
         )
@@ -246,7 +246,7 @@ class RunState:
             UserError: If the dataset has changed and `may_change` is False.
         """
         loader, positions = self.loader, load_positions(checkpoint)
-        changes = require_same_data(loader, checkpoint, positions, record, may=may_change)
+        changes = require_same_data(loader, checkpoint, positions, record, may_change=may_change)
         if changes:
             number = loader.start_next_pass(positions)
             logger.warning("the data has changed since %s was saved; epoch %d begins:\n%s", checkpoint, number, changes)

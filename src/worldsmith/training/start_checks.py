@@ -85,14 +85,16 @@ def require_same_config(world: World, config: RunConfig) -> None:
 def require_same_dataset(world: World, dataset: StreamDataset) -> None:
     """Raises UserError on all ranks if their datasets differ. Collective."""
     found = world.gather((dataset.fingerprint, f"{len(dataset)} samples in {Path(dataset.name).absolute()}"))
-    lines = [f"  process {rank}: {what}" for rank, (mark, what) in enumerate(found) if mark != found[0][0]]
+    lines = [
+        f"  process {rank}: {text}" for rank, (fingerprint, text) in enumerate(found) if fingerprint != found[0][0]
+    ]
     if lines:
         lines = [f"  process 0: {found[0][1]}", *lines]
         raise UserError("\n".join(["[E122] the processes of this run see different data:", *shorten_lines(lines)]))
 
 
 def require_same_shapes(
-    checkpoint: Path, network: nn.Module, average: PowerEMA.Config, *, changes: Sequence[str] = ()
+    checkpoint: Path, network: nn.Module, ema: PowerEMA.Config, *, changes: Sequence[str] = ()
 ) -> None:
     """Compares names and shapes of a checkpoint with those of the network that resumes from it.
 
@@ -101,7 +103,7 @@ def require_same_shapes(
     Args:
         checkpoint: Checkpoint folder.
         network: Network of the run.
-        average: EMA settings of the run.
+        ema: EMA settings of the run.
         changes: Settings that have changed since, for messages.
 
     Raises:
@@ -109,7 +111,7 @@ def require_same_shapes(
     """
     from worldsmith.checkpoint.dcp.reader import stored_shapes
 
-    wanted, stored = state_shapes(network, average), stored_shapes(checkpoint / "model")
+    wanted, stored = state_shapes(network, ema), stored_shapes(checkpoint / "model")
     if is_partial(checkpoint):
         trained = {name for name, parameter in native_parameters(network).items() if parameter.requires_grad}
         wanted = {name: shape for name, shape in wanted.items() if strip_weight_prefix(name) in trained}
@@ -133,7 +135,12 @@ def require_same_shapes(
 
 
 def require_same_data(
-    loader: PackingDataLoader, checkpoint: Path, positions: Sequence[Mapping[str, Any]], record: Path, *, may: bool
+    loader: PackingDataLoader,
+    checkpoint: Path,
+    positions: Sequence[Mapping[str, Any]],
+    record: Path,
+    *,
+    may_change: bool,
 ) -> str:
     """Returns the differences between the dataset and that of a checkpoint, one per line; "" if there are none.
 
@@ -142,10 +149,10 @@ def require_same_data(
         checkpoint: Checkpoint from which the run resumes.
         positions: Data loader states of all ranks in the checkpoint.
         record: The dataset_windows.txt of the run that saved the checkpoint.
-        may: Whether other data is allowed.
+        may_change: Whether other data is allowed.
 
     Raises:
-        UserError: If the data differs and `may` is False.
+        UserError: If the data differs and `may_change` is False.
     """
     if not positions:
         raise UserError(f"{checkpoint} has no data loader state")
@@ -153,7 +160,7 @@ def require_same_data(
     if not changes:
         return ""
     lines = "\n".join(f"  {line}" for line in [*changes, *dataset_record.changed_samples(record, loader.dataset)])
-    if not may:
+    if not may_change:
         raise UserError(
             f"[E109] the data has changed since {checkpoint} was saved:\n{lines}\nRestore it, set another job.name, "
             "or use the new data from the start of the next epoch with --resume-changed."
@@ -209,20 +216,20 @@ def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
     return [key for key in stored_shapes(checkpoint / "optim") if not (fresh and key.startswith(fresh))]
 
 
-def state_shapes(network: nn.Module, average: PowerEMA.Config) -> dict[str, list[int]]:
+def state_shapes(network: nn.Module, ema: PowerEMA.Config) -> dict[str, list[int]]:
     """Returns the shapes of a complete checkpoint's weights by name: `net.*` and, with EMA weights, `net_ema.*`.
 
     Args:
         network: Network, may be on the meta device.
-        average: EMA settings of the run.
+        ema: EMA settings of the run.
     """
     parameters = native_parameters(network)
     shapes = {LIVE + name: list(parameter.shape) for name, parameter in parameters.items()}
-    if average.enabled:
+    if ema.enabled:
         shapes |= {
             AVERAGE + name: list(parameter.shape)
             for name, parameter in parameters.items()
-            if parameter.requires_grad or not average.trainable_only
+            if parameter.requires_grad or not ema.trainable_only
         }
     return shapes
 

@@ -85,14 +85,14 @@ def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Op
     ]
 
 
-def state_lines(config: RunConfig, model: Model, processes: int, place: Path) -> Iterator[str]:
+def state_lines(config: RunConfig, model: Model, processes: int, folder: Path) -> Iterator[str]:
     """Yields lines on the sizes of the training state and of a checkpoint, with the free disk space.
 
     Args:
         config: Config of the run.
         model: Model whose trained parameters were selected.
         processes: Number of ranks.
-        place: Existing folder on the disk of the run folder.
+        folder: Existing folder on the disk of the run folder.
     """
     states = run_states(config, model, processes)
     yield f"states       {describe_states(states)}, before activations"
@@ -100,7 +100,7 @@ def state_lines(config: RunConfig, model: Model, processes: int, place: Path) ->
     stop = " and one for each stop" if config.checkpoint.keep_latest_k is None else ""
     yield (
         f"checkpoint   {format_bytes(checkpoint)} each, at most {kept} at a time = "
-        f"{format_bytes(kept * checkpoint)}{stop}; free: {format_bytes(shutil.disk_usage(place).free)}"
+        f"{format_bytes(kept * checkpoint)}{stop}; free: {format_bytes(shutil.disk_usage(folder).free)}"
     )
 
 
@@ -141,11 +141,11 @@ def decay_lines(optimizer: Optimizer) -> Iterator[str]:
     """Yields a line on parameters without weight decay, if only a part of the parameters has weight decay."""
     kinds = {bool(group["weight_decay"]) for group in optimizer.param_groups}
     if len(kinds) > 1:
-        spared = [p for group in optimizer.param_groups for p in group["params"] if not group["weight_decay"]]
+        without_decay = [p for group in optimizer.param_groups for p in group["params"] if not group["weight_decay"]]
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         yield (
-            f"decay        none for {len(spared)} of {count} trained tensors, "
-            f"{short_number(sum(p.numel() for p in spared))} parameters"
+            f"decay        none for {len(without_decay)} of {count} trained tensors, "
+            f"{short_number(sum(p.numel() for p in without_decay))} parameters"
         )
 
 
@@ -268,7 +268,7 @@ def data_lines(
     if checkpoint is not None:
         record = checkpoint.parent.parent / dataset_record.FILE
         positions = load_positions(checkpoint)
-        changes = require_same_data(loader, checkpoint, positions, record, may=may_change)
+        changes = require_same_data(loader, checkpoint, positions, record, may_change=may_change)
         lines += [f"changed      {line.strip()}" for line in changes.splitlines()]
         done = steps_done(checkpoint)
         if changes:

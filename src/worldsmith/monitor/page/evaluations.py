@@ -35,19 +35,19 @@ class Evaluation:
     """(`src`, description, whether the image needs the full width of the report) of each image."""
 
 
-def evaluations(run: RunFiles, place: PageBudget | None) -> list[Evaluation]:
+def evaluations(run: RunFiles, budget: PageBudget | None) -> list[Evaluation]:
     """Returns the evaluations of a run that have metrics, one per result folder.
 
     Args:
         run: Files of the run.
-        place: Embeds or links the images; None: omit images.
+        budget: Embeds or links the images; None: omit images.
     """
     found = []
     for file, facts in run.evaluations.items():
         folder = Path(file).parent
-        columns, rows = figures_in(facts)
+        columns, rows = read_table(facts)
         if rows:
-            sources = {name: place and place.picture(run, str(folder / name)) for name in PICTURES}
+            sources = {name: budget and budget.picture(run, str(folder / name)) for name in PICTURES}
             pictures = [(source, PICTURES[name], name == WIDE) for name, source in sources.items() if source]
             found.append(Evaluation(str(folder), describe_evaluation(facts), columns, rows, pictures))
     return found
@@ -71,42 +71,48 @@ def compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Evaluation]
     return found
 
 
-def figures_in(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
+def read_table(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
     """Returns table columns (models) and rows (metrics) of a parsed results file; empty if it has no known metrics."""
     if isinstance(facts.get("figures"), Mapping):
-        return of_videos(facts["figures"])
+        return video_table(facts["figures"])
     if "task" in facts:
-        return [""], {name: [text] for name, text in of_answers(facts)}
-    models = {name: of for name, of in facts.items() if isinstance(of, Mapping) and is_number(of.get("adherence"))}
-    rows: Rows = {"adherence": [told(of["adherence"]) for of in models.values()]} if models else {}
-    for name in {name: None for of in models.values() for name in get_table(of, "by_attribute")}:
-        rows[words(name)] = [told(get_table(of, "by_attribute").get(name)) for of in models.values()]
+        return [""], {name: [text] for name, text in answer_metrics(facts)}
+    models = {
+        name: results
+        for name, results in facts.items()
+        if isinstance(results, Mapping) and is_number(results.get("adherence"))
+    }
+    rows: Rows = {"adherence": [format_metric(results["adherence"]) for results in models.values()]} if models else {}
+    for name in {name: None for results in models.values() for name in get_table(results, "by_attribute")}:
+        rows[words(name)] = [format_metric(get_table(results, "by_attribute").get(name)) for results in models.values()]
     return list(models), rows
 
 
-def of_videos(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
+def video_table(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
     """Returns table columns (models) and rows (metrics) of the entry `figures` in the results on generated videos."""
-    known = {name: about for name, about in figures.items() if isinstance(about, Mapping)}
-    columns = list(dict.fromkeys(model for about in known.values() for model in get_table(about, "not_measured")))
+    known = {name: metric for name, metric in figures.items() if isinstance(metric, Mapping)}
+    columns = list(dict.fromkeys(model for metric in known.values() for model in get_table(metric, "not_measured")))
     rows = {}
-    for name, about in known.items():
-        unit = f", {about['unit']}" if about.get("unit") else ""
-        better = f" ({about['better']} is better)" if about.get("better") else ""
-        values = [get_table(about, column) for column in columns]
+    for name, metric in known.items():
+        unit = f", {metric['unit']}" if metric.get("unit") else ""
+        better = f" ({metric['better']} is better)" if metric.get("better") else ""
+        values = [get_table(metric, column) for column in columns]
         count = min((value["samples"] for value in values if value.get("samples")), default=0)
         few = f" of {plural(count, 'sample')}" if 0 < count < FEW_SAMPLES else ""
-        rows[f"{words(name)}{unit}{better}{few}"] = [told(value.get("mean"), value.get("interval")) for value in values]
+        rows[f"{words(name)}{unit}{better}{few}"] = [
+            format_metric(value.get("mean"), value.get("interval")) for value in values
+        ]
     return columns, rows
 
 
-def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def answer_metrics(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields (metric, formatted value) of the results on a reasoner's answers: overall, by task type, by data slice."""
     for name, value in facts.items():
         interval = facts.get(f"{name}_interval", facts.get(f"{name.removesuffix('_correlation')}_interval"))
         if is_number(value) and isinstance(value, float) and name != "coverage":
-            yield words(name), told(value, interval)
+            yield words(name), format_metric(value, interval)
     if facts.get("unparsed"):
-        yield "answers that could not be parsed", told(facts["unparsed"])
+        yield "answers that could not be parsed", format_metric(facts["unparsed"])
     parts = [(kind, found) for kind, found in get_table(facts, "per_task").items()]
     for name, values in get_table(facts, "slices").items():
         parts += [
@@ -116,7 +122,7 @@ def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(found, Mapping):
             yield (
                 f"accuracy of {name} ({found.get('total')})",
-                told(found.get("accuracy"), found.get("accuracy_interval")),
+                format_metric(found.get("accuracy"), found.get("accuracy_interval")),
             )
 
 
@@ -124,16 +130,16 @@ def describe_evaluation(facts: Mapping[str, Any]) -> str:
     """Summarizes a parsed results file in one line: number of records by status, step, weights and dataset."""
     status = ", ".join(f"{words(str(name))} {count}" for name, count in get_table(facts, "status").items())
     iteration, weights = facts.get("iteration"), facts.get("weights")
-    told = [
+    parts = [
         f"{facts['num_records']} records: {status}" if facts.get("num_records") else "",
         f"step {iteration}" if iteration is not None else "",
         WEIGHTS_NAMES.get(weights, f"{weights} weights") if weights else "",
         f"data {facts['dataset']}" if facts.get("dataset") else "",
     ]
-    return " · ".join(filter(None, told))
+    return " · ".join(filter(None, parts))
 
 
-def told(value: Any, interval: Any = None) -> str:
+def format_metric(value: Any, interval: Any = None) -> str:
     """Formats a metric and its interval (low, high), such as "0.52 [0.41, 0.63]"; "–" if `value` is not a number."""
     if not is_number(value):
         return "–"

@@ -35,10 +35,10 @@ class Advice:
 
 def next_steps(run: RunFiles, status: Status) -> list[Advice]:
     """Returns the commands that are useful in the current state of the run, most useful first."""
-    return [*while_it_runs(run, status), *going_on(run, status), *using_it(run)]
+    return [*suggest_while_running(run, status), *suggest_continuing(run, status), *using_it(run)]
 
 
-def while_it_runs(run: RunFiles, status: Status) -> Iterator[Advice]:
+def suggest_while_running(run: RunFiles, status: Status) -> Iterator[Advice]:
     """Yields suggested commands for a run that is starting or running: watch it, stop it."""
     folder = run.folder.resolve()
     if not status.at_work:
@@ -50,7 +50,7 @@ def while_it_runs(run: RunFiles, status: Status) -> Iterator[Advice]:
         yield Advice("Stop it", text, shlex.join(["touch", str(folder / str(stop))]))
 
 
-def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
+def suggest_continuing(run: RunFiles, status: Status) -> Iterator[Advice]:
     """Yields suggested commands that resume an incomplete run or extend a completed one."""
     if status.at_work or not run.config:
         return
@@ -61,15 +61,15 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
         yield Advice(
             "Train longer",
             "Continues from the last checkpoint with twice the steps, on a learning-rate schedule of that length.",
-            f"{start} {lengthening(run, 2 * (status.max_iter or status.step))}",
+            f"{start} {format_extension(run, 2 * (status.max_iter or status.step))}",
         )
         return
     from_where = (
         f"from {run.checkpoints[-1]}" if run.checkpoints else "from the beginning: no checkpoint has been saved yet"
     )
     if status.state in ("failed", "died"):
-        about = "Explains the errors in its logs and how to fix them."
-        yield Advice("Explain it", about, command("explain", run.folder.resolve()))
+        text = "Explains the errors in its logs and how to fix them."
+        yield Advice("Explain it", text, command("explain", run.folder.resolve()))
     if status.state == "failed":
         yield Advice(
             "Check the start", "Checks everything before the first step, including files.", f"{start} --dryrun"
@@ -80,7 +80,7 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
     yield Advice("Resume it", text, start)
 
 
-def lengthening(run: RunFiles, steps: int) -> str:
+def format_extension(run: RunFiles, steps: int) -> str:
     """Formats the arguments that extend a run to `steps` steps, with a longer schedule unless it ends constant."""
     words = ["--", f"trainer.max_iter={steps}"]
     cycles, top, bottom = (lookup(run.config, f"scheduler.{name}", []) for name in ("cycle_lengths", "f_max", "f_min"))
@@ -100,11 +100,11 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
     folder, make = run.folder.resolve(), partial(command, of=run, here=here)
     if not run.checkpoints:
         return
-    what = {"vfm": "a pipeline that diffusers loads", "vlm": "a folder that transformers loads"}
+    formats = {"vfm": "a pipeline that diffusers loads", "vlm": "a folder that transformers loads"}
     task = lookup(run.config, "job.task")
     yield Advice(
         "Export it",
-        f"Writes the newest checkpoint as {what.get(task, 'a folder that other libraries load')}.",
+        f"Writes the newest checkpoint as {formats.get(task, 'a folder that other libraries load')}.",
         make("export", folder, *full_precision(run), "-o", folder / "export"),
     )
     prompt = str(run.samples[0].get("prompt")) if run.samples else None
@@ -117,22 +117,22 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
         yield Advice("Generate", text, make("generate", folder, "--prompt", given, "-o", folder / "videos"))
         if prompts := prompts_file(run):
             text = "Measures the generated videos, and compares them with those of the untrained network."
-            judged = ("--untrained", folder, "--prompts", prompts, "-o", folder / "evaluation")
-            yield Advice("Evaluate", text, make("evaluate", folder, *judged))
+            options = ("--untrained", folder, "--prompts", prompts, "-o", folder / "evaluation")
+            yield Advice("Evaluate", text, make("evaluate", folder, *options))
         else:
             text = "Measures the loss on clips that were not trained on, and generates videos for their captions."
             data = ("--dataset", validation_clips(run) or OTHER_CLIPS, "-o", folder / "held_out")
             yield Advice("Evaluate", text, make("evaluate", folder, *data))
     elif task == "vlm":
         video = run.samples[0].get("media") if run.samples else None
-        asked = (
+        arguments = (
             "--prompt",
             prompt or "What happens?",
             "--video",
             Path(os.path.normpath(folder / str(video))) if video else "VIDEO.mp4",
         )
-        yield Advice("Ask it", "Answers one question.", make("infer", folder, *asked))
-        kind, path = judged_data(run)
+        yield Advice("Ask it", "Answers one question.", make("infer", folder, *arguments))
+        kind, path = find_evaluation_data(run)
         if kind:
             questions = ("--dataset", kind, "--dataset.path", path or OTHER_DATA, "-o", folder / "evaluation")
             text = "Answers all questions of a dataset and compares the answers with the ground truth."
@@ -170,7 +170,7 @@ def resume_command(run: RunFiles) -> str | None:
     if isinstance(processes, int) and processes > 1:
         words = ["launch", "--nproc-per-node", str(processes), *words]
     root = shlex.quote(str(folder.parents[2]))
-    return f"{from_its_place(run)}WORLDSMITH_OUTPUT_ROOT={root} worldsmith {shlex.join(words)}"
+    return f"{change_folder(run)}WORLDSMITH_OUTPUT_ROOT={root} worldsmith {shlex.join(words)}"
 
 
 def command(name: str, *words: object, of: RunFiles | None = None, here: bool = False) -> str:
@@ -185,16 +185,16 @@ def command(name: str, *words: object, of: RunFiles | None = None, here: bool = 
         here: The command starts in the current folder: paths in that folder are relative, without a `cd`.
     """
     if here:
-        now = Path.cwd()
-        words = tuple(os.path.relpath(w) if isinstance(w, Path) and w.is_relative_to(now) else w for w in words)
+        current = Path.cwd()
+        words = tuple(os.path.relpath(w) if isinstance(w, Path) and w.is_relative_to(current) else w for w in words)
     line = shlex.join(["worldsmith", *(packages(of) if of else []), name, *map(str, words)])
-    return f"{from_its_place(of)}{line}" if of and not here else line
+    return f"{change_folder(of)}{line}" if of and not here else line
 
 
-def from_its_place(run: RunFiles) -> str:
+def change_folder(run: RunFiles) -> str:
     """Returns the prefix `cd FOLDER && ` to the start folder of the run; "" if the folder is not known."""
-    there = run.launch.get("working_directory")
-    return f"cd {shlex.quote(str(there))} && " if there else ""
+    folder = run.launch.get("working_directory")
+    return f"cd {shlex.quote(str(folder))} && " if folder else ""
 
 
 def packages(run: RunFiles) -> list[str]:
@@ -233,7 +233,7 @@ def working_directory(run: RunFiles) -> Path:
     return Path(str(run.launch.get("working_directory") or "."))
 
 
-def judged_data(run: RunFiles) -> tuple[str | None, Any]:
+def find_evaluation_data(run: RunFiles) -> tuple[str | None, Any]:
     """Returns (class, path) of a reasoner's validation data; without it, (class of the training data, None)."""
     kind, path = (lookup(run.config, f"dataloader_val.dataset.{name}") for name in ("type", "path"))
     if not kind or not path:

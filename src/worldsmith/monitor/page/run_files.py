@@ -102,7 +102,7 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
         UserError: If `folder` is not a run folder.
     """
     run = RunFiles(require_run(folder), metrics or MetricsReader(folder / "metrics.jsonl"))
-    with reported(run, "metrics.jsonl"):
+    with report_errors(run, "metrics.jsonl"):
         run.metrics.read()
     run.config = read_run_table(run, "config.yaml")
     run.origins = {str(k): v for k, v in read_run_table(run, "config_origins.json").items() if isinstance(v, dict)}
@@ -116,10 +116,10 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
         for path in sorted(folder.glob(name)):
             place = path.relative_to(folder).as_posix()
             run.evaluations[place] = read_run_table(run, place)
-    run.messages = list(deque(entries(run, "messages.jsonl"), NEWEST))
-    run.samples = list(entries(run, "EveryNDrawSample/samples.jsonl"))
+    run.messages = list(deque(read_entries(run, "messages.jsonl"), NEWEST))
+    run.samples = list(read_entries(run, "EveryNDrawSample/samples.jsonl"))
     for path in sorted(folder.glob("quarantine*.jsonl")):
-        run.left_out[path.name] = list(entries(run, path.name))
+        run.left_out[path.name] = list(read_entries(run, path.name))
     run.checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("iter_*") if path.is_dir())
     run.absent = {name: meaning for name, meaning in EXPECTED.items() if not (folder / name).exists()}
     if run.metrics.broken:
@@ -136,7 +136,7 @@ def require_run(folder: Path) -> Path:
     return folder
 
 
-class reported:  # noqa: N801 (reads as a statement)
+class report_errors:  # noqa: N801 (reads as a statement)
     """Context manager that suppresses a read error of the file `name` and adds it to `run.problems`."""
 
     def __init__(self, run: RunFiles, name: str) -> None:
@@ -169,7 +169,7 @@ def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
     path, found = run.folder / name, None
     if not path.exists():
         return {}
-    with reported(run, name):
+    with report_errors(run, name):
         require_regular(path)
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=READER)
@@ -178,7 +178,7 @@ def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
+def read_entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
     """Yields the objects in the JSON Lines file `name` of the run folder; an incomplete last line is skipped.
 
     Other invalid lines are reported in `run.problems`.
@@ -186,7 +186,7 @@ def entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
     path, lines = run.folder / name, []
     if not path.exists():
         return
-    with reported(run, name):
+    with report_errors(run, name):
         require_regular(path)
         lines = read_lines(path)
     broken = 0

@@ -13,7 +13,14 @@ from worldsmith.monitor.page.charts import charts, drop_single_values
 from worldsmith.monitor.page.evaluations import evaluations
 from worldsmith.monitor.page.formats import duration, format_count, format_float, plural, time, words
 from worldsmith.monitor.page.next_steps import next_steps
-from worldsmith.monitor.page.plan_check import BOUNDS, advice, devices, phases, plan_checks, why_incomparable
+from worldsmith.monitor.page.plan_check import (
+    BOUNDS,
+    gpu_names,
+    list_advice,
+    list_phases,
+    plan_checks,
+    why_incomparable,
+)
 from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, lookup, read_run
 from worldsmith.monitor.page.samples import (
@@ -101,29 +108,29 @@ def live_page(folder: Path, metrics: MetricsReader) -> Page:
     return page
 
 
-def page_of(run: RunFiles, place: PageBudget, *, known: Mapping[str, Any] | None = None) -> Page:
+def page_of(run: RunFiles, budget: PageBudget, *, known: Mapping[str, Any] | None = None) -> Page:
     status = find_status(run, known)
     curves, single = drop_single_values(charts([("", run.metrics.series)]))
     notes = list(filter(None, (thinned_note(run), missing_note(run), single)))
-    sections = list(sections_of(run, status, place, section("curves", "Curves", empty=not curves, notes=notes)))
+    sections = list(build_sections(run, status, budget, section("curves", "Curves", empty=not curves, notes=notes)))
     title = f"{run.name}: {status.state}, step {status.step}"
-    return Page(title, sections, curves, at_work=status.at_work, linked=place.linked)
+    return Page(title, sections, curves, at_work=status.at_work, linked=budget.linked)
 
 
-def sections_of(run: RunFiles, status: Status, place: PageBudget, curves: Section) -> Iterator[Section]:
+def build_sections(run: RunFiles, status: Status, budget: PageBudget, curves: Section) -> Iterator[Section]:
     """Yields the sections of the report in order; next steps come early if the run has not ended normally.
 
     Args:
         run: Files of the run.
         status: Status of the run.
-        place: Embeds or links images and videos.
+        budget: Embeds or links images and videos.
         curves: Rendered section with the charts.
     """
     job = [lookup(run.config, f"job.{name}") for name in ("project", "group")]
-    found, measured = rows(run, place), evaluations(run, place)
+    found, measured = rows(run, budget), evaluations(run, budget)
     run.report_outside()
     where = " / ".join(str(name) for name in job if name) or str(run.folder)
-    facts, setup = list(facts_of(run, status)), list(setup_facts(run))
+    facts, setup = list(result_facts(run, status)), list(setup_facts(run))
     yield section("overview", "Overview", run=run, status=status, where=where, facts=facts, setup=setup)
     advice = section("next", "What next", steps=next_steps(run, status))
     is_urgent = not status.at_work and status.state != "finished"
@@ -175,7 +182,7 @@ def samples_section(rows: Sequence[PromptSamples], *, more: int = 0) -> Section:
     return section("samples", "Samples", has_held_out=any(row.source == HELD_OUT for row in rows), **given)
 
 
-def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
+def result_facts(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
     """Yields entries for the report's header on results so far, such as loss, speed and peak memory; see `fact`."""
     series, latest = run.metrics.series, run.metrics.latest
     if loss := series.get("loss"):
@@ -222,8 +229,8 @@ def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
         schedule = str(lookup(run.config, "scheduler.type") or "").rpartition(".")[2]
         steps = lookup(run.config, "scheduler.warm_up_steps")
         warm_up = steps[0] if isinstance(steps, list) and steps else steps
-        told = [schedule, f"{plural(warm_up, 'warm-up step')}" if isinstance(warm_up, int) and warm_up else ""]
-        yield fact("Learning rate", f"{rate:g}", ", ".join(filter(None, told)))
+        details = [schedule, f"{plural(warm_up, 'warm-up step')}" if isinstance(warm_up, int) and warm_up else ""]
+        yield fact("Learning rate", f"{rate:g}", ", ".join(filter(None, details)))
     latest = run.metrics.latest
     if samples := latest.get("samples"):
         note = f"{format_count(latest['tokens'])} tokens per step" if latest.get("tokens") else "per step"
@@ -231,14 +238,14 @@ def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
     if names := dataset_names(run):
         kind = "clip" if lookup(run.config, "job.task") == "vfm" else "record"
         records, held_out = (lookup(run.data_report, f"{split}.records") for split in ("train", "val"))
-        told = [plural(records, kind)] if isinstance(records, int) else []
-        told += [f"{format_count(held_out)} for validation"] if isinstance(held_out, int) else []
-        yield fact("Data", ", ".join(names), ", ".join(told))
+        details = [plural(records, kind)] if isinstance(records, int) else []
+        details += [f"{format_count(held_out)} for validation"] if isinstance(held_out, int) else []
+        yield fact("Data", ", ".join(names), ", ".join(details))
     if commit := lookup(run.environment, "git.commit"):
         changed = lookup(run.environment, "git.changed_files") or []
-        told = [str(lookup(run.environment, "git.branch", ""))]
-        told += [plural(len(changed), "changed file")] if isinstance(changed, list) and changed else []
-        yield fact("Commit", str(commit)[:10], ", ".join(filter(None, told)))
+        details = [str(lookup(run.environment, "git.branch", ""))]
+        details += [plural(len(changed), "changed file")] if isinstance(changed, list) and changed else []
+        yield fact("Commit", str(commit)[:10], ", ".join(filter(None, details)))
 
 
 def dataset_names(run: RunFiles) -> list[str]:
@@ -286,7 +293,7 @@ def named_counts(report: Mapping[str, Any]) -> dict[str, Any]:
 
 def plan_section(run: RunFiles) -> Section:
     """Renders the section that compares the plan with measurements."""
-    checks, planned = plan_checks(run), list(phases(run.plan))
+    checks, planned = plan_checks(run), list(list_phases(run.plan))
     gpus, gpu = run.plan.get("gpus"), lookup(run.plan, "gpu.name")
     held = next((check.measured for check in checks if check.kind == "memory"), None)
     bounds = ", ".join(f"{kind} within {bound:.0%}" for kind, bound in BOUNDS.items())
@@ -294,10 +301,10 @@ def plan_section(run: RunFiles) -> Section:
         "plan",
         "Plan",
         planned=f"Planned for {gpus} × {gpu}; data of a step: {run.plan.get('data', 'unknown')}.",
-        measured=", ".join(dict.fromkeys(devices(run))) or "CPUs, without a GPU",
+        measured=", ".join(dict.fromkeys(gpu_names(run))) or "CPUs, without a GPU",
         incomparable=why_incomparable(run),
         checks=checks,
-        advice=list(advice(run, checks)),
+        advice=list(list_advice(run, checks)),
         phases=planned,
         held=held,
         most=max([1, held or 0, *(count for _, count in planned)]),
@@ -319,6 +326,6 @@ def thinned_note(run: RunFiles) -> str:
 
 
 def missing_note(run: RunFiles) -> str:
-    drawn = {name: number for name, number in run.metrics.missing.items() if name in run.metrics.series}
-    told = ", ".join(f"{name} {number} times" for name, number in drawn.items())
-    return f"Non-finite values are not shown: {told}." if told else ""
+    shown = {name: number for name, number in run.metrics.missing.items() if name in run.metrics.series}
+    text = ", ".join(f"{name} {number} times" for name, number in shown.items())
+    return f"Non-finite values are not shown: {text}." if text else ""

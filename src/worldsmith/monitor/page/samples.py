@@ -174,12 +174,12 @@ class PromptSamples:
         return self.prompt, self.about
 
 
-def rows(run: RunFiles, place: PageBudget, *, prefix: str = "", index: int | None = None) -> list[PromptSamples]:
+def rows(run: RunFiles, budget: PageBudget, *, prefix: str = "", index: int | None = None) -> list[PromptSamples]:
     """Groups the samples of a run by prompt and by the image or video that a question is about.
 
     Args:
         run: Files of the run.
-        place: Embeds or links media files.
+        budget: Embeds or links media files.
         prefix: Text before each caption.
         index: Index of the run in a comparison; None: a single run.
 
@@ -192,7 +192,7 @@ def rows(run: RunFiles, place: PageBudget, *, prefix: str = "", index: int | Non
             prompt = str(sample.get("prompt", ""))
             grouped.setdefault(prompt, {}).setdefault(about(sample), []).append(sample)
     found = [(prompt, samples) for prompt, files in grouped.items() for samples in files.values()]
-    return [row(run, prompt, samples, place, prefix, index) for prompt, samples in found[:MOST_PROMPTS]]
+    return [row(run, prompt, samples, budget, prefix, index) for prompt, samples in found[:MOST_PROMPTS]]
 
 
 def count_rows(run: RunFiles) -> int:
@@ -209,21 +209,21 @@ def group_by_prompt(rows: Sequence[PromptSamples]) -> list[tuple[str, list[Promp
 
 
 def row(
-    run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], place: PageBudget, prefix: str, index: int | None
+    run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], budget: PageBudget, prefix: str, index: int | None
 ) -> PromptSamples:
     steps = sorted({sample["step"] for sample in samples})
     kept = pick_evenly(steps, MOST_STEPS)
     last = samples[-1]
     found = PromptSamples(prompt, about(last), words(last.get("source")) or "", words(last.get("expected")))
     if found.about:
-        found.media = place.source(run, found.about)
+        found.media = budget.source(run, found.about)
         found.media_is_video = is_video(found.about)
     if real := next((sample["real"] for sample in reversed(samples) if sample.get("real")), None):
-        found.real = media(run, str(real), place, REAL)
+        found.real = media(run, str(real), budget, REAL)
     varied = [name for name in ("weights", "guidance") if len({sample.get(name) for sample in samples}) > 1]
     for sample in sorted(samples, key=lambda sample: sample["step"]):
         if sample["step"] in kept:
-            shown = show(run, sample, place, caption(sample, prefix, varied))
+            shown = show(run, sample, budget, caption(sample, prefix, varied))
             shown.run = index
             found.shown.append(shown)
         else:
@@ -233,10 +233,10 @@ def row(
 
 def scores(rows: Sequence[PromptSamples]) -> list[tuple[str, int, int]]:
     """Returns (caption, number of correct answers, number of answers) by caption (step) of samples, oldest first."""
-    judged = [shown for row in rows for shown in row.shown if shown.right is not None]
-    right = Counter(shown.caption for shown in judged if shown.right)
-    asked = Counter(shown.caption for shown in judged)
-    return [(caption, right[caption], count) for caption, count in asked.items()]
+    answers = [shown for row in rows for shown in row.shown if shown.right is not None]
+    right = Counter(shown.caption for shown in answers if shown.right)
+    counts = Counter(shown.caption for shown in answers)
+    return [(caption, right[caption], count) for caption, count in counts.items()]
 
 
 def about(sample: dict[str, Any]) -> str:
@@ -245,26 +245,26 @@ def about(sample: dict[str, Any]) -> str:
 
 def caption(sample: dict[str, Any], prefix: str, varied: Sequence[str]) -> str:
     """Formats `prefix` and the step of a sample, and its weights and guidance scale if they are named in `varied`."""
-    told = [prefix, f"step {sample['step']}"]
+    parts = [prefix, f"step {sample['step']}"]
     if "weights" in varied:
         weights = str(sample.get("weights") or "")
-        told.append(WEIGHTS_NAMES.get(weights, weights))
+        parts.append(WEIGHTS_NAMES.get(weights, weights))
     if "guidance" in varied and sample.get("guidance") is not None:
-        told.append(f"guidance {sample['guidance']:g}")
-    return " · ".join(text for text in told if text)
+        parts.append(f"guidance {sample['guidance']:g}")
+    return " · ".join(text for text in parts if text)
 
 
-def show(run: RunFiles, sample: dict[str, Any], place: PageBudget, caption: str) -> Shown:
+def show(run: RunFiles, sample: dict[str, Any], budget: PageBudget, caption: str) -> Shown:
     if sample.get("kind") == "answer":
         answer, expected = words(sample.get("answer")) or "", words(sample.get("expected"))
         right = None if expected is None else answer.strip().casefold() == expected.strip().casefold()
         return Shown(caption, answer=answer, right=right)
-    return media(run, str(sample.get("file") or ""), place, caption)
+    return media(run, str(sample.get("file") or ""), budget, caption)
 
 
-def media(run: RunFiles, file: str, place: PageBudget, caption: str) -> Shown:
+def media(run: RunFiles, file: str, budget: PageBudget, caption: str) -> Shown:
     """Returns the video or image `file` of the run folder with its caption, or with the reason why it is not shown."""
-    source = place.source(run, file)
+    source = budget.source(run, file)
     return Shown(caption, source=source, is_video=is_video(file), missing=None if source else missing(run, file))
 
 
@@ -275,11 +275,11 @@ def missing(run: RunFiles, file: str) -> str:
     return f"{file or 'no file'} does not exist"
 
 
-def pick_evenly(steps: Sequence[int], most: int) -> set[int]:
-    """Selects at most `most` evenly spaced steps, including the first and the last."""
-    if len(steps) <= most:
+def pick_evenly(steps: Sequence[int], count: int) -> set[int]:
+    """Selects at most `count` evenly spaced steps, including the first and the last."""
+    if len(steps) <= count:
         return set(steps)
-    return {steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)}
+    return {steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)}
 
 
 def is_video(file: str) -> bool:

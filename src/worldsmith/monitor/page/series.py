@@ -126,17 +126,17 @@ class MetricsReader:
         except FileNotFoundError:
             return
         with file:
-            about = self.path.stat()
-            if about.st_ino != self.inode or about.st_size < self.position:
-                self.begin(about.st_ino)
+            stat = self.path.stat()
+            if stat.st_ino != self.inode or stat.st_size < self.position:
+                self.begin(stat.st_ino)
             file.seek(self.position)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 self.position += len(line)
-                self.take(line)
+                self.add_line(line)
 
-    def take(self, line: bytes) -> None:
+    def add_line(self, line: bytes) -> None:
         try:
             record = json.loads(line)
         except ValueError:

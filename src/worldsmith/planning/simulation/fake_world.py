@@ -69,8 +69,8 @@ def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[F
     sys.excepthook = hook
     try:
         with check_strides_once():
-            share = context_parallel > 1
-            group = dist.new_subgroups(group_size=context_parallel)[0] if share else None
+            is_shared = context_parallel > 1
+            group = dist.new_subgroups(group_size=context_parallel)[0] if is_shared else None
             yield FakeWorld(rank=rank, size=size, context_group=group)
     finally:
         stop_world()

@@ -43,22 +43,23 @@ class FirstStepWatchdog(Callback):
         except OSError as error:
             logger.warning("%s cannot be written, so the first step has no time limit: %s", path, error)
             return
-        told = "; the process ends now" if self.config.abort else "; the process continues to wait"
-        about = (
-            f"[E123] the first step has not ended after {seconds:g} s; {path} has the stack traces of its threads{told}"
+        effect = "; the process ends now" if self.config.abort else "; the process continues to wait"
+        message = (
+            f"[E123] the first step has not ended after {seconds:g} s; {path} has the stack traces of its "
+            f"threads{effect}"
         )
-        self.timer = threading.Timer(max(seconds - 1, seconds / 2), logger.warning, (about,))
+        self.timer = threading.Timer(max(seconds - 1, seconds / 2), logger.warning, (message,))
         self.timer.daemon = True
         self.timer.start()
         faulthandler.dump_traceback_later(seconds, file=self.file, exit=self.config.abort)
 
     def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
-        self.leave()
+        self.stop_watching()
 
     def on_train_end(self, trainer: TrainingRun) -> None:
-        self.leave()
+        self.stop_watching()
 
-    def leave(self) -> None:
+    def stop_watching(self) -> None:
         """Stops the timers and removes the file of stack traces if it is empty."""
         if self.file is None:
             return

@@ -83,23 +83,23 @@ class DrawAnswers(DrawSamples):
         dataset: ChatDataset = (trainer.state if trainer.validator is None else trainer.validator).loader.dataset
         if self.config.dataset is not None:
             dataset = self.config.dataset.build()
-        self.asked = choose_questions(dataset, self.num_prompts, answerer)
+        self.questions = choose_questions(dataset, self.num_prompts, answerer)
         self.answerer = answerer  # what fails before is tried again
 
     def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
         assert self.answerer is not None
-        self.asked = trainer.world.broadcast(self.asked)  # whatever the other ranks can read
-        chosen = self.asked[: self.decision.prompts or None]
+        self.questions = trainer.world.broadcast(self.questions)  # whatever the other ranks can read
+        chosen = self.questions[: self.decision.prompts or None]
         source = None
         if self.config.dataset is None:
             source = TRAINING if trainer.validator is None else HELD_OUT
-        asked = [(key, question(turns)) for key, turns in chosen]
-        most = self.config.max_new_tokens if self.size is None else self.size.steps
-        answers = self.answerer.answers(asked, batch_size=BATCH, max_new_tokens=most)
+        prompts = [(key, question(turns)) for key, turns in chosen]
+        max_tokens = self.config.max_new_tokens if self.size is None else self.size.steps
+        answers = self.answerer.answers(prompts, batch_size=BATCH, max_new_tokens=max_tokens)
         for number, ((_, turns), answer) in enumerate(zip(chosen, answers), start=1):
             if answer.error:
                 raise DataError(f"{answer.key} cannot be answered: {answer.error}")
-            self.give_way(trainer, number / len(chosen))
+            self.end_if_stopped(trainer, number / len(chosen))
             last = question(turns)[-1]
             truth = turns[len(question(turns))].text.strip()
             prompt, media = last.text.strip(), media_of(turns)

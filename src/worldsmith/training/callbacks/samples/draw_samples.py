@@ -65,7 +65,7 @@ class DrawingSize:
     """Solver steps of a video, or max new tokens of an answer."""
 
 
-class GivesWayError(Exception):
+class SamplingStoppedError(Exception):
     """Sample generation ends early because of a stop request; a resumed run generates the missing samples."""
 
 
@@ -151,7 +151,7 @@ class DrawSamples(Callback):
     def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
         """Generates samples with the current weights and yields them in lists. Collective; rank 0 uses the results.
 
-        Implementations call `give_way` between samples, so that a stop request ends the generation.
+        Implementations call `end_if_stopped` between samples, so that a stop request ends the generation.
         """
 
     @abstractmethod
@@ -246,22 +246,22 @@ class DrawSamples(Callback):
         """Number of prompts to take from the data."""
         return self.config.samples if self.size is None else self.size.prompts
 
-    def kinds(self, trainer: TrainingRun) -> list[Weights]:
+    def kinds_of_weights(self, trainer: TrainingRun) -> list[Weights]:
         """Returns the weights to generate samples with, "live" or "ema" or both, as configured if the run has them."""
         has_ema = trainer.state.ema is not None
         wanted: list[Weights] = self.config.weights or (["ema"] if has_ema else ["live"])
         return [weights for weights in wanted if weights == "live" or has_ema]
 
-    def give_way(self, trainer: TrainingRun, share: float) -> None:
-        """Raises GivesWayError on all ranks after a stop request. Collective.
+    def end_if_stopped(self, trainer: TrainingRun, fraction: float) -> None:
+        """Raises SamplingStoppedError on all ranks after a stop request. Collective.
 
         Args:
             trainer: The run, whose reported progress is updated.
-            share: Completed fraction of `draw`, 0 to 1.
+            fraction: Completed fraction of `draw`, 0 to 1.
         """
-        trainer.share = (self.parts_done + share) / len(self.kinds(trainer))
+        trainer.share = (self.parts_done + fraction) / len(self.kinds_of_weights(trainer))
         if trainer.world.any(trainer.is_asked_to_stop()):
-            raise GivesWayError
+            raise SamplingStoppedError
 
     def _passes_of_step(self, trainer: TrainingRun) -> float:
         """Returns the number of sample forward passes that cost as much as a training step on this rank."""
@@ -271,10 +271,10 @@ class DrawSamples(Callback):
     def _fit(self, trainer: TrainingRun) -> DrawingSize:
         config, steps = self.config, trainer.config.trainer.max_iter
         passes = config.max_time_fraction * steps * self._passes_of_step(trainer) / DRAWINGS
-        return config.fit(passes / len(self.kinds(trainer)))
+        return config.fit(passes / len(self.kinds_of_weights(trainer)))
 
     def _make_budget(self, trainer: TrainingRun, size: DrawingSize) -> DrawingBudget:
-        passes = self.config.cost(size) * len(self.kinds(trainer)) / size.prompts
+        passes = self.config.cost(size) * len(self.kinds_of_weights(trainer)) / size.prompts
         return DrawingBudget(
             self.config.max_time_fraction,
             first_step=trainer.iteration,
@@ -313,7 +313,7 @@ class DrawSamples(Callback):
         with trainer.busy("sampling"), untouched_rng(), trainer.task.sampling():
             try:
                 samples = self._draw(trainer)
-            except GivesWayError:
+            except SamplingStoppedError:
                 samples = None
                 if trainer.world.is_main:
                     logger.info("samples after step %d are skipped: the run was asked to stop", step)
@@ -351,14 +351,14 @@ class DrawSamples(Callback):
         try:
             # A compiled network would be compiled again for the shapes of samples, which may change its bits.
             with evaluating(network), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                for part, weights in enumerate(self.kinds(trainer)):
+                for part, weights in enumerate(self.kinds_of_weights(trainer)):
                     self.parts_done = part
                     swapped: AbstractContextManager[None] = nullcontext()
                     if weights == "ema" and average is not None:
                         swapped = average.apply_to(network)
                     with swapped:
                         found[weights] = [sample for samples in self.draw(trainer) for sample in samples]
-        except GivesWayError:
+        except SamplingStoppedError:
             raise
         except Exception as error:
             problem = error

@@ -148,7 +148,7 @@ class DrawVideos(DrawSamples):
         found: dict[str, ClipCaption] = {}
         if not prompts and not requests:
             found = self._choose_captions(trainer, samplers[0])
-            prompts = of_data(found, model.config)
+            prompts = request_arguments(found, model.config)
         size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
         captions = [GenerationRequest(**given, seed=config.seed + i, **size) for i, given in enumerate(prompts)]
         requests = [*captions, *requests]
@@ -161,17 +161,17 @@ class DrawVideos(DrawSamples):
         """Chooses `num_prompts` captions: alternately of training clips and, if the run validates, of held-out clips.
 
         A caption of a held-out clip that was also chosen from the training clips is omitted. `sampler` must accept the
-        captions, see `_fitting`.
+        captions, see `_select_captions`.
         """
-        training = self._fitting(trainer.state.loader.dataset, sampler, TRAINING)
+        training = self._select_captions(trainer.state.loader.dataset, sampler, TRAINING)
         held_out: dict[str, ClipCaption] = {}
         if trainer.validator is not None:
-            held_out = self._fitting(trainer.validator.loader.dataset, sampler, HELD_OUT)
+            held_out = self._select_captions(trainer.validator.loader.dataset, sampler, HELD_OUT)
         others = [item for item in held_out.items() if item[0] not in training][: self.num_prompts // 2]
         pairs = zip_longest(list(training.items())[: self.num_prompts - len(others)], others)
         return dict(item for item in chain.from_iterable(pairs) if item is not None)
 
-    def _fitting(self, data: VideoDataset, sampler: VideoSampler, source: str) -> dict[str, ClipCaption]:
+    def _select_captions(self, data: VideoDataset, sampler: VideoSampler, source: str) -> dict[str, ClipCaption]:
         """Returns up to `num_prompts` captions of `data` that `sampler` accepts, or the first ones if it rejects all.
 
         The sampler rejects captions that are too long, which training truncates. `source`: label of the captions.
@@ -183,15 +183,15 @@ class DrawVideos(DrawSamples):
             caption: ClipCaption(window, data, source)
             for caption, window in first_windows(data, CANDIDATES * self.num_prompts).items()
         }
-        defaults, fitting = sampler.model.defaults, {}
+        defaults, accepted = sampler.model.defaults, {}
         size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
         for caption, origin in found.items():
             with suppress(ValueError):
                 read_request(sampler, GenerationRequest(prompt=caption, **size))
-                fitting[caption] = origin
-            if len(fitting) == self.num_prompts:
+                accepted[caption] = origin
+            if len(accepted) == self.num_prompts:
                 break
-        return fitting or dict(islice(found.items(), self.num_prompts))
+        return accepted or dict(islice(found.items(), self.num_prompts))
 
     def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
         from worldsmith.sampling.generate import generate_latents
@@ -202,10 +202,10 @@ class DrawVideos(DrawSamples):
         constant: dict[str, Any] = {} if "dynamic_guidance" in model.defaults.refused else {"dynamic_guidance": "off"}
         for number, scale in enumerate(config.guidance):
 
-            def tell(done: int, total: int, number: int = number) -> None:
-                self.give_way(trainer, (number + done / total) / len(config.guidance))
+            def report(done: int, total: int, number: int = number) -> None:
+                self.end_if_stopped(trainer, (number + done / total) / len(config.guidance))
 
-            settings = {"steps": self.steps, "guidance": scale, "progress": tell, **constant}
+            settings = {"steps": self.steps, "guidance": scale, "progress": report, **constant}
             latents = generate_latents(model, requests, **settings)
             if not trainer.world.is_main:
                 latents = []
@@ -222,7 +222,7 @@ class DrawVideos(DrawSamples):
 
         run = folder.parents[1]
         model: Any = trainer.model
-        real = self._write_real(trainer, folder.parent / REAL)
+        real = self._write_dataset_clips(trainer, folder.parent / REAL)
         requests = self.requests[: self.decision.prompts or None]
         nothing: list[Path | None] = [None] * len(requests)
         rows = []
@@ -253,7 +253,7 @@ class DrawVideos(DrawSamples):
         titles = [f"{source}{request.prompt}" for request, source in zip(requests, chain(sources, repeat("")))]
         contact_sheet(folder / "sheet.png", rows, titles)
 
-    def _write_real(self, trainer: TrainingRun, folder: Path) -> list[Path | None]:
+    def _write_dataset_clips(self, trainer: TrainingRun, folder: Path) -> list[Path | None]:
         """Writes the clips of the data whose captions are prompts, as seen in training, in the size of the samples.
 
         Existing files are not written again. The result contains None for a clip that cannot be read; it is empty if
@@ -301,7 +301,7 @@ def write_clip(stem: Path, frames: Tensor, fps: float, *, max_bytes: int | None 
     return file
 
 
-def of_data(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, Any]]:
+def request_arguments(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, Any]]:
     """Returns the arguments of a generation request for each caption of the data.
 
     Args:
