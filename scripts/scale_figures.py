@@ -14,7 +14,7 @@ from worldsmith.planning.estimate_time import (
     NOTHING,
     EstimateRange,
     StepSeconds,
-    over_rates,
+    divide_by_rates,
     step_seconds,
 )
 from worldsmith.planning.work import StepWork, Traffic
@@ -182,6 +182,6 @@ class Failures:
 
 def failures(checkpoint_bytes: int, layout: Layout) -> Failures:
     """With the middles of the planner's rates."""
-    write = over_rates(checkpoint_bytes, EFFICIENCIES["disk"][0]).middle
-    stall = over_rates(checkpoint_bytes / layout.weights, EFFICIENCIES["staging"][0]).middle
+    write = divide_by_rates(checkpoint_bytes, EFFICIENCIES["disk"][0]).middle
+    stall = divide_by_rates(checkpoint_bytes / layout.weights, EFFICIENCIES["staging"][0]).middle
     return Failures(HOURS_BETWEEN_FAILURES * 3600 / layout.ranks, stall, write)

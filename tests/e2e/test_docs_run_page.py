@@ -32,7 +32,7 @@ def test_the_commands_of_the_guide_and_of_the_page(tmp_path: Path) -> None:
         f"the run page: {runs / 'slow/report.html'}",
         f"the comparison of 2 runs: {tmp_path / 'compare.html'}",
     ]
-    assert f"run page     {runs / 'slow/report.html'}" in done.stderr
+    assert f"report       {runs / 'slow/report.html'}" in done.stderr
     compared = (tmp_path / "compare.html").read_text()
     assert "<td>0.002</td><td>0.004</td>" in re.sub(r">\s+<", "><", compared)
     run = read_run(runs / "slow")

@@ -93,7 +93,7 @@ def keep(run: TrackedRun, folder: Path) -> None:
 
 def elsewhere(tracker: MemoryTracker, function: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        with tracker.in_main_memory():
+        with tracker.in_host_ram():
             return function(*args, **kwargs)
 
     return call

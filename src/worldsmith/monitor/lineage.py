@@ -23,19 +23,19 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input of an action: a file, a folder or a Hub model."""
+    """Input of a recorded action, such as a training or an export: a file, folder or Hub model, with its role."""
 
     role: Role
     path: str | Path
-    """A file or a folder (for a run: the folder of the checkpoint that was read); a hub name if it is not on this
-    machine."""
+    """Path of a file or folder (for a run: the folder of the checkpoint that was read), or the Hub name of a model that
+    is not on this machine."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """More facts, such as the number of records of a dataset."""
+    """Additional entries of the input in the record, such as the number of records of a dataset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A lineage record that was read from its file."""
+    """Content of a lineage record file: action, settings, inputs and outputs of a result."""
 
     file: Path
     """Current location."""
@@ -48,43 +48,50 @@ class Lineage:
 
     @property
     def id(self) -> str:
-        """Hash of action, settings, inputs and outputs."""
+        """Identifier of the record: first 16 hex digits of a SHA-256 over action, settings, inputs and outputs."""
         return str(self.data["id"])
 
     @property
     def action(self) -> str:
-        """Name of the action that made the result."""
+        """Name of the action that produced the result, such as "train"."""
         return str(self.data["action"])
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
-        """Recorded inputs, each with role, path, fingerprint and the path of its own record."""
+        """Recorded inputs: dicts with the keys `role`, `path`, `fingerprint` and `record` (path of its own record)."""
         return list(self.data["inputs"])
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
-        """Recorded outputs, each with path in the folder, size in bytes and fingerprint."""
+        """Recorded outputs: dicts with the keys `path` (relative to the folder), `bytes` (size) and `fingerprint`."""
         return list(self.data["outputs"])
 
     def locate(self, entry: Mapping[str, Any]) -> Path:
-        """Returns the current path of an input: as recorded, or the same relative path if both were moved together."""
+        """Returns the current path of a recorded input.
+
+        Args:
+            entry: Item of `inputs`.
+
+        Returns:
+            The recorded path if it exists, else the same path relative to the record, in case both were moved together.
+        """
         path = Path(entry["path"])
         return path if path.exists() else self.folder / os.path.relpath(path, self.data["folder"])
 
     def change(
-        self, entry: Mapping[str, Any], place: Path, look: Callable[[Path], str] | None = fingerprint
+        self, entry: Mapping[str, Any], path: Path, compute_fingerprint: Callable[[Path], str] | None = fingerprint
     ) -> str | None:
-        """Describes how an input or output differs from its record; None if it is unchanged.
+        """Describes how an input or output differs from its record, such as "is missing"; None if it is unchanged.
 
         Args:
-            entry: Record of the input or output.
-            place: Current path.
-            look: Computes the current fingerprint; None: check only that the path exists.
+            entry: Item of `inputs` or `outputs`.
+            path: Current path of the input or output.
+            compute_fingerprint: Returns the fingerprint of a path; None: check only that the path exists.
         """
-        if not place.exists():
+        if not path.exists():
             return "is missing" if entry["fingerprint"] else None
         try:
-            same = look is None or entry["fingerprint"] in (None, look(place))
+            same = compute_fingerprint is None or entry["fingerprint"] in (None, compute_fingerprint(path))
         except (OSError, UserError) as error:
             return f"cannot be read: {error}"
         return None if same else "has changed since"
@@ -105,14 +112,15 @@ def write_lineage(
 
     Args:
         place: Folder or file of the result.
-        action: Name of the action.
+        action: Name of the action, such as "train".
         settings: Plain data (`to_dict` of the action's config) without secrets.
         inputs: Inputs of the action, or entries of another record, which are copied. An input that is not on this
             machine has no fingerprint.
-        outputs: Paths of result files in the folder; "." for a folder that is a model. A result file is added itself.
+        outputs: Paths of result files, relative to the folder; "." for a folder that is a model. If `place` is a file,
+            it is added.
 
     Returns:
-        The record.
+        The record that was written, as a dict: action, settings, inputs, outputs, package versions and time.
 
     Raises:
         OSError: If an input or output cannot be read, or the record cannot be written.
@@ -121,18 +129,18 @@ def write_lineage(
     folder = file.parent
     names = [Path(place).name, *outputs] if Path(place).is_file() else outputs
     read = [describe_input(entry) if isinstance(entry, Input) else dict(entry) for entry in inputs]
-    made = [describe_output(folder, name) for name in dict.fromkeys(names)]
+    written = [describe_output(folder, name) for name in dict.fromkeys(names)]
     plain = json.loads(json.dumps(dict(settings), default=str))
-    core = [action, plain, [[i["role"], i["path"], i["fingerprint"]] for i in read], made]
+    identity = [action, plain, [[i["role"], i["path"], i["fingerprint"]] for i in read], written]
     record = {
         "schema": SCHEMA,
-        "id": hashlib.sha256(json.dumps(core, sort_keys=True).encode()).hexdigest()[:16],
+        "id": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
         "action": action,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "folder": str(folder.resolve()),
         "settings": plain,
         "inputs": read,
-        "outputs": made,
+        "outputs": written,
         "versions": package_versions(),
     }
     write_text(file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
@@ -140,7 +148,7 @@ def write_lineage(
 
 
 def record_file(place: Path, action: str) -> Path:
-    """Returns the path at which the record of a result is written."""
+    """Returns the path at which `write_lineage` writes the record of `place` (result file or folder) of `action`."""
     if place.is_file():
         return place.with_name(f"{place.name}.{LINEAGE}")
     file = place / LINEAGE
@@ -148,7 +156,7 @@ def record_file(place: Path, action: str) -> Path:
 
 
 def describe_input(entry: Input) -> dict[str, Any]:
-    """Builds the record entry of an input, with its fingerprint."""
+    """Builds the record entry of an input: role, path, fingerprint, path of its own record, and its `facts`."""
     path = Path(entry.path)
     if not path.exists():
         return {"role": entry.role, "path": str(entry.path), "fingerprint": None, "record": None, **entry.facts}
@@ -164,7 +172,7 @@ def describe_input(entry: Input) -> dict[str, Any]:
 
 
 def describe_output(folder: Path, name: str) -> dict[str, Any]:
-    """Builds the record entry of the output `name` in `folder`, with its size and fingerprint."""
+    """Builds the record entry of the output `name` in `folder`: a dict with its path, size in bytes and fingerprint."""
     path = folder / name
     files = (
         [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and not is_record(file.name)]
@@ -186,7 +194,7 @@ def record_of(path: Path) -> Path | None:
 
 
 def lists_output(record: Path, name: str) -> bool:
-    """Returns whether a lineage record has an output of that name."""
+    """Returns whether the lineage record in the file `record` lists an output with the path `name`."""
     return any(entry["path"] == name for entry in read_lineage(record).outputs)
 
 
@@ -206,5 +214,5 @@ def read_lineage(place: str | Path) -> Lineage:
         raise FileNotFoundError(f"{place} has no {LINEAGE}: its inputs were not recorded")
     data = read_json_object(file)
     if data.get("schema") != SCHEMA or not all(key in data for key in ("id", "action", "folder", "inputs", "outputs")):
-        raise UserError(f"{file} is not a record of this version (schema {SCHEMA}); found {data.get('schema')!r}")
+        raise UserError(f"{file} is not a lineage record: expected schema {SCHEMA}, found {data.get('schema')!r}")
     return Lineage(file, data)

@@ -25,7 +25,8 @@ class MetricsLog:
     Args:
         path: Metrics file; missing folders are created.
         resumed_step: Step at which the run resumes; 0 for a new run.
-        is_redone: Returns whether a line of `resumed_step` is removed too, because the run repeats it.
+        is_redone: Function of a record of `resumed_step`; if it returns True, the line of the record is removed too,
+            because the run writes it again.
 
     Raises:
         UserError: If the file cannot be opened.
@@ -44,11 +45,11 @@ class MetricsLog:
             raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line.
+        """Appends one line with the step and its metrics to the file.
 
         Args:
             step: Number of completed optimizer steps.
-            metrics: Numbers, texts, lists and mappings of them.
+            metrics: Numbers, strings, lists and mappings of them, by metric name.
 
         Raises:
             TypeError: If a value has another type.
@@ -73,7 +74,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], bool] = lambda record: False) -> None:
-    """Removes lines of later steps, redone lines of `step` and invalid lines from a metrics file, atomically."""
+    """Removes lines after `step`, lines of `step` for which `is_redone(record)` is True, and invalid lines; atomic."""
     kept, dropped, broken = [], 0, 0
     for line, record in records(path):
         if record is None:
@@ -86,16 +87,16 @@ def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], 
         return
     if dropped:
         lines = "1 line" if dropped == 1 else f"{dropped} lines"
-        logger.info("%s: removed %s written after step %d: the run resumes there and repeats them", path, lines, step)
+        logger.info("%s: removed %s written after step %d, because the run resumes at this step", path, lines, step)
     if broken:
         lines = "1 incomplete line" if broken == 1 else f"{broken} incomplete lines"
-        logger.warning("%s: removed %s: the run was interrupted while writing there", path, lines)
+        logger.warning("%s: removed %s, because the run was interrupted while writing", path, lines)
     with replacing(path) as aside:
         aside.write_bytes(b"".join(kept))
 
 
 def records(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
-    """Returns (line, record) of each line; the record is None for an incomplete line or one without a step."""
+    """Reads a metrics file into (line, record) pairs; the record of an incomplete line, or without a step, is None."""
     found: list[tuple[bytes, dict[str, Any] | None]] = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
@@ -108,7 +109,18 @@ def records(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
 
 
 def to_json_value(key: str, value: Any) -> Any:
-    """Converts a metric to a JSON value: scalars of numeric libraries to numbers, non-finite numbers to None."""
+    """Converts a metric to a JSON value.
+
+    Args:
+        key: Name of the metric, for the error message.
+        value: Number, string or None, or a list or mapping of them.
+
+    Returns:
+        The value, with scalars of numeric libraries as Python numbers and non-finite numbers as None.
+
+    Raises:
+        TypeError: If the value has another type.
+    """
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, float):
@@ -120,5 +132,5 @@ def to_json_value(key: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_json_value(f"{key}[{i}]", v) for i, v in enumerate(value)]
     raise TypeError(
-        f"metric '{key}' is a {type(value).__name__}; a metric is a number, a text, a list or a mapping of them"
+        f"metric '{key}' is a {type(value).__name__}: expected a number, a string, or a list or mapping of them"
     )

@@ -18,12 +18,12 @@ from worldsmith.files.lines import append_line
 
 FOLDER = "logs"
 WAITING = 10_000
-"""Number of lines that are kept until the run folder is known, the latest ones."""
+"""Max number of lines that are kept in memory until the run folder is known; older lines are dropped."""
 TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class ProcessLog:
-    """Log of a process, which keeps lines in memory until its file is known.
+    """Log file of a process; lines are kept in memory until `begin` sets its path.
 
     Lines that cannot be written, as on a full disk, are skipped with a single warning.
     """
@@ -31,7 +31,7 @@ class ProcessLog:
     def __init__(self) -> None:
         self.path: Path | None = None
         self._waiting: deque[str] = deque(maxlen=WAITING)
-        self._said = False
+        self._warned = False
         self._renew_lock()
         os.register_at_fork(after_in_child=self._renew_lock)
 
@@ -39,7 +39,7 @@ class ProcessLog:
         self._lock = threading.RLock()
 
     def begin(self, path: Path, head: str) -> None:
-        """Sets the log file; writes `head` and the waiting lines."""
+        """Sets the path of the log file; writes the line `head`, then the lines that were kept in memory."""
         with self._lock:
             self.path = path
             lines = [head, *self._waiting]
@@ -56,9 +56,9 @@ class ProcessLog:
                 self.path.parent.mkdir(exist_ok=True)
                 append_line(self.path, line.encode(errors="backslashreplace").decode())
             except OSError as error:
-                problem = f"{self.path} lacks lines that could not be written: {error.strerror}; the run continues"
-                if not self._said:
-                    self._said = True
+                problem = f"{self.path} is incomplete, lines could not be written: {error.strerror}; the run continues"
+                if not self._warned:
+                    self._warned = True
                     with suppress(OSError, ValueError):  # on the same full disk, or closed
                         print(problem, file=sys.__stderr__, flush=True)
 

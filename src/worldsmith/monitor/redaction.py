@@ -25,7 +25,7 @@ URL_CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@'\"]+
 
 
 def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns all environment variables; values are redacted unless they are known to be useful and not secret.
+    """Returns a copy of environment variables in which a value is redacted unless `is_kept` allows to record it.
 
     Credentials within URLs are always redacted; empty values are kept.
     """
@@ -36,12 +36,12 @@ def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_kept(name: str) -> bool:
-    """Returns whether the value of an environment variable is recorded."""
+    """Returns whether the value of the environment variable `name` is recorded: it is known, useful and not secret."""
     return KEPT_VARIABLES.fullmatch(name) is not None and not SECRET_VARIABLE.search(name)
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without the values of options such as `--hf-token x` and `client.api_key=x`."""
+    """Returns command-line arguments with redacted values of secret options (`--hf-token x`, `client.api_key=x`)."""
     redacted: list[str] = []
     hide_next = False
     for argument in arguments:
@@ -63,5 +63,10 @@ def redact_urls(text: str) -> str:
 
 
 def redact_setting(path: str, text: str) -> str:
-    """Returns the value of a config setting such as `client.api_key`; secrets in it are redacted."""
+    """Returns the text of a config value, redacted if the name of the setting or a URL in the value is secret.
+
+    Args:
+        path: Path of the setting, such as `client.api_key`.
+        text: Value of the setting as a string.
+    """
     return REDACTED if text and SECRET_OPTION.search(path) else redact_urls(text)

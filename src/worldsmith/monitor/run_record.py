@@ -71,7 +71,8 @@ def write_origins(path: Path, origins: Mapping[str, Mapping[str, Any]] | None) -
 
     Args:
         path: File to write.
-        origins: Result of `describe_origins`; None (not known): an existing file is removed.
+        origins: Origin of each config value by its path, from `describe_origins`; None (not known): an existing file is
+            removed.
     """
     if origins is None:
         path.unlink(missing_ok=True)
@@ -84,7 +85,7 @@ def write_origins(path: Path, origins: Mapping[str, Mapping[str, Any]] | None) -
 
 
 def describe_environment(*, world_size: int, seed: int | None, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Describes host, package versions, torch build, git state and environment variables; secrets are redacted."""
+    """Returns a dict on host, package versions, torch build, git state and environment variables, without secrets."""
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -112,7 +113,7 @@ def package_versions() -> dict[str, str]:
 
 
 def describe_torch() -> dict[str, Any]:
-    """Describes the torch build, its devices and threads."""
+    """Returns a dict that describes the torch build, its devices and thread counts."""
     import torch
 
     return {
@@ -141,7 +142,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def git(folder: Path, *arguments: str) -> str | None:
-    """Returns the output of a git command; None if it fails."""
+    """Runs `git` with `arguments` in `folder` and returns its output; None if it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -150,7 +151,7 @@ def git(folder: Path, *arguments: str) -> str | None:
 
 
 def earlier_launches(path: Path) -> list[dict[str, Any]]:
-    """Returns the launches in an existing `launch_info.yaml`, oldest first."""
+    """Returns the launches that the `launch_info.yaml` at `path` records, oldest first; empty without the file."""
     if not path.exists():
         return []
     try:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 TIMES = (("d", "d", 86400), ("h", "h", 3600), ("m", "min", 60), ("s", "s", 1))
-"""Units of time: as one letter, as a word, in seconds."""
+"""Units of time, largest first: (letter, abbreviation, seconds)."""
 
 WEIGHTS_NAMES = {"live": "raw weights", "ema": "EMA weights", "untrained": "untrained weights"}
 """Names of weights for messages, by their names in settings and files."""
 
 MEMORY_NAMES = {"moments": "optimizer state", "average": "EMA weights", "gathered": "all-gathered parameters"}
-"""Names of memory categories for messages, if they differ from the category."""
+"""Names in messages of memory categories; other categories are shown under their own name."""
 
 FEW_SAMPLES = 10
-"""Below this number of samples, the 95 % interval of a mean is too narrow."""
+"""Number of samples below which the 95 % interval of a mean is too narrow to be reliable."""
 
 
 def format_duration(seconds: float, *, spaced: bool = False) -> str:
-    """Returns the two largest units: 45s, 3m05s, 2h07m, 3d04h; `spaced`: 45 s, 3 min 5 s, 2 h 7 min, 3 d 4 h."""
+    """Formats a duration with its two largest units.
+
+    Args:
+        seconds: Duration in seconds.
+        spaced: False: 45s, 3m05s, 2h07m, 3d04h. True: 45 s, 3 min 5 s, 2 h 7 min, 3 d 4 h.
+    """
     left = max(0, round(seconds))
     first = next((place for place, (_, _, size) in enumerate(TIMES) if left >= size), len(TIMES) - 1)
     parts: list[str] = []
@@ -31,8 +36,8 @@ def format_bytes(count: float, *, gib: str = ".2f", mib: str = ".1f", gib_from: 
 
     Args:
         count: Number of bytes.
-        gib: Number format of GiB.
-        mib: Number format of MiB.
+        gib: Format specification of a number of GiB.
+        mib: Format specification of a number of MiB.
         gib_from: Bytes from which GiB are used.
     """
     return f"{count / 2**30:{gib}} GiB" if count >= gib_from else f"{count / 2**20:{mib}} MiB"

@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Destination of metrics. Its exceptions do not end the run."""
+    """Destination of metrics, such as a file. `Sinks` catches its exceptions, so that they do not end the run."""
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Writes the metrics after `step` optimizer steps: numbers, texts, lists, and mappings of them."""
+        """Writes the metrics after `step` optimizer steps: numbers, strings, lists, and mappings of them."""
 
     def close(self, *, failed: bool = False) -> None:
         """Closes the sink.
@@ -42,7 +42,7 @@ class Sink(Protocol):
 
 
 class Sinks:
-    """Passes all metrics to all sinks, which have names for messages.
+    """Passes all metrics to several named destinations.
 
     The first exception of a sink is logged and all are counted; the sink still gets later metrics.
     """
@@ -52,10 +52,10 @@ class Sinks:
         self.lost: Counter[str] = Counter()
         """Number of failed writes, by sink."""
 
-    def add(self, name: str, make: Callable[[], Sink]) -> None:
-        """Adds the sink that `make` builds under a name; if that fails, logs a warning and continues without it."""
+    def add(self, name: str, build: Callable[[], Sink]) -> None:
+        """Adds the sink that `make()` returns as `name`; if `build` fails, logs a warning and continues without it."""
         try:
-            self.sinks[name] = make()
+            self.sinks[name] = build()
         except Exception as error:
             logger.warning("%s cannot be written, the run continues without it: %s", name, describe_error(error))
 
@@ -76,12 +76,12 @@ class Sinks:
             except Exception as error:
                 logger.warning("%s could not be closed: %s", name, describe_error(error))
             if self.lost[name]:
-                logger.warning("%s: %d of its lines could not be written and are missing", name, self.lost[name])
+                logger.warning("%s: %d writes have failed, and their metrics are missing", name, self.lost[name])
         self.sinks = {}
 
 
 def numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """Returns (name, value) of the numeric metrics; values of nested mappings are named `outer/inner`."""
+    """Returns (name, value) of numeric metrics; values of nested mappings are named `outer/inner`, after `prefix`."""
     found: list[tuple[str, float]] = []
     for key, value in metrics.items():
         if isinstance(value, Mapping):
@@ -95,7 +95,7 @@ EVENT_FILE_PREFIX = "events.out.tfevents."
 
 
 class TensorBoardLog:
-    """Writes every numeric metric to TensorBoard event files; texts and lists are only in `metrics.jsonl`.
+    """Writes every numeric metric to TensorBoard event files; strings and lists are only in `metrics.jsonl`.
 
     Args:
         folder: Folder of the event files.
@@ -165,7 +165,13 @@ class WandbLog:
     """
 
     def __init__(self, folder: Path, job: JobConfig, tree: Mapping[str, Any]) -> None:
-        """Starts a Weights & Biases run; `tree` is the config, shown next to the curves."""
+        """Starts or resumes a Weights & Biases run.
+
+        Args:
+            folder: Run folder.
+            job: Job section of the config: mode, project, group and name.
+            tree: Config as plain data, which is shown next to the curves.
+        """
         import wandb
 
         settings = wandb.Settings(

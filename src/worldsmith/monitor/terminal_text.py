@@ -24,9 +24,9 @@ NARROWEST = 20
 NARROW = 4
 """Indentation of a word that does not fit its column."""
 _LABEL = re.compile(r"(?P<indent>[\s│├└─]*)\S.{0,24}?\s{2,}(?=\S)|(?P<plain>[\s│├└─]*)")
-"""Matches the start of a line with a label, two spaces and a second column; or its indentation."""
-_AS_IT_IS = re.compile(r"\s*\d*\s\|(\s|$)|(next:)?\s*worldsmith \w")
-"""Matches a line of a file that an error shows, or the markers below it; or a command, which is never wrapped."""
+"""Matches the first column of a line (a label and at least two spaces), or the indentation of a line without one."""
+_NOT_WRAPPED = re.compile(r"\s*\d*\s\|(\s|$)|(next:)?\s*worldsmith \w")
+"""Matches lines that are never wrapped: source lines in an error, the markers below them, and commands."""
 
 
 def terminal_width(stream: TextIO) -> int | None:
@@ -57,15 +57,17 @@ def fit_width(text: str, width: int | None) -> str:
     if width is None:
         return text
     lines: list[str] = []
-    goes_on = False  # the line belongs to a command of several lines: a break in a quoted word would change it
+    continues = (
+        False  # whether the line belongs to a command of several lines: a break in a quoted word would change it
+    )
     for line in text.split("\n"):
-        lines += [line] if goes_on else _wrap(line, width)
-        goes_on = line.endswith("\\") and (goes_on or _AS_IT_IS.match(line) is not None)
+        lines += [line] if continues else _wrap(line, width)
+        continues = line.endswith("\\") and (continues or _NOT_WRAPPED.match(line) is not None)
     return "\n".join(lines)
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    if len(line) <= width or _AS_IT_IS.match(line):
+    if len(line) <= width or _NOT_WRAPPED.match(line):
         return [line]
     found = _LABEL.match(line)
     assert found is not None  # the second form matches everything
@@ -86,26 +88,26 @@ def _wrap(line: str, width: int) -> list[str]:
 
 
 def _fit_word(line: str, width: int) -> str:
-    """Returns the line; a line that is one long word, such as a path, is indented by `NARROW` or not at all."""
+    """Returns the line; if it is one word that is too long for `width`, such as a path, with less or no indentation."""
     word = line.strip()
     if len(line) <= width or len(line) - len(word) <= NARROW:
         return line
     return " " * NARROW * (len(word) + NARROW <= width) + word
 
 
-def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Splits a table into parts that fit into a number of characters.
+def fitting_columns(widths: Sequence[int], max_width: int) -> list[list[int]]:
+    """Splits the columns of a table into groups that fit into a number of characters.
 
     Args:
         widths: Width of each column.
-        room: Max characters of a part, with two spaces per column.
+        max_width: Max characters of a group, with two spaces per column.
 
     Returns:
-        Column indexes of each part.
+        Column indexes of each group.
     """
     parts: list[list[int]] = [[]]
     for column, width in enumerate(widths):
-        if parts[-1] and sum(widths[known] + 2 for known in parts[-1]) + width + 2 > room:
+        if parts[-1] and sum(widths[known] + 2 for known in parts[-1]) + width + 2 > max_width:
             parts.append([])
         parts[-1].append(column)
     return parts
@@ -140,19 +142,23 @@ def format_last_resort() -> None:
 
 
 def terminal_handler() -> logging.Handler:
-    """Returns a handler that writes messages to standard error."""
+    """Returns a log handler that writes messages to standard error, formatted by `TerminalFormatter`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TerminalFormatter("%(message)s"))
     return handler
 
 
 def command_lines(words: Sequence[str]) -> Iterator[str]:
-    """Yields the lines of a shell command, indented and broken so that they fit the terminal and can be pasted."""
-    lines, now = [], ""
+    """Yields the lines of a shell command, indented and broken so that they fit the terminal and can be pasted.
+
+    Args:
+        words: Program and arguments, not quoted.
+    """
+    lines, line = [], ""
     for word in map(shlex.quote, words):
-        if now and len(now) + len(word) > text_width() - 8:
-            lines.append(now)
-            now = ""
-        now += f" {word}" if now else word
-    lines.append(now)
+        if line and len(line) + len(word) > text_width() - 8:
+            lines.append(line)
+            line = ""
+        line += f" {word}" if line else word
+    lines.append(line)
     yield from ("    " + text for text in " \\\n  ".join(lines).split("\n"))

@@ -61,7 +61,7 @@ class TerminalView:
         self.progress: Bars | None = None
         self.task: TaskID | None = None
         if self.console.is_terminal:
-            # One line in any terminal: the bar gives way to the text, and `update` leaves out what has no room.
+            # One line in any terminal: the bar shrinks, and `update` omits the speed if the line is too long.
             columns = (
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
                 BarColumn(bar_width=None, table_column=Column(max_width=BAR)),
@@ -115,12 +115,12 @@ class TerminalView:
             self.print(f"step {step}/{self.total_steps}  {text}")
 
     def print(self, message: str, *, style: str = "") -> None:
-        """Prints a message above the progress line."""
+        """Prints a message above the progress line, in the rich style `style`."""
         text = fit_width(escape_controls(message), self.console.width if self.console.is_terminal else None)
         try:
             self.console.print(Text(text, style=style), soft_wrap=True)
         except OSError as error:  # a log file on a full disk
-            go_quiet(self.console, error)
+            stop_output(self.console, error)
 
     def warning(self, message: str) -> None:
         """Prints a warning above the progress line."""
@@ -128,7 +128,7 @@ class TerminalView:
 
 
 class Bars(Progress):
-    """The progress line and a line for the current activity, which is updated at each redraw."""
+    """Rich progress display: the progress line, and a line for the current activity that is updated at each redraw."""
 
     def __init__(self, *columns: ProgressColumn, meanwhile: Callable[[], Activity | None], console: Console) -> None:
         self.meanwhile = meanwhile
@@ -149,10 +149,10 @@ class LastingConsole(Console):
     """A console that stops its output if its reader ends (`| head`), where rich would end the run without a message."""
 
     def on_broken_pipe(self) -> None:
-        go_quiet(self, BrokenPipeError("its reader has closed it"))
+        stop_output(self, BrokenPipeError("its reader has closed it"))
 
 
-def go_quiet(console: Console, error: OSError) -> None:
+def stop_output(console: Console, error: OSError) -> None:
     """Stops terminal output after a write error, with a single warning if possible."""
     if not console.quiet:
         console.quiet = True

@@ -14,7 +14,7 @@ class Activity:
 
     name: str
     fraction: float | None = None
-    """Completed fraction, from 0 to 1; None where it is not known."""
+    """Completed fraction, from 0 to 1; None if it is not known."""
 
 
 class Throughput:
@@ -23,11 +23,11 @@ class Throughput:
     def __init__(self, *, window: int = 50, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.recent: deque[tuple[float, int, bool]] = deque(maxlen=window)
-        """(seconds, tokens, whether it was unusual) of each."""
+        """(seconds, tokens, whether it was unusual) of each recent step."""
         self.last: float | None = None
 
     def step(self, tokens: int, *, unusual: bool = False) -> None:
-        """Records an optimizer step.
+        """Records that an optimizer step has ended now.
 
         Args:
             tokens: Tokens of the step over all ranks.

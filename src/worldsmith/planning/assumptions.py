@@ -19,7 +19,11 @@ BESIDE_STEPS = "on the GPU during a step, until all latents are cached"
 
 
 def encoded_first(work: StepWork) -> str:
-    """Returns the assumption on encoders for a run whose latent cache is complete before it starts."""
+    """Returns the assumption on encoders, as text, for a run whose latent cache is complete before it starts.
+
+    Args:
+        work: Simulated step, with the peak memory of `worldsmith encode`.
+    """
     needed = CONTEXT + (1 + FRAGMENTATION) * work.encode_bytes
     return (
         "not on the GPU: `worldsmith encode` fills the latent cache before the run, for all epochs, and needs "
@@ -36,7 +40,7 @@ def assumptions(
     timed: bool,
     encoders: str = "",
     open_variables: Sequence[str] = (),
-    parts: Sequence[str] = (),
+    substitutes: Sequence[str] = (),
 ) -> dict[str, str]:
     """Returns the assumptions of a plan as texts by topic.
 
@@ -44,11 +48,11 @@ def assumptions(
         config: Config of the run.
         gpu: GPU of each rank.
         ranks: Number of ranks.
-        data: Batches for which the plan was made.
+        data: Batches that were simulated for the plan.
         timed: Whether the plan has time estimates; adds their assumptions.
-        encoders: Where the encoders are during training; "" if this does not matter.
+        encoders: Text that states where the encoders are during training; "": no such assumption.
         open_variables: Environment variables that the config names and that are not set.
-        parts: Substitutes of pretrained components that are not available.
+        substitutes: Texts on pretrained components that are not available and were substituted.
     """
     compiled, loop = config.model.config.compile.enabled, config.trainer
     found = {"data": data.described}
@@ -58,11 +62,11 @@ def assumptions(
     if encoders:
         found["encoders"] = encoders
     if open_variables:
-        what, them = ("its file", "it") if len(open_variables) == 1 else ("their files", "them")
-        why = f"{what} could not be read; export {them} to plan with the real values"
+        files, variables = ("its file", "it") if len(open_variables) == 1 else ("their files", "them")
+        why = f"{files} could not be read; export {variables} to plan with the real values"
         found["not set"] = f"{', '.join(open_variables)}: {why}"
-    if parts:
-        found["substituted"] = "; ".join(parts)
+    if substitutes:
+        found["substituted"] = "; ".join(substitutes)
     found["margins"] = (
         f"CUDA context {CONTEXT / GIB:g} GiB, {FRAGMENTATION:.0%} of the tensors' peak lost to fragmentation"
     )
@@ -105,6 +109,6 @@ def assumptions(
     return found
 
 
-def format_percents(of: EstimateRange) -> str:
+def format_percents(fractions: EstimateRange) -> str:
     """Formats a range of fractions as percentages, such as "75 to 45 %"."""
-    return f"{100 * of.fast:.0f} to {100 * of.slow:.0f} %"
+    return f"{100 * fractions.fast:.0f} to {100 * fractions.slow:.0f} %"

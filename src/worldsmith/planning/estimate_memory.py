@@ -31,7 +31,7 @@ class MemoryVerdict:
     """Peak of tensors in the worst phase."""
     ranks: int
     encoders: int = 0
-    """Encoders that are on the GPU in addition to the peak while the latent cache is filled."""
+    """Bytes of encoders that are on the GPU in addition to the peak while the latent cache is filled."""
 
     @property
     def context(self) -> int:
@@ -78,7 +78,7 @@ class MemoryVerdict:
 
 
 def memory_verdict(work: StepWork, gpu: Gpu, *, encoded: bool = False) -> MemoryVerdict:
-    """Compares the peak of the worst phase with the memory of `gpu`.
+    """Compares the peak of the worst phase with the memory of a GPU.
 
     Args:
         work: Simulated step and other phases of one rank.
@@ -100,11 +100,11 @@ def worst_phase(work: StepWork) -> tuple[PhaseMemory, int]:
     users = [phase for phase in work.phases if phase.name in ("encoding", "sampling")]
     encoders = max((phase.kinds.get("encoders", 0) for phase in users), default=0)
 
-    def beside(phase: PhaseMemory) -> int:
+    def unused_encoders(phase: PhaseMemory) -> int:
         return 0 if phase.name in BEFORE else max(0, encoders - phase.kinds.get("encoders", 0))
 
-    worst = max(work.phases, key=lambda phase: phase.peak + beside(phase))
-    return worst, beside(worst)
+    worst = max(work.phases, key=lambda phase: phase.peak + unused_encoders(phase))
+    return worst, unused_encoders(worst)
 
 
 PROCESS = 3 * GIB

@@ -36,9 +36,12 @@ NOTHING = EstimateRange(0.0, 0.0)
 
 EFFICIENCIES = {
     "matmuls": (EstimateRange(0.94, 0.56), "of the fraction of the peak that one large matmul reaches"),
-    "attention": (EstimateRange(0.6, 0.275), "of the same, by the attention kernel and its backward"),
+    "attention": (
+        EstimateRange(0.6, 0.275),
+        "of the fraction of the peak that one large matmul reaches, by attention forward and backward",
+    ),
     "memory": (EstimateRange(0.85, 0.6), "of the bandwidth, by all other operators"),
-    "unfused": (EstimateRange(0.3, 0.5), "of the bytes of such operators remain if they are compiled"),
+    "unfused": (EstimateRange(0.3, 0.5), "of the bytes of all other operators remain if layers are compiled"),
     "links": (EstimateRange(0.85, 0.6), "of the link rate, by collectives of large tensors"),
     "disk": (EstimateRange(4e9, 0.5e9), "bytes per second that all machines together write"),
     "staging": (EstimateRange(25e9, 8e9), "bytes per second from a GPU to host RAM"),
@@ -56,7 +59,8 @@ class StepSeconds:
     """Estimated seconds of one optimizer step, without data loading and kernel launches."""
 
     total: EstimateRange
-    """Fast: collectives of weights and gradients overlap with computation; slow: no overlap."""
+    """Duration of the step; `fast`: collectives of weights and gradients overlap with computation, `slow`: they do
+    not."""
     bound: str
     """The term that takes longest."""
     terms: Mapping[str, EstimateRange]
@@ -75,17 +79,17 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
         return None
     peak, bandwidth = gpu.peak_flops * gpu.reached, gpu.bandwidth
     terms = {
-        "matmuls": over(work.hardware_flops - work.attention_flops, peak, "matmuls"),
-        "attention": over(work.attention_flops - work.skipped_flops, peak, "attention"),
-        "memory": over(work.moved_bytes, bandwidth, "memory"),
+        "matmuls": estimate_seconds(work.hardware_flops - work.attention_flops, peak, "matmuls"),
+        "attention": estimate_seconds(work.attention_flops - work.skipped_flops, peak, "attention"),
+        "memory": estimate_seconds(work.moved_bytes, bandwidth, "memory"),
     }
     if compiled:
-        left = EFFICIENCIES["unfused"][0]
-        terms["memory"] = EstimateRange(terms["memory"].fast * left.fast, terms["memory"].slow * left.slow)
+        remaining = EFFICIENCIES["unfused"][0]
+        terms["memory"] = EstimateRange(terms["memory"].fast * remaining.fast, terms["memory"].slow * remaining.slow)
     computed = sum(terms.values(), NOTHING)
     hidden = waited = NOTHING
     for traffic in work.traffic:
-        seconds = over(traffic.sent, rate(traffic, gpu), "links") + latency(traffic, gpu) * traffic.calls
+        seconds = estimate_seconds(traffic.sent, rate(traffic, gpu), "links") + latency(traffic, gpu) * traffic.calls
         place = "between machines" if spans_machines(traffic, gpu) else "inside a machine"
         terms[place] = terms.get(place, NOTHING) + seconds
         if traffic.group in HIDDEN:
@@ -96,22 +100,22 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
     return StepSeconds(total, max(terms, key=lambda name: terms[name].middle), terms)
 
 
-def over(amount: float, rate: float, kind: str) -> EstimateRange:
-    """Estimates the seconds for `amount` at the peak `rate` (per second) times the assumed efficiencies of `kind`."""
-    return over_rates(amount, EFFICIENCIES[kind][0] * rate)
+def estimate_seconds(amount: float, rate: float, kind: str) -> EstimateRange:
+    """Estimates the seconds for `amount` units at `rate` units per second times the efficiencies of `kind`."""
+    return divide_by_rates(amount, EFFICIENCIES[kind][0] * rate)
 
 
-def over_rates(amount: float, rates: EstimateRange) -> EstimateRange:
+def divide_by_rates(amount: float, rates: EstimateRange) -> EstimateRange:
     return EstimateRange(amount / rates.fast, amount / rates.slow)
 
 
 def spans_machines(traffic: Traffic, gpu: Gpu) -> bool:
-    """Returns whether the process group has ranks on more than one machine."""
+    """Returns whether the process group of `traffic` has ranks on more than one machine."""
     return traffic.span > gpu.per_machine
 
 
 def latency(traffic: Traffic, gpu: Gpu) -> EstimateRange:
-    """Returns the latency of one call in seconds: fast for a tree over the ranks, slow for a ring."""
+    """Returns the latency in seconds of one call of a collective: fast for a tree over the ranks, slow for a ring."""
     machines = min(traffic.ranks, -(-traffic.span // gpu.per_machine))
     times = 2 if traffic.op == "all_reduce" else 1
     tree = HOP * ceil(log2(traffic.ranks / machines)) + NETWORK_HOP * ceil(log2(machines))
@@ -120,7 +124,7 @@ def latency(traffic: Traffic, gpu: Gpu) -> EstimateRange:
 
 
 def rate(traffic: Traffic, gpu: Gpu) -> float:
-    """Returns the peak rate at which a rank of the group sends, in bytes per second.
+    """Returns the peak rate at which each rank sends the data of a collective, in bytes per second.
 
     A ring between machines uses the network links of all ranks that the group has on a machine. In an all-to-all each
     rank uses its own link for the data of other machines.
@@ -129,8 +133,8 @@ def rate(traffic: Traffic, gpu: Gpu) -> float:
         return gpu.link
     step = max(1, (traffic.span - 1) // (traffic.ranks - 1))
     here = max(1, gpu.per_machine // step)
-    share = (traffic.ranks - 1) / (traffic.ranks - here) if traffic.op == "all_to_all" else here
-    return min(gpu.link, gpu.network * share)
+    factor = (traffic.ranks - 1) / (traffic.ranks - here) if traffic.op == "all_to_all" else here
+    return min(gpu.link, gpu.network * factor)
 
 
 FORWARD = EstimateRange(0.25, 0.5)
@@ -148,7 +152,7 @@ class RunTime:
     saves: EstimateRange
     """Time during which training waits for saves."""
     validation: EstimateRange | None
-    """None: not known, because the number of validation batches is not limited."""
+    """Time of all validations; None: not known, because the number of validation batches is not limited."""
 
     @property
     def total(self) -> EstimateRange:
@@ -178,8 +182,8 @@ def run_time(
         checkpoint_bytes: Size of one checkpoint.
     """
     loop, settings = config.trainer, config.checkpoint
-    written = over_rates(checkpoint_bytes, EFFICIENCIES["disk"][0])
-    staged = over_rates(staged_bytes, EFFICIENCIES["staging"][0])
+    written = divide_by_rates(checkpoint_bytes, EFFICIENCIES["disk"][0])
+    staged = divide_by_rates(staged_bytes, EFFICIENCIES["staging"][0])
     saves = -(-loop.max_iter // settings.save_iter)
     waited = staged * (saves - 1) + written if settings.async_save else written * saves
     return RunTime(ranks, loop.max_iter, step.total * loop.max_iter, waited, validation_time(config, step))

@@ -33,7 +33,8 @@ class QuickPlan:
     parameters: int
     trained: int
     states: Mapping[str, int]
-    """Bytes by category on the rank with the most; exact, except for unused gradients of trained parameters."""
+    """Bytes of the training state by category, on the rank with the most; exact, except for gradients that a step does
+    not produce."""
     checkpoint_bytes: int
     """Size of one checkpoint on disk: exact for tensors, estimated for file overhead."""
     checkpoint_tensors: int = 0
@@ -60,14 +61,14 @@ def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
 
 
 def least_ranks(config: Trainer.Config) -> int:
-    """Returns the min number of ranks that the parallelism degrees of `config` allow."""
-    asked = config.model.config.parallelism
-    shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
-    return max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree
+    """Returns the min number of ranks with which the parallelism degrees of `config` are possible."""
+    parallelism = config.model.config.parallelism
+    shard, replicate = parallelism.data_parallel_shard_degree, parallelism.data_parallel_replicate_degree
+    return max(shard, 1) * max(replicate, 1) * parallelism.context_parallel_shard_degree
 
 
 def run_table(config: Trainer.Config) -> Table:
-    """Returns the weight table of a run; builds the network on the meta device if the config is not sufficient."""
+    """Returns size and training state of each weight of a run; builds the network on the meta device if required."""
     table = weight_table(config.model.config, config.optimizer.keys_to_select)
     if table is not None:
         return table
@@ -95,7 +96,7 @@ class Plan:
     step: StepSeconds | None
     time: RunTime | None
     untimed: str
-    """Reason for which time is not estimated; "" if it is."""
+    """Reason why the time is not estimated; "" if it is."""
     assumptions: Mapping[str, str]
     """Assumptions with their values, by topic."""
 
@@ -129,7 +130,9 @@ class Plan:
             "step": {"samples": self.samples, "tokens": self.tokens, "work": self.work.to_json()},
             "seconds": None if self.step is None else asdict(self.step),
             "time": None if self.time is None else self.time.to_json(),
-            "efficiencies": {name: {**asdict(share), "of": what} for name, (share, what) in EFFICIENCIES.items()},
+            "efficiencies": {
+                name: {**asdict(efficiency), "of": quantity} for name, (efficiency, quantity) in EFFICIENCIES.items()
+            },
             "untimed": self.untimed,
             "assumptions": dict(self.assumptions),
         }
@@ -166,8 +169,8 @@ def make_plan(
         work = replace(work, phases=[phase for phase in work.phases if phase.name != "encoding"])
     memory, untimed = memory_verdict(work, gpu), why_untimed(config, gpu)
     step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
-    beside = {phase.name: phase.main_memory for phase in work.phases}
-    staged, checkpoint = beside["saving"], quick.checkpoint_bytes
+    host_bytes = {phase.name: phase.main_memory for phase in work.phases}
+    staged, checkpoint = host_bytes["saving"], quick.checkpoint_bytes
     return Plan(
         name=config.job.name or config.model.name,
         family=config.model.name,
@@ -182,7 +185,7 @@ def make_plan(
             degrees,
             per_machine=gpu.per_machine,
             staged=staged,
-            loaded=beside["loading"],
+            loaded=host_bytes["loading"],
             sample_bytes=data.sample_bytes,
         ),
         disk=disk(config, checkpoint_bytes=checkpoint, cached_bytes=data.cache_bytes * (data.num_samples or 0)),
@@ -199,7 +202,7 @@ def make_plan(
             timed=not untimed,
             encoders=encoded_first(work) if encoded else BESIDE_STEPS if memory.encoders else "",
             open_variables=open_variables,
-            parts=stated.assumptions,
+            substitutes=stated.assumptions,
         ),
     )
 
@@ -208,7 +211,9 @@ def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
     """Returns the reason why the time of a step cannot be estimated; "" if it can."""
     if not gpu.peak_flops:
         named = next(iter([*holding(gpu.memory), *GPUS.values()])).name
-        return f"{gpu.name} only states a memory size, no speed; name a GPU to estimate the time, such as --gpu {named}"
+        return (
+            f"{gpu.name} only states a memory size, no speed; to estimate the time, name a GPU, such as --gpu {named}"
+        )
     if config.model.config.precision == "float32":
         return "the run computes in float32, but the known rates are for 16 bits"
     return ""

@@ -44,7 +44,7 @@ def with_published_parts(config: Any) -> Iterator[Stated]:
     Args:
         config: Config with resolved references.
     """
-    config, said, reads_texts = deepcopy(config), [], True
+    config, substitutes, reads_texts = deepcopy(config), [], True
     with tempfile.TemporaryDirectory(prefix="worldsmith-plan-") as folder:
         for number, (where, section) in enumerate(sections(config.model.config, "model.config")):
             part: PublishedPart | None = section.published()
@@ -52,16 +52,16 @@ def with_published_parts(config: Any) -> Iterator[Stated]:
             why = find_missing_files(section, part) if part is not None and name else None
             if part is None or why is None:
                 continue
-            place = Path(folder) / str(number)
-            write(place, part.contents)
-            setattr(section, part.field, str(place))
+            target = Path(folder) / str(number)
+            write_files(target, part.contents)
+            setattr(section, part.field, str(target))
             reads_texts &= not part.reads_texts
-            said.append(f"{where}.{part.field} = '{name}': {why}; substituted by {part.what}")
-        yield Stated(config, said, reads_texts)
+            substitutes.append(f"{where}.{part.field} = '{name}': {why}; substituted by {part.what}")
+        yield Stated(config, substitutes, reads_texts)
 
 
 def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields (path, section) for each config section that can name a released component."""
+    """Yields (path, section) of each config section in `section` (at `path`) that can name a released component."""
     if hasattr(section, "published"):
         yield path, section
     for field in fields(section):
@@ -71,7 +71,7 @@ def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def find_missing_files(section: Any, part: PublishedPart) -> str | None:
-    """Returns the reason why the files of the component `part` in `section` are not usable; None if they are."""
+    """Returns the reason why the files of the component `part` of `section` are not usable; None if they are."""
     name = getattr(section, part.field)
     if is_local(name):
         try:
@@ -84,8 +84,8 @@ def find_missing_files(section: Any, part: PublishedPart) -> str | None:
     return None if found else "not on this machine"
 
 
-def write(folder: Path, contents: Contents) -> None:
-    """Writes the files of a substituted component into `folder`."""
+def write_files(folder: Path, contents: Contents) -> None:
+    """Writes the files of a substituted component into `folder`: links to paths, mappings as JSON, or empty."""
     for name, content in contents.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class PlannedBatches:
 
 
 def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
-    """Returns the largest of the first batches of the dataset, or dummy batches if the dataset is not readable.
+    """Returns the largest of the first batches of the dataset, or dummy batches if the dataset cannot be read.
 
     Args:
         stated: Result of `with_published_parts`.
@@ -135,7 +135,7 @@ def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
 
 
 def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0) -> PlannedBatches:
-    """Returns dummy batches.
+    """Returns dummy batches for a simulation, without reading the dataset.
 
     Args:
         config: Config of the run.
@@ -143,14 +143,14 @@ def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0)
         fill: Size of the batches as a fraction of the config's limits.
     """
     task = task or task_for(config)
-    made = task.dummy_data.make_batch(fill=fill, encoded=is_cached(config))
+    dummy = task.dummy_data.make_batch(fill=fill, encoded=is_cached(config))
     count = config.trainer.grad_accum_iter
     each = f", in each of {count} batches of a step" if count > 1 else ""
-    return planned(config, task, [list(made.samples)] * count, made.assumption + each)
+    return planned(config, task, [list(dummy.samples)] * count, dummy.assumption + each)
 
 
 def read_batches(config: Any, task: Task) -> PlannedBatches:
-    """Returns the largest of the first batches of the dataset; media are not decoded."""
+    """Returns the batches with the most tokens among the first batches of the dataset; media are not decoded."""
     loader = task.loader(dry=True)
     loader.maker.decodes = False
     count = config.trainer.grad_accum_iter
@@ -160,8 +160,8 @@ def read_batches(config: Any, task: Task) -> PlannedBatches:
     batches = [[task.dummy_data.fill_sample(sample, encoded=encoded) for sample in pack] for pack in packs[:count]]
     sizes = [task.size(pack) for pack in batches]
     samples, tokens = (sum(numbers) for numbers in zip(*sizes))
-    what = f"{samples:,} samples with {tokens:,} tokens, the most in {len(packs)} batches of {loader.dataset.name}"
-    return replace(planned(config, task, batches, what), num_samples=loader.dataset.num_samples)
+    described = f"{samples:,} samples with {tokens:,} tokens, the most in {len(packs)} batches of {loader.dataset.name}"
+    return replace(planned(config, task, batches, described), num_samples=loader.dataset.num_samples)
 
 
 def planned(config: Any, task: Task, batches: Sequence[Any], described: str) -> PlannedBatches:
@@ -178,14 +178,14 @@ def task_for(config: Any, ranks: int | None = None) -> Task:
         ranks: Number of ranks; the task is that of rank 0, with its shard of the data. None: a single rank.
     """
     model = config.model.config.build(device="meta")
-    shares = 1 if ranks is None else ranks // plan_degrees(config.model.config.parallelism, ranks).context
+    num_shards = 1 if ranks is None else ranks // plan_degrees(config.model.config.parallelism, ranks).context
     return task_of(config.model.name)(
-        model=model, objective=config.objective, data=config.dataloader_train, world=World(size=shares)
+        model=model, objective=config.objective, data=config.dataloader_train, world=World(size=num_shards)
     )
 
 
 def is_cached(config: Any) -> bool:
-    """Returns whether the run has a latent cache."""
+    """Returns whether the training data of a run has a latent cache."""
     return bool(getattr(config.dataloader_train, "latent_cache", ""))
 
 

@@ -79,17 +79,19 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield from wrap_row("disk", f"{size(plan.disk.total)}: {parts_of(plan.disk.parts)} ({checkpoint})")
     yield ""
     yield "assumed"
-    for about, value in plan.assumptions.items():
-        yield from wrap_row(f"  {about}", value, first=max(len(name) for name in plan.assumptions) + 4)
+    for topic, value in plan.assumptions.items():
+        yield from wrap_row(f"  {topic}", value, first=max(len(name) for name in plan.assumptions) + 4)
 
 
 def memory_lines(plan: Plan) -> Iterator[str]:
     """Yields the lines on GPU memory: verdict, breakdown of the peak, and GPUs that are large enough."""
     memory, worst = plan.memory, worst_phase(plan.work)[0]
-    room = f"{size(memory.spare)} free" if memory.spare >= 0 else f"{size(-memory.spare)} too much"
+    margin = f"{size(memory.spare)} free" if memory.spare >= 0 else f"{size(-memory.spare)} too much"
     if memory.word == "tight":
-        room = "no reserve for fragmentation"
-    yield from wrap_row("memory", f"{memory.word.upper()}: {size(memory.needed)} of {size(memory.gpu.memory)}, {room}")
+        margin = "no reserve for fragmentation"
+    yield from wrap_row(
+        "memory", f"{memory.word.upper()}: {size(memory.needed)} of {size(memory.gpu.memory)}, {margin}"
+    )
     parts = {
         "tensors": memory.peak,
         "encoders": memory.encoders,
@@ -101,7 +103,7 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     kinds = sorted(worst.kinds.items(), key=lambda kind: -kind[1])
     yield from wrap_row("peak", f"in the phase {worst.name}: {parts_of(dict(kinds[:MAKERS]))}")
     if worst.kinds.get("activations"):
-        made = {name: count for name, count in makers(worst).most_common(MAKERS) if count >= 2**20}
+        made = {name: count for name, count in activations_by_module(worst).most_common(MAKERS) if count >= 2**20}
         yield from wrap_row("", f"activations of {parts_of(made)}" if made else "")
     holders = memory.holders
     more = f" and {len(holders) - HOLDERS} more" if len(holders) > HOLDERS else ""
@@ -110,12 +112,12 @@ def memory_lines(plan: Plan) -> Iterator[str]:
         yield from wrap_row("to do", "add --fit to the command to search for settings that fit")
 
 
-def makers(phase: PhaseMemory) -> Counter[str]:
-    """Returns activation bytes by top-level module; modules within repeated layers are summed."""
+def activations_by_module(phase: PhaseMemory) -> Counter[str]:
+    """Returns activation bytes by top-level module of a phase; modules within repeated layers are summed."""
     found, outside = Counter[str](), "the encoders" if phase.name == "encoding" else "the rest"
     for name, count in phase.modules:
-        head, star, _ = name.partition(".*")
-        found[head + star or outside] += count
+        layers, star, _ = name.partition(".*")
+        found[layers + star or outside] += count
     return found
 
 
@@ -147,29 +149,29 @@ def order_keys(found: Mapping[str, T], first: Iterable[str]) -> dict[str, T]:
 def time_lines(plan: Plan) -> Iterator[str]:
     """Yields the lines on a step and on the time of the run; the reason if the time is not estimated."""
     work, step, time = plan.work, plan.step, plan.time
-    held = f"{short_number(plan.samples)} sample{'s' * (plan.samples != 1)}, {short_number(plan.tokens)} tokens"
+    batch = f"{short_number(plan.samples)} sample{'s' * (plan.samples != 1)}, {short_number(plan.tokens)} tokens"
     done = f"{format_flops(work.model_flops)} for the model"
     if work.hardware_flops > work.model_flops:
         done += f", {format_flops(work.hardware_flops)} including recomputation"
     if step is None or time is None:
-        yield from wrap_row("step", held)
+        yield from wrap_row("step", batch)
         yield from wrap_row("", f"{done}, on each GPU")
         yield from wrap_row("time", f"unknown: {plan.untimed}")
         return
-    yield from wrap_row("step", f"{format_duration_range(step.total)} for {held}; most of it {step.bound}")
+    yield from wrap_row("step", f"{format_duration_range(step.total)} for {batch}; most of it {step.bound}")
     yield from wrap_row("", f"{done}, on each GPU: {mfu(plan, step)} model FLOPs utilization (MFU)")
-    hours, total = time.total * (plan.ranks / 3600), format_duration_range(time.total)
-    yield from wrap_row("time", f"{total} for {time.count} steps, {format_range(hours)} GPU-hours{besides(time)}")
+    hours, total, parts = time.total * (plan.ranks / 3600), format_duration_range(time.total), format_time_parts(time)
+    yield from wrap_row("time", f"{total} for {time.count} steps, {format_range(hours)} GPU-hours{parts}")
 
 
-def besides(time: RunTime) -> str:
+def format_time_parts(time: RunTime) -> str:
     rest = {"saves": time.saves, "validation": time.validation}
-    told = [
+    parts = [
         f"{name} {format_duration_range(seconds)}"
         for name, seconds in rest.items()
         if seconds is not None and seconds.slow >= 1
     ]
-    return f"; {', '.join(told)} of it" if told else ""
+    return f"; {', '.join(parts)} of it" if parts else ""
 
 
 def mfu(plan: Plan, step: StepSeconds) -> str:
@@ -178,7 +180,7 @@ def mfu(plan: Plan, step: StepSeconds) -> str:
 
 
 def traffic_lines(plan: Plan) -> Iterator[str]:
-    """Yields the lines on communication per step, inside a machine and over the network."""
+    """Yields the lines on bytes that each GPU sends per step, inside a machine and over the network."""
     for outside, word in ((False, "in machine"), (True, "network")):
         sent = Counter[str]()
         for traffic in plan.work.traffic:

@@ -10,7 +10,7 @@ Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all",
 BESIDE = ("loading", "encoding", "validation", "sampling", "saving")
 """Phases outside of the training step."""
 BEFORE = ("building", "loading")
-"""Phases before the first step and before encoding."""
+"""Phases before the first step, when no encoder is loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,33 +171,42 @@ def group_parameters(named: dict[str, nn.Parameter], config: AdamW.Config, froze
             raise no_match("optimizer.keys_without_decay", pattern, list(named), frozen)
     groups: dict[tuple[float, float], list[str]] = {}
     for name, parameter in named.items():
-        spared = any(pattern in name for pattern in config.keys_without_decay)
-        spared |= parameter.ndim < 2 and not config.decay_vectors
-        rates = config.lr * factors.get(name, 1.0), 0.0 if spared else config.weight_decay
+        without_decay = any(pattern in name for pattern in config.keys_without_decay)
+        without_decay |= parameter.ndim < 2 and not config.decay_vectors
+        rates = config.lr * factors.get(name, 1.0), 0.0 if without_decay else config.weight_decay
         groups.setdefault(rates, []).append(name)
     return [ParameterGroup(*rates, members) for rates, members in groups.items()]
 
 
 def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: list[str]) -> dict[str, float]:
-    """Returns the learning rate multiplier of each parameter that a pattern matches, by name; ValueError as above."""
-    taken: dict[str, str] = {}
+    """Returns the learning rate multiplier of each parameter whose name contains a pattern, by name.
+
+    Args:
+        names: Names of the trained parameters.
+        multipliers: Multiplier by pattern; the first pattern that a name contains is used.
+        frozen: Names of the parameters that are not trained, for messages.
+
+    Raises:
+        ValueError: If a pattern matches no trained parameter.
+    """
+    matched: dict[str, str] = {}
     for pattern in multipliers:
-        fits = [name for name in names if pattern in name]
-        if not fits:
+        matches = [name for name in names if pattern in name]
+        if not matches:
             raise no_match("optimizer.lr_multipliers", pattern, names, frozen)
-        lost = [name for name in fits if name in taken]
-        if lost:
+        shadowed = [name for name in matches if name in matched]
+        if shadowed:
             logger.warning(
                 "optimizer.lr_multipliers['%s'] = %g has no effect on %d of the %d parameters that it matches, "
                 "such as %s: '%s' comes first in the table and is used; put the narrower pattern first",
-                *(pattern, multipliers[pattern], len(lost), len(fits), lost[0], taken[lost[0]]),
+                *(pattern, multipliers[pattern], len(shadowed), len(matches), shadowed[0], matched[shadowed[0]]),
             )
-        taken.update({name: pattern for name in fits if name not in taken})
-    return {name: multipliers[pattern] for name, pattern in taken.items()}
+        matched.update({name: pattern for name in matches if name not in matched})
+    return {name: multipliers[pattern] for name, pattern in matched.items()}
 
 
 def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
-    """Builds the torch optimizer; uses the plain kernel, with a warning, on devices without a fused one."""
+    """Builds the torch optimizer of parameter groups; logs a warning and is not fused where no fused kernel exists."""
     import torch
 
     options: dict[str, Any] = {
@@ -259,12 +268,19 @@ def has_fused_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def no_match(where: str, pattern: str, names: list[str], frozen: list[str]) -> ValueError:
-    """Returns the error for a pattern that matches no trained parameter, with the most similar names."""
-    stopped = [name for name in frozen if pattern in name]
-    if stopped:
+    """Returns the error for a pattern that matches no trained parameter, with the most similar names.
+
+    Args:
+        where: Config field of the pattern.
+        pattern: Substring of parameter names.
+        names: Names of the trained parameters.
+        frozen: Names of the parameters that are not trained.
+    """
+    matches = [name for name in frozen if pattern in name]
+    if matches:
         why = ": with model.config.lora_enabled only adapters are trained" if any(map(is_adapter, names)) else ""
         return ValueError(
-            f"{where}: '{pattern}' matches only frozen parameters, such as {stopped[0]}, and has no effect{why}"
+            f"{where}: '{pattern}' matches only frozen parameters, such as {matches[0]}, and has no effect{why}"
         )
     return ValueError(
         f"{where}: none of the names of the {len(names)} trained parameters contains '{pattern}'; similar names: "
@@ -273,7 +289,7 @@ def no_match(where: str, pattern: str, names: list[str], frozen: list[str]) -> V
 
 
 def nearest_names(pattern: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Returns one parameter name for each of the name components most similar to the pattern."""
+    """Returns up to `count` parameter names that have the name components most similar to the pattern."""
     example: dict[str, str] = {}
     for name in names:
         for part in (*name.split("."), name):

@@ -22,7 +22,7 @@ MAX_COMPILATIONS = 32
 
 
 def join_world(model: Model.Config) -> World:
-    """Joins the process group of the run and returns this process. Collective.
+    """Joins the process group of a run with this model config and returns this process. Collective.
 
     Raises:
         ValueError: If the parallelism degrees do not fit the number of processes.
@@ -84,7 +84,7 @@ def share_context(parts: NetworkParts, world: World) -> None:
 
 
 def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> None:
-    """Shards the network over all ranks if `is_sharded` is True."""
+    """Shards the network with FSDP, in place, if `is_sharded`; casts it to the master dtype before. Collective."""
     import torch
 
     config = model.config

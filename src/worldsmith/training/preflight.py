@@ -67,7 +67,7 @@ def check_files(
     problems = []
     needs_base = True
     try:
-        if not lacks_text(config, ("job",), wrong):
+        if not is_text_wrong(config, ("job",), wrong):
             folder = run_folder or run_path(config.job)
             require_writable(folder, what="the run folder ")
             candidates = list_candidates(folder / "checkpoints").checkpoints
@@ -75,15 +75,15 @@ def check_files(
     except UserError as error:
         problems.append(Problem("job", str(error)))
     for path, node in walk(config):
-        look = getattr(node, "check_files", None)
+        check = getattr(node, "check_files", None)
         if node is config.checkpoint and needs_base:
-            look = partial(require_start, config)
-        if look is None or (path[:1] == ("dataloader_val",) and not config.trainer.run_validation):
+            check = partial(require_start, config)
+        if check is None or (path[:1] == ("dataloader_val",) and not config.trainer.run_validation):
             continue
-        if lacks_text(config, path, wrong):
+        if is_text_wrong(config, path, wrong):
             continue
         try:
-            look()
+            check()
         except (UserError, DataError, OSError, ValueError) as error:
             problems.append(Problem(format_path(path), name_variable(str(error), config, path, variables or {})))
         except Exception:
@@ -93,7 +93,7 @@ def check_files(
 
 
 def name_variable(message: str, config: RunConfig, section: Keys, variables: Mapping[Keys, str]) -> str:
-    """Appends to a message about a section the environment variable that set the value in the message."""
+    """Returns `message`; if it contains a value in `section` that an environment variable set, with that variable."""
     for path, name in variables.items():
         value = find(config, path) if path[: len(section)] == section else None
         if isinstance(value, str) and value and value in message:
@@ -101,8 +101,11 @@ def name_variable(message: str, config: RunConfig, section: Keys, variables: Map
     return message
 
 
-def lacks_text(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bool:
-    """Returns whether a text field of a section, which may be a file name, is unknown because of a mistake."""
+def is_text_wrong(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bool:
+    """Returns whether one of the mistakes at the paths `wrong` is a string or missing value directly in `section`.
+
+    Such a value may be a file name, so the files of the section cannot be checked.
+    """
     return any(path[:-1] == section and isinstance(find(config, path), (str, NoneType)) for path in wrong)
 
 
@@ -137,7 +140,11 @@ def require_files(
 
 
 def schedule_remarks(config: RunConfig) -> Iterator[str]:
-    """Yields warnings about the learning rate that need more than the checks of the config."""
+    """Yields warnings about the learning rate of a run that are more than an error in a single section.
+
+    Args:
+        config: Config of the run. Its schedule, steps, learning rate and initial weights are compared.
+    """
     from worldsmith.training.scheduler import TRIAL_STEPS, multiplier
 
     schedule, steps = config.scheduler, config.trainer.max_iter
@@ -146,10 +153,10 @@ def schedule_remarks(config: RunConfig) -> Iterator[str]:
         yield "scheduler: the only step has learning rate 0 (f_start is 0), so no weight changes"
     if TRIAL_STEPS < steps <= warm_up < schedule.cycle_lengths[0]:  # the config warns of a warm-up above its cycle
         yield f"scheduler: the run of {steps} steps ends within the warm-up of {warm_up} steps"
-    yield from rate_remarks(config)
+    yield from rate_warnings(config)
 
 
-def rate_remarks(config: RunConfig) -> Iterator[str]:
+def rate_warnings(config: RunConfig) -> Iterator[str]:
     """Yields warnings if the learning rate or the LoRA scale is far from the usual values of the model family."""
     model, rate = config.model.config, config.optimizer.lr
     if model.lora_enabled and 2 * model.lora_alpha < model.lora_rank:

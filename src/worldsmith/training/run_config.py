@@ -43,7 +43,7 @@ def default_callbacks() -> dict[str, Callback.Config]:
 
 
 def monitors() -> dict[str, Callback.Config]:
-    """Returns the monitoring callbacks of every run; they do not change the training and cost almost no time."""
+    """Returns the monitoring callbacks of every run by name; they do not change the training and take little time."""
     return {
         "iter_speed": IterSpeed.Config(),
         "heart_beat": HeartBeat.Config(),
@@ -100,7 +100,7 @@ class LoopConfig(Config):
 
 
 class RunConfig(Configurable.Config):
-    """Root of a run's config. Files name it by its component, `Trainer`."""
+    """Root section of a run's config. Config files name it by the class `Trainer`, which is built from it."""
 
     job: JobConfig = field(default_factory=JobConfig)
     """Identity of the run."""
@@ -131,7 +131,7 @@ class RunConfig(Configurable.Config):
         return first_weights(self.checkpoint.load_path, self.checkpoint.init, self.model.config)
 
     def check(self) -> None:
-        """Raises WrongValueError for settings that do not work together, with a value that does."""
+        """Raises WrongValueError if settings contradict each other; the message contains a fix."""
         model = self.model.config
         if self.job.task != model.task:
             why = f"models of the family '{model.family}' need another task"

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 ROOT_VARIABLES = ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT")
 DEFAULT_ROOT = "outputs/train"
 START_VARIABLE = "WORLDSMITH_RUN_NAME"
-"""Name of a run without one, from `worldsmith launch`: its restarts resume the run that it started."""
+"""Environment variable in which `worldsmith launch` passes a name to a run without one, so that restarts resume it."""
 
 LOCK_READS = 5
 """Max number of reads of rank 0's lock file: a network file system may show it late."""
@@ -81,10 +81,16 @@ def given_root() -> Path | None:
 
 
 def run_path(job: JobConfig) -> Path:
-    """Returns the run folder of a job. UserError as `output_root`.
+    """Returns the run folder of a job.
 
     A job without a name gets, with `resume_newest`, the most recently saved run; else a new one, named by the launcher
     or after the current time.
+
+    Args:
+        job: Job section of the config.
+
+    Raises:
+        UserError: If two environment variables state different output roots.
     """
     group = output_root() / job.project / job.group
     if job.folder:
@@ -111,7 +117,9 @@ def name_run(job: JobConfig, folder: Path, world: World) -> Path:
     folder = world.broadcast(folder)
     if world.is_main and not (folder / "checkpoints").exists():
         why = f"{folder.parent} has no run with a checkpoint to resume" if job.resume_newest else "job.name is empty"
-        logger.warning("%s: a new run, in %s; give its name to resume it", why, folder)
+        logger.warning(
+            "%s: starting a new run in %s; set job.name to the name of this folder to resume it", why, folder
+        )
     job.name, job.resume_newest = folder.name, False
     return folder
 
@@ -170,7 +178,13 @@ def write_records(
 
 
 def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> None:
-    """Calls `write` on rank 0 when all ranks are here; raises UserError on all ranks if it fails. Collective."""
+    """Calls `write` on rank 0 when all ranks are here; raises UserError on all ranks if it fails. Collective.
+
+    Args:
+        world: Ranks of the run.
+        folder: Run folder, for the error message.
+        write: Writes files; may raise OSError.
+    """
     problem = None
     world.barrier()
     if world.is_main:
@@ -201,7 +215,12 @@ def dataset_inputs(split: str, dataset: Any) -> Iterator[Input]:
 
 
 def redact_settings(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Returns a copy of the settings with redacted passwords and tokens."""
+    """Returns a copy of a nested config in which passwords and tokens are redacted.
+
+    Args:
+        tree: Config or config section as plain data.
+        path: Path of the section with a trailing dot, "" for a complete config.
+    """
     plain: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
@@ -220,7 +239,12 @@ class MessageLog(logging.Handler):
     """
 
     def __init__(self, path: Path | None, *, step: Callable[[], int]) -> None:
-        """Prepares the log. `path`: file, None: no record is stored; `step`: returns the number of completed steps."""
+        """Prepares the log.
+
+        Args:
+            path: File; None: no record is stored.
+            step: Returns the number of completed steps, which each record contains.
+        """
         super().__init__(logging.INFO)
         self.path, self.step = path, step
         self.waiting: list[tuple[datetime.datetime, str, str]] | None = []
@@ -248,7 +272,7 @@ class MessageLog(logging.Handler):
             self.waiting.append(message)
 
     def _is_alone(self) -> bool:
-        """Returns whether no other handler gets the records of `worldsmith`; Python then uses its last resort."""
+        """Returns whether no other handler gets the records of `worldsmith`; Python then uses `logging.lastResort`."""
         logger: logging.Logger | None = logging.getLogger("worldsmith")
         while logger is not None:
             if any(handler is not self for handler in logger.handlers):
@@ -341,7 +365,10 @@ class RunLock:
 
 
 def lock_folder(folder: Path, token: str) -> int:
-    """Locks the folder and returns the open lock file. Raises UserError if another process has locked it."""
+    """Creates and locks the run folder, writes `token` into its lock file and returns the file descriptor of that file.
+
+    Raises UserError if another process has locked the folder or the lock file cannot be written.
+    """
     path = folder / LOCK_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -77,10 +77,10 @@ class RunState:
         self.iteration = 0
         """Completed steps, including skipped ones."""
 
-    def judge(self, figures: Mapping[str, float]) -> bool:
-        """Returns whether a validation with these metrics is the best so far; False for step 0."""
+    def record_validation(self, figures: Mapping[str, float]) -> bool:
+        """Records a validation with these metrics; returns whether it is the best, but not at step 0. Collective."""
         figures = self.world.broadcast(figures)
-        return self.best is not None and self.iteration > 0 and self.best.judge(self.iteration, figures)
+        return self.best is not None and self.iteration > 0 and self.best.record(self.iteration, figures)
 
     @property
     def is_done(self) -> bool:
@@ -91,11 +91,11 @@ class RunState:
 
     def describe_end(self) -> str:
         """Returns the reason why no step is left."""
-        best, most = self.best, self.config.trainer.max_iter
-        if best is None or self.iteration >= most:
-            return f"{self.iteration} of {most} steps are complete"
+        best, max_iter = self.best, self.config.trainer.max_iter
+        if best is None or self.iteration >= max_iter:
+            return f"{self.iteration} of {max_iter} steps are complete"
         return (
-            f"finished early, after {self.iteration} of {most} steps: {best.without} validations without a better "
+            f"finished early, after {self.iteration} of {max_iter} steps: {best.without} validations without a better "
             f"{best.metric} than {best.value:.4f} after step {best.step}; to continue, increase "
             "trainer.early_stop_patience"
         )
@@ -204,7 +204,7 @@ class RunState:
         logger.info("using the training state of %s: %d steps are complete", checkpoint, self.iteration)
 
     def _restore_optimizer(self, checkpoint: Path, *, skipped: Sequence[str] = ()) -> None:
-        """Restores optimizer state and schedule. `skipped`: weights (`net.<name>`) that get no optimizer state."""
+        """Restores optimizer state and schedule. `skipped`: weights (`net.<name>`) whose state is not loaded."""
         optim = empty_optimizer_state(self.network, self.optimizer, wanted_moments(checkpoint, skipped))
         self.checkpointer.load_part(checkpoint, "optim", optim)
         restore_optimizer_state(self.network, self.optimizer, optim)
@@ -213,7 +213,7 @@ class RunState:
         self.scheduler.resume(int(schedule["last_epoch"]))
 
     def _restore_counters(self, checkpoint: Path) -> dict[str, Tensor]:
-        """Restores counters and RNG states; an additional rank seeds its own."""
+        """Restores counters and RNG states, and returns them; a rank without a stored RNG state seeds its own."""
         stored = stored_shapes(checkpoint / "trainer")
         state = {
             name: value
@@ -235,12 +235,18 @@ class RunState:
         return state
 
     def _restore_position(self, checkpoint: Path, *, record: Path, may_change: bool) -> None:
-        """Restores the data loader state. A changed number of ranks is logged.
+        """Restores the data loader state; if the dataset has changed, starts the next epoch. Both changes are logged.
 
-        Raises UserError if the dataset has changed, unless `may_change`.
+        Args:
+            checkpoint: Checkpoint folder.
+            record: The dataset_windows.txt of the run that saved the checkpoint.
+            may_change: Whether the dataset may differ from that of the checkpoint.
+
+        Raises:
+            UserError: If the dataset has changed and `may_change` is False.
         """
         loader, positions = self.loader, load_positions(checkpoint)
-        changes = require_same_data(loader, checkpoint, positions, record, may=may_change)
+        changes = require_same_data(loader, checkpoint, positions, record, may_change=may_change)
         if changes:
             number = loader.start_next_pass(positions)
             logger.warning("the data has changed since %s was saved; epoch %d begins:\n%s", checkpoint, number, changes)

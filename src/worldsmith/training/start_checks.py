@@ -85,14 +85,16 @@ def require_same_config(world: World, config: RunConfig) -> None:
 def require_same_dataset(world: World, dataset: StreamDataset) -> None:
     """Raises UserError on all ranks if their datasets differ. Collective."""
     found = world.gather((dataset.fingerprint, f"{len(dataset)} samples in {Path(dataset.name).absolute()}"))
-    lines = [f"  process {rank}: {what}" for rank, (mark, what) in enumerate(found) if mark != found[0][0]]
+    lines = [
+        f"  process {rank}: {text}" for rank, (fingerprint, text) in enumerate(found) if fingerprint != found[0][0]
+    ]
     if lines:
         lines = [f"  process 0: {found[0][1]}", *lines]
         raise UserError("\n".join(["[E122] the processes of this run see different data:", *shorten_lines(lines)]))
 
 
 def require_same_shapes(
-    checkpoint: Path, network: nn.Module, average: PowerEMA.Config, *, changes: Sequence[str] = ()
+    checkpoint: Path, network: nn.Module, ema: PowerEMA.Config, *, changes: Sequence[str] = ()
 ) -> None:
     """Compares names and shapes of a checkpoint with those of the network that resumes from it.
 
@@ -101,7 +103,7 @@ def require_same_shapes(
     Args:
         checkpoint: Checkpoint folder.
         network: Network of the run.
-        average: EMA settings of the run.
+        ema: EMA settings of the run.
         changes: Settings that have changed since, for messages.
 
     Raises:
@@ -109,7 +111,7 @@ def require_same_shapes(
     """
     from worldsmith.checkpoint.dcp.reader import stored_shapes
 
-    wanted, stored = state_shapes(network, average), stored_shapes(checkpoint / "model")
+    wanted, stored = state_shapes(network, ema), stored_shapes(checkpoint / "model")
     if is_partial(checkpoint):
         trained = {name for name, parameter in native_parameters(network).items() if parameter.requires_grad}
         wanted = {name: shape for name, shape in wanted.items() if strip_weight_prefix(name) in trained}
@@ -133,7 +135,12 @@ def require_same_shapes(
 
 
 def require_same_data(
-    loader: PackingDataLoader, checkpoint: Path, positions: Sequence[Mapping[str, Any]], record: Path, *, may: bool
+    loader: PackingDataLoader,
+    checkpoint: Path,
+    positions: Sequence[Mapping[str, Any]],
+    record: Path,
+    *,
+    may_change: bool,
 ) -> str:
     """Returns the differences between the dataset and that of a checkpoint, one per line; "" if there are none.
 
@@ -142,10 +149,10 @@ def require_same_data(
         checkpoint: Checkpoint from which the run resumes.
         positions: Data loader states of all ranks in the checkpoint.
         record: The dataset_windows.txt of the run that saved the checkpoint.
-        may: Whether other data is allowed.
+        may_change: Whether other data is allowed.
 
     Raises:
-        UserError: If the data differs and `may` is False.
+        UserError: If the data differs and `may_change` is False.
     """
     if not positions:
         raise UserError(f"{checkpoint} has no data loader state")
@@ -153,7 +160,7 @@ def require_same_data(
     if not changes:
         return ""
     lines = "\n".join(f"  {line}" for line in [*changes, *dataset_record.changed_samples(record, loader.dataset)])
-    if not may:
+    if not may_change:
         raise UserError(
             f"[E109] the data has changed since {checkpoint} was saved:\n{lines}\nRestore it, set another job.name, "
             "or use the new data from the start of the next epoch with --resume-changed."
@@ -209,34 +216,37 @@ def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
     return [key for key in stored_shapes(checkpoint / "optim") if not (fresh and key.startswith(fresh))]
 
 
-def state_shapes(network: nn.Module, average: PowerEMA.Config) -> dict[str, list[int]]:
+def state_shapes(network: nn.Module, ema: PowerEMA.Config) -> dict[str, list[int]]:
     """Returns the shapes of a complete checkpoint's weights by name: `net.*` and, with EMA weights, `net_ema.*`.
 
     Args:
         network: Network, may be on the meta device.
-        average: EMA settings of the run.
+        ema: EMA settings of the run.
     """
     parameters = native_parameters(network)
     shapes = {LIVE + name: list(parameter.shape) for name, parameter in parameters.items()}
-    if average.enabled:
+    if ema.enabled:
         shapes |= {
             AVERAGE + name: list(parameter.shape)
             for name, parameter in parameters.items()
-            if parameter.requires_grad or not average.trainable_only
+            if parameter.requires_grad or not ema.trainable_only
         }
     return shapes
 
 
 def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -> list[str]:
-    """Compares the config of a resumed run with the saved one and returns the differences that matter.
+    """Compares the config of a resumed run with the saved one.
 
     Args:
         folder: Run folder.
         config: Config of the run.
         resume_changed: Whether differences are allowed.
 
+    Returns:
+        One line for each difference that can change training results.
+
     Raises:
-        UserError: If there are differences and they are not allowed.
+        UserError: If there are such differences and they are not allowed.
     """
     changes = changed_settings(folder, config)
     if changes and not resume_changed:
@@ -248,11 +258,14 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
 
 
 def completion(folder: Path, config: RunConfig) -> str | None:
-    """Returns a message if all steps of a run are completed, without building a component; None if steps are left.
+    """Checks whether all steps of a run are complete, without building the model or the data loader.
 
     Args:
         folder: Run folder.
-        config: Config of the run; a job without a name gets that of the folder.
+        config: Config of the run; a job without a name gets the name of the folder, in place.
+
+    Returns:
+        A message if all steps are complete; None if steps are left.
 
     Raises:
         UserError: If config or dataset differ from those of the run, since no step is left to which they could apply.
@@ -279,7 +292,10 @@ def completion(folder: Path, config: RunConfig) -> str | None:
 
 
 def changed_settings(folder: Path, config: RunConfig) -> list[str]:
-    """Returns the settings that differ from the saved config of the run and matter; UserError if it cannot be read."""
+    """Returns one line for each difference from the saved config of a run that can change training results.
+
+    Raises UserError if the saved config does not exist or cannot be read.
+    """
     path = folder / "config.yaml"
     if not path.exists():
         raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
@@ -292,12 +308,12 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
     old, new = flatten(to_dict(before)), flatten(after)
     changes = changed_values(old, new)
     if changes and old.get(STEPS) != new.get(STEPS):  # explains a schedule that follows it
-        changes.append(f"{STEPS}: {old.get(STEPS)} -> {new.get(STEPS)} (allowed; others may depend on it)")
+        changes.append(f"{STEPS}: {old.get(STEPS)} -> {new.get(STEPS)} (allowed; other settings may depend on it)")
     return changes
 
 
 def changed_data(folder: Path, config: RunConfig) -> list[str]:
-    """Returns the changes of the dataset since the run was trained; a dataset that cannot be read is only logged."""
+    """Returns one line for each change of the dataset since the run was trained; a read error is only logged."""
     from worldsmith.data.stream.dataset_record import FILE, changed_samples
     from worldsmith.data.stream.errors import DataError
 
@@ -305,7 +321,7 @@ def changed_data(folder: Path, config: RunConfig) -> list[str]:
     try:
         dataset = data.dataset.build()
     except (DataError, OSError) as error:
-        logger.warning("cannot compare the data with those of the run: %s", error)
+        logger.warning("cannot compare the dataset with that of the run: %s", error)
         return []
     return changed_samples(folder / FILE, dataset)
 
@@ -315,7 +331,12 @@ def indented(lines: Sequence[str]) -> str:
 
 
 def changed_values(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """Returns one line `path: old -> new` for every value that differs and matters."""
+    """Returns one line `path: old -> new` for each value that differs, except settings in `FREE_TO_CHANGE`.
+
+    Args:
+        before: Saved config, flattened to values by path.
+        after: Current config, flattened to values by path.
+    """
     paths = [path for path in [*before, *(p for p in after if p not in before)] if not is_free(path)]
     if not before.get(ADAPTERS) and not after.get(ADAPTERS):  # their settings have no effect
         paths = [path for path in paths if not path.startswith(ADAPTERS.removesuffix("enabled"))]

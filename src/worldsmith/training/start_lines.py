@@ -85,20 +85,34 @@ def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Op
     ]
 
 
-def state_lines(config: RunConfig, model: Model, processes: int, place: Path) -> Iterator[str]:
-    """Yields the sizes of the training state and of a checkpoint, with the free space on the disk of `place`."""
+def state_lines(config: RunConfig, model: Model, processes: int, folder: Path) -> Iterator[str]:
+    """Yields lines on the sizes of the training state and of a checkpoint, with the free disk space.
+
+    Args:
+        config: Config of the run.
+        model: Model whose trained parameters were selected.
+        processes: Number of ranks.
+        folder: Existing folder on the disk of the run folder.
+    """
     states = run_states(config, model, processes)
     yield f"states       {describe_states(states)}, before activations"
     checkpoint, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
     stop = " and one for each stop" if config.checkpoint.keep_latest_k is None else ""
     yield (
         f"checkpoint   {format_bytes(checkpoint)} each, at most {kept} at a time = "
-        f"{format_bytes(kept * checkpoint)}{stop}; free: {format_bytes(shutil.disk_usage(place).free)}"
+        f"{format_bytes(kept * checkpoint)}{stop}; free: {format_bytes(shutil.disk_usage(folder).free)}"
     )
 
 
 def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, changes: Sequence[str]) -> Iterator[str]:
-    """Yields lines on the run folder: checkpoint to resume from, changed settings, process that uses it."""
+    """Yields lines on the run folder and on a process that uses it.
+
+    Args:
+        config: Config of the run.
+        run_folder: Run folder.
+        checkpoint: Checkpoint to resume from; None: a new run.
+        changes: Lines on changed settings, such as the result of `require_same_run`.
+    """
     yield f"run folder   {run_folder}{describe_start(config, checkpoint)}"
     yield from (f"changed      {line}" for line in changes)
     lost = None if checkpoint is None else gone_back(checkpoint, config.checkpoint.keep_latest_k)
@@ -110,7 +124,13 @@ def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, c
 
 
 def memory_notes(config: RunConfig, model: Model, processes: int) -> Iterator[str]:
-    """Yields a line if the training state of a process does not fit in the memory of this machine."""
+    """Yields a line if the training state of a process does not fit in the free memory of this machine.
+
+    Args:
+        config: Config of the run.
+        model: Model whose trained parameters were selected.
+        processes: Number of ranks.
+    """
     states = run_states(config, model, processes)
     lack = lack_of_memory(states, World(device=present_device()), min(processes, local_size()))
     if lack is not None:
@@ -121,11 +141,11 @@ def decay_lines(optimizer: Optimizer) -> Iterator[str]:
     """Yields a line on parameters without weight decay, if only a part of the parameters has weight decay."""
     kinds = {bool(group["weight_decay"]) for group in optimizer.param_groups}
     if len(kinds) > 1:
-        spared = [p for group in optimizer.param_groups for p in group["params"] if not group["weight_decay"]]
+        without_decay = [p for group in optimizer.param_groups for p in group["params"] if not group["weight_decay"]]
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         yield (
-            f"decay        none for {len(spared)} of {count} trained tensors, "
-            f"{short_number(sum(p.numel() for p in spared))} parameters"
+            f"decay        none for {len(without_decay)} of {count} trained tensors, "
+            f"{short_number(sum(p.numel() for p in without_decay))} parameters"
         )
 
 
@@ -135,7 +155,7 @@ def bytes_per_weight(config: RunConfig) -> int:
 
 
 def base_rates(network: nn.Module, optimizer: Optimizer) -> dict[str, float]:
-    """Returns the learning rate of each trained parameter, by internal parameter name, before the schedule."""
+    """Returns the learning rate of each trained parameter by its internal name, before the schedule is applied."""
     rates = {id(p): group.get("initial_lr", group["lr"]) for group in optimizer.param_groups for p in group["params"]}
     return {name: rates[id(p)] for name, p in native_parameters(network).items() if id(p) in rates}
 
@@ -196,8 +216,8 @@ def plan_initial_weights(config: RunConfig, network: nn.Module, optimizer: Optim
         is_new: Whether the run is new; a resumed run does not take over a training state.
 
     Raises:
-        FileNotFoundError: If there are no such weights.
-        UserError: If they do not fit.
+        FileNotFoundError: If the initial weights do not exist.
+        UserError: If they do not fit the network.
     """
     from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
 
@@ -248,7 +268,7 @@ def data_lines(
     if checkpoint is not None:
         record = checkpoint.parent.parent / dataset_record.FILE
         positions = load_positions(checkpoint)
-        changes = require_same_data(loader, checkpoint, positions, record, may=may_change)
+        changes = require_same_data(loader, checkpoint, positions, record, may_change=may_change)
         lines += [f"changed      {line.strip()}" for line in changes.splitlines()]
         done = steps_done(checkpoint)
         if changes:

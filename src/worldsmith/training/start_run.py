@@ -38,7 +38,7 @@ class RunComponents:
     validator: Validator | None
     callbacks: dict[str, Callback]
     memory_before: int
-    """Bytes that the process held before the model was built."""
+    """Memory in bytes that the process used before the model was built."""
 
     @property
     def loaders(self) -> dict[str, PackingDataLoader]:

@@ -48,7 +48,7 @@ class StateBytes:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by category; for gradients, the peak within a step."""
+        """Bytes of weights, gradients (peak within a step), `moments` (optimizer state) and `average` (EMA weights)."""
         parts = {
             "weights": self.parameters,
             "gradients": max(self.gradients, self.accumulated),
@@ -74,27 +74,29 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
     """
     model: Model.Config = run.model.config
     size = degrees.replicate * degrees.weights
-    shares, place = degrees.weights, rank % degrees.weights
-    moved = [weight for weight in table.values() if weight.trained and weight.reached]
-    padded = sum(shard_elements(weight, shares) * bytes_per_number(weight, model) for weight in moved)
+    num_shards, index = degrees.weights, rank % degrees.weights
+    updated = [weight for weight in table.values() if weight.trained and weight.reached]
+    padded = sum(shard_elements(weight, num_shards) * bytes_per_number(weight, model) for weight in updated)
     parameters = sum(
-        shard_elements(weight, shares) * bytes_per_number(weight, model) if weight.held is None else weight.held
+        shard_elements(weight, num_shards) * bytes_per_number(weight, model) if weight.held is None else weight.held
         for weight in table.values()
     )
-    states = optimizer_states(moved, run)
+    states = optimizer_states(updated, run)
     moments = sum(
-        shard_elements(weight, shares, place) * sum(state.element_bytes) + sum(state.other_bytes)
-        for weight, state in zip(moved, states, strict=True)
+        shard_elements(weight, num_shards, index) * sum(state.element_bytes) + sum(state.other_bytes)
+        for weight, state in zip(updated, states, strict=True)
     )
     accumulated = 0
     if run.trainer.grad_accum_iter > 1:
         if not is_sharded(model, size):
             accumulated = padded
         elif not model.parallelism.reduce_every_pack:
-            accumulated = FLOAT32 * sum(weight.numbers for weight in moved)
+            accumulated = FLOAT32 * sum(weight.numbers for weight in updated)
         else:
             accumulated = (
-                FLOAT32 * sum(shard_elements(weight, shares) for weight in moved) if degrees.replicate > 1 else padded
+                FLOAT32 * sum(shard_elements(weight, num_shards) for weight in updated)
+                if degrees.replicate > 1
+                else padded
             )
     averaged = [weight for weight in table.values() if is_averaged(weight, model)]
     return StateBytes(
@@ -102,15 +104,15 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
         gradients=padded,
         accumulated=accumulated,
         moments=moments,
-        average=FLOAT32 * sum(shard_elements(weight, shares, place) for weight in averaged),
+        average=FLOAT32 * sum(shard_elements(weight, num_shards, index) for weight in averaged),
     )
 
 
-def shard_elements(weight: Weight, shares: int, place: int = 0) -> int:
-    """Returns the number of elements of chunk `place` of `shares` chunks along the first dimension of a weight."""
+def shard_elements(weight: Weight, num_shards: int, index: int = 0) -> int:
+    """Returns the elements in chunk `index` of a weight that is split into `num_shards` chunks along dimension 0."""
     rows, *inner = weight.shape
-    chunk = -(-rows // shares)
-    return max(0, min(rows - place * chunk, chunk)) * math.prod(inner)
+    chunk = -(-rows // num_shards)
+    return max(0, min(rows - index * chunk, chunk)) * math.prod(inner)
 
 
 def bytes_per_number(weight: Weight, model: Model.Config) -> int:
@@ -118,7 +120,7 @@ def bytes_per_number(weight: Weight, model: Model.Config) -> int:
 
 
 def optimizer_states(weights: Sequence[Weight], run: RunConfig) -> list[ParameterState]:
-    """Returns the optimizer state of each trained weight."""
+    """Returns the bytes of the optimizer state of each trained weight, in order."""
     sizes = [bytes_per_number(weight, run.model.config) for weight in weights]
     states = {size: parameter_state(run.optimizer, size) for size in set(sizes)}
     return [states[size] for size in sizes]
@@ -165,9 +167,9 @@ def checkpoint_bytes(
     model: Model.Config = run.model.config
     saved = [weight for weight in table.values() if weight.trained or run.checkpoint.save_weights == "all"]
     averaged = [weight for weight in saved if is_averaged(weight, model)]
-    moved = [weight for weight in table.values() if weight.trained and weight.reached]
-    states = list(zip(moved, optimizer_states(moved, run), strict=True))
-    processes, shares = degrees.replicate * degrees.weights, degrees.weights
+    updated = [weight for weight in table.values() if weight.trained and weight.reached]
+    states = list(zip(updated, optimizer_states(updated, run), strict=True))
+    processes, num_shards = degrees.replicate * degrees.weights, degrees.weights
     best, scaler = 4 * (run.checkpoint.keep_best is not None), 0
     if model.precision == "float16" and run.trainer.loss_scale.growth_interval:
         scaler = 2
@@ -177,15 +179,17 @@ def checkpoint_bytes(
         average=FLOAT32 * sum(weight.numbers for weight in averaged),
         moments=sum(weight.numbers * sum(state.element_bytes) + sum(state.other_bytes) for weight, state in states),
         other=COUNTER * (5 + best + scaler) + processes * (RANDOM + RANDOM_GPU * gpus),
-        pieces=sum(chunks(weight, shares) for weight in [*saved, *averaged])
-        + sum(len(state.element_bytes) * chunks(weight, shares) + len(state.other_bytes) for weight, state in states)
+        pieces=sum(chunks(weight, num_shards) for weight in [*saved, *averaged])
+        + sum(
+            len(state.element_bytes) * chunks(weight, num_shards) + len(state.other_bytes) for weight, state in states
+        )
         + (5 + best + scaler)
         + processes * random_states,
     )
 
 
-def chunks(weight: Weight, shares: int) -> int:
-    """Returns the number of chunks of a weight in a checkpoint; all empty chunks count as one."""
+def chunks(weight: Weight, num_shards: int) -> int:
+    """Returns the number of chunks of a weight in a checkpoint of `num_shards` shards; empty chunks count as one."""
     rows = weight.shape[0]
-    filled = -(-rows // -(-rows // shares))
-    return filled + (filled < shares)
+    filled = -(-rows // -(-rows // num_shards))
+    return filled + (filled < num_shards)

@@ -125,7 +125,7 @@ class StepGuard:
             cause += f" after {gradient.zeroed} non-finite entries were set to zero"
         if self.consecutive > self.max_consecutive:
             raise FloatingPointError(
-                f"step {step}: {cause}; that is {self.consecutive} unusable steps in a row, but only "
+                f"step {step}: {cause}: {self.consecutive} unusable steps in a row, at most "
                 f"{self.max_consecutive} are allowed. Lower optimizer.lr, inspect the last samples or use float32"
             )
         logger.warning("Skipping step %d: %s (%d skipped so far)", step, cause, self.skipped)

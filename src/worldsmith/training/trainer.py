@@ -68,7 +68,7 @@ class Trainer(Configurable):
     """
 
     class Config(RunConfig):
-        """As `RunConfig`."""
+        """Config of a run, the same as `RunConfig`."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Trainer(Configurable):
         self.outcome: Outcome | None = None
         """Outcome of `train`; None while it runs and after a failure."""
         self.reason: str | None = None
-        """Reason for which it ended before its last step."""
+        """Reason why the run ended before its last step; None without one."""
         self.doing = "training"
         """Current activity: training, validation, saving, …"""
         self.share: float | None = None
@@ -138,7 +138,7 @@ class Trainer(Configurable):
                 self._call("on_train_start")
                 self.outcome = self._run_steps(batches, stop)
             finally:
-                self._settle_save(report=False)
+                self._finish_save(report=False)
                 self._call("on_train_end")
                 self.lock.release()
         return self.outcome
@@ -152,18 +152,18 @@ class Trainer(Configurable):
         while not state.is_done:
             self.training_step(batches)
             is_best = self.validate()
-            asked, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
+            stopping, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
             if saved == self.world.size:
-                self._settle_save()
+                self._finish_save()
             save_is_due |= self.iteration % settings.save_iter == 0
-            if asked or state.is_done:
+            if stopping or state.is_done:
                 self.save()
             elif is_best or (save_is_due and state.guard.consecutive == 0):
                 self.save(required=False)
                 save_is_due = False
             elif save_is_due:  # the weights of skipped steps may be spoiled
                 self._warn("step %d: the save waits for a step that is not skipped", self.iteration)
-            if asked:
+            if stopping:
                 reason = stop.asked or "another process was asked to stop"
                 stop.honour()
                 if not state.is_done:
@@ -196,7 +196,7 @@ class Trainer(Configurable):
         return step
 
     def measure_gradients(self, step: StepResult) -> StepResult:
-        """Lets the callbacks change the gradients; returns the step with the gradient norm before that."""
+        """Calls the callbacks that may change gradients; returns the step with the gradient norm before that."""
         for callback in self.callbacks.values():
             if (norm := callback.on_before_optimizer_step(self, step)) is not None:
                 step = replace(step, gradient=norm)
@@ -211,15 +211,15 @@ class Trainer(Configurable):
             return False
         with self.busy("validation"):
             found = self.validator.run(
-                self.state.ema, asked=self.is_asked_to_stop, tell=partial(setattr, self, "share")
+                self.state.ema, is_stopped=self.is_asked_to_stop, report_fraction=partial(setattr, self, "share")
             )
         if found is None:
-            self._warn("step %d: the validation ends early because of the stop", self.iteration)
+            self._warn("step %d: the validation ends early because of the stop request", self.iteration)
             return False
         self.pace.leave_out(found.seconds)
         self._log("validation after step %d: %s", self.iteration, found)
         self._call("on_validation_end", found)
-        return self.state.judge(found.figures)
+        return self.state.record_validation(found.figures)
 
     def save(self, *, required: bool = True) -> None:
         """Writes a checkpoint of the current state. Collective.
@@ -235,7 +235,7 @@ class Trainer(Configurable):
         self.lock.require_held()
         if self.checkpointer.is_saving:
             logger.info("step %d: waiting for the previous save, which is still being written", self.iteration)
-        self._settle_save()
+        self._finish_save()
         background = self.config.checkpoint.async_save and not required
         try:
             with self.busy("saving"):
@@ -291,8 +291,8 @@ class Trainer(Configurable):
             logger.info("%s", line)
         return chain(iter([first]), stream)  # which lets go of the batch, as it would not of a list
 
-    def _settle_save(self, *, report: bool = True) -> None:
-        """Waits for the background save, if there is one, and calls the callbacks unless `report` is False."""
+    def _finish_save(self, *, report: bool = True) -> None:
+        """Waits for a background save; if `report` is True, calls `on_save_checkpoint_end` for its checkpoint."""
         try:
             checkpoint = self.checkpointer.settle()
         except SaveError as error:

@@ -49,7 +49,7 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class ValidationBatch:
-    """A batch that a rank runs through the network."""
+    """A batch that a rank runs through the network in a validation."""
 
     batch: Any
     is_own: bool
@@ -74,15 +74,15 @@ class Validator:
         self,
         average: PowerEMA | None,
         *,
-        asked: Callable[[], bool] = bool,
-        tell: Callable[[float], object] = lambda share: None,
+        is_stopped: Callable[[], bool] = bool,
+        report_fraction: Callable[[float], object] = lambda fraction: None,
     ) -> Validation | None:
         """Validates the current weights and, if given, the EMA weights. Collective.
 
         Args:
             average: EMA weights; None: only the raw weights are validated.
-            asked: Returns whether this rank is asked to stop.
-            tell: Receives the approximate completed fraction.
+            is_stopped: Returns whether this rank is asked to stop.
+            report_fraction: Receives the approximate completed fraction.
 
         Returns:
             Metrics; None if a rank was asked to stop in the meantime.
@@ -92,12 +92,12 @@ class Validator:
         start, network = time.perf_counter(), self.network
         figures: dict[str, float] = {}
         with untouched_rng(), evaluating(network), torch.no_grad():
-            passes = 1 if average is None else 2
-            found = self.measure(asked, lambda share: tell(share / passes))
+            rounds = 1 if average is None else 2
+            found = self.measure(is_stopped, lambda fraction: report_fraction(fraction / rounds))
             figures |= prefix_names("val", found)
             if found is not None and average is not None:
                 with average.apply_to(network):
-                    found = self.measure(asked, lambda share: tell((1 + share) / passes))
+                    found = self.measure(is_stopped, lambda fraction: report_fraction((1 + fraction) / rounds))
                 figures |= prefix_names("val_ema", found)
         self.task.in_first_step = False
         if found is None:
@@ -105,7 +105,12 @@ class Validator:
         return Validation(figures, found.samples, found.tokens, time.perf_counter() - start)
 
     def remarks(self, training: StreamDataset, run_folder: Path) -> Iterator[str]:
-        """Yields warnings about samples that are also trained on, and about changes of the validation data."""
+        """Yields warnings about validation samples that are also trained on, and about changes of the validation data.
+
+        Args:
+            training: Dataset of the training data.
+            run_folder: Run folder with the record of the validation data at the last start.
+        """
         both = self.loader.dataset.count_overlap(training)
         if both:
             yield (
@@ -118,11 +123,11 @@ class Validator:
                 ["the validation data have changed, so losses before and after refer to different samples:", *changes]
             )
 
-    def measure(self, asked: Callable[[], bool], tell: Callable[[float], object]) -> MeanMetrics | None:
-        """Returns mean metrics over the validation data with the current weights; None if a rank is asked to stop."""
+    def measure(self, is_stopped: Callable[[], bool], report_fraction: Callable[[float], object]) -> MeanMetrics | None:
+        """Returns mean metrics over the validation data with the current weights; arguments and None as in `run`."""
         sums, weights = [], []
         samples = 0
-        for found in self.batches(asked):
+        for found in self.batches(is_stopped):
             if found is None:
                 return None
             require_same_packs(self.world, [self.task.identify(found.batch)])
@@ -131,11 +136,11 @@ class Validator:
             weights.append(float(self.task.weigh(found.batch)) if found.is_own else 0.0)
             samples += self.task.size(found.batch)[0] if found.is_own else 0
             by_samples = samples * self.world.data_size / max(1, self.loader.dataset.num_samples)
-            tell(min(1.0, max(by_samples, len(sums) / self.max_packs if self.max_packs else 0.0)))
+            report_fraction(min(1.0, max(by_samples, len(sums) / self.max_packs if self.max_packs else 0.0)))
         return reduce_metrics(self.task, sums, weights)
 
-    def batches(self, asked: Callable[[], bool]) -> Iterator[ValidationBatch | None]:
-        """Yields the batches of this rank, the same number on each rank; yields None to end early.
+    def batches(self, is_stopped: Callable[[], bool]) -> Iterator[ValidationBatch | None]:
+        """Yields the batches of this rank, the same number on each rank; None if `is_stopped` returns True on any rank.
 
         All ranks all-gather a sharded network together: a rank without a further batch repeats its last one, or uses
         that of another rank, which does not count.
@@ -146,14 +151,14 @@ class Validator:
             while True:
                 found = next(own, None)
                 batch = batch if found is None else found
-                given, idle, stopping = self.world.sum(found is not None, batch is None, asked())
+                given, idle, stopping = self.world.sum(found is not None, batch is None, is_stopped())
                 if stopping:
                     yield None
                 if stopping or not given:
                     return
                 if idle:
-                    lent = next(other for other in self.world.gather(found) if other is not None)
-                    batch = lent if batch is None else batch
+                    borrowed = next(other for other in self.world.gather(found) if other is not None)
+                    batch = borrowed if batch is None else batch
                 yield ValidationBatch(batch, is_own=found is not None)
 
 
@@ -170,7 +175,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def zero_loss_like(loss: LossSum) -> LossSum:
-    """Returns a loss with the same metrics over no samples."""
+    """Returns a loss of zero samples with the metric names of `loss`."""
     nothing = loss.sum.new_zeros(())
     return replace(loss, sum=nothing, samples=0, tokens=0, figures={name: (nothing, 0.0) for name in loss.figures})
 
@@ -196,15 +201,20 @@ class BestSoFar:
 
     def forget(self) -> None:
         self.value, self.step = math.nan, 0
-        self.judged = 0
+        self.counted_step = 0
         """Completed steps at the last validation that was counted."""
         self.without = 0
         """Number of validations since the best one."""
 
-    def judge(self, step: int, figures: Mapping[str, float]) -> bool:
-        """Records a validation; returns whether the weights after `step` steps are the best so far.
+    def record(self, step: int, figures: Mapping[str, float]) -> bool:
+        """Records a validation.
 
-        A validation that was counted before returns False.
+        Args:
+            step: Number of completed steps.
+            figures: Metrics of the validation.
+
+        Returns:
+            Whether the weights after `step` steps are the best so far; False for a validation that was counted before.
 
         Raises:
             UserError: If the validation has no such metric.
@@ -212,9 +222,9 @@ class BestSoFar:
         if self.metric not in figures:
             there = ", ".join(figures)
             raise UserError(f"checkpoint.keep_best: '{self.metric}' is not a validation metric; available: {there}")
-        if step <= self.judged:
+        if step <= self.counted_step:
             return False
-        value, self.judged = figures[self.metric], step
+        value, self.counted_step = figures[self.metric], step
         better = self.step == 0 or (value < self.value if self.mode == "min" else value > self.value)
         if not (better and math.isfinite(value)):
             self.without += 1
@@ -224,10 +234,10 @@ class BestSoFar:
 
     def state_dict(self) -> dict[str, float]:
         """Returns the state; names contain the metric, so that the best value of another metric is not loaded."""
-        kept = {"value": self.value, "step": self.step, "judged": self.judged, "without": self.without}
+        kept = {"value": self.value, "step": self.step, "judged": self.counted_step, "without": self.without}
         return {f"best[{self.metric},{self.mode}].{name}": float(value) for name, value in kept.items()}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Loads the values of `state_dict`; missing names are left unchanged."""
         value, step, judged, without = (state.get(name, now) for name, now in self.state_dict().items())
-        self.value, self.step, self.judged, self.without = value, int(step), int(judged), int(without)
+        self.value, self.step, self.counted_step, self.without = value, int(step), int(judged), int(without)

@@ -65,7 +65,7 @@ def test_an_error_of_a_loader_worker_is_explained(train: Any) -> None:
 
 def test_a_loss_that_stays_bad_is_explained(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
-        raise FloatingPointError("step 3: the loss is not finite (nan); that is 1 unusable steps in a row")
+        raise FloatingPointError("step 3: the loss is not finite (nan): 1 unusable steps in a row")
 
     monkeypatch.setattr(Trainer, "_begin", fail)
     said = train(RuntimeError())

@@ -57,9 +57,7 @@ def test_lines_of_steps_that_are_repeated_are_removed_and_said(tmp_path, caplog,
     path.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, last + 1)))
     with caplog.at_level(logging.INFO, logger="worldsmith"):
         MetricsLog(path, resumed_step=3).close()
-    assert caplog.messages == [
-        f"{path}: removed {removed} written after step 3: the run resumes there and repeats them"
-    ]
+    assert caplog.messages == [f"{path}: removed {removed} written after step 3, because the run resumes at this step"]
 
 
 def test_a_line_that_was_cut_off_is_removed_and_said(tmp_path, caplog):
@@ -68,7 +66,7 @@ def test_a_line_that_was_cut_off_is_removed_and_said(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="worldsmith"), MetricsLog(path, resumed_step=5) as log:
         log.write(6, {"loss": 0.1})
     assert [record["step"] for record in read_metrics(path)] == [1, 6]
-    assert "removed 1 incomplete line: the run was interrupted" in caplog.text
+    assert "removed 1 incomplete line, because the run was interrupted" in caplog.text
 
 
 def test_a_process_that_is_killed_leaves_every_line_that_it_wrote(tmp_path):

@@ -40,5 +40,5 @@ def test_a_sink_that_raises_is_said_once_counted_and_asked_again(caplog):
         "nowhere cannot be written, the run continues without it: ValueError: no such server",
         "broken cannot be written, the run continues: RuntimeError: no 2",
         "broken could not be closed: ConnectionResetError",
-        "broken: 2 of its lines could not be written and are missing",
+        "broken: 2 writes have failed, and their metrics are missing",
     ]

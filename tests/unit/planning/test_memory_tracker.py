@@ -92,9 +92,9 @@ def test_gradients_stay_when_the_graph_is_gone() -> None:
 
 def test_main_memory_is_no_part_of_the_device() -> None:
     tracker = MemoryTracker()
-    with tracker, tracker.phase("loading"), tracker.in_main_memory():
+    with tracker, tracker.phase("loading"), tracker.in_host_ram():
         value = torch.zeros(ROWS, WIDTH)
-        with tracker.in_main_memory(False):
+        with tracker.in_host_ram(False):
             copy = value + 1
         kept = torch.cat([value, copy])
     (loading,) = tracker.phases()

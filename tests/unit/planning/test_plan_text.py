@@ -19,10 +19,10 @@ from worldsmith.planning.estimate_memory import MemoryVerdict, worst_phase
 from worldsmith.planning.estimate_time import EstimateRange
 from worldsmith.planning.plan import Plan, why_untimed
 from worldsmith.planning.text import (
+    activations_by_module,
     format_duration_range,
     format_flops,
     format_range,
-    makers,
     plan_lines,
     quick_lines,
     size,
@@ -100,7 +100,7 @@ def test_encoders_are_beside_a_step_while_a_cache_is_filled() -> None:
 
 def test_what_is_within_layers_counts_as_theirs() -> None:
     modules = ("layers.*.mlp", 3), ("layers.*", 2), ("layers.*.experts.*.up", 1), ("head", 4), ("", 1)
-    assert makers(phase("backward", *modules)) == {"layers.*": 6, "head": 4, "the rest": 1}
+    assert activations_by_module(phase("backward", *modules)) == {"layers.*": 6, "head": 4, "the rest": 1}
 
 
 SHAPE: dict[str, Any] = {

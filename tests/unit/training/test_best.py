@@ -159,4 +159,4 @@ def test_a_best_that_nothing_measures_is_refused(world: Path, tmp_path: Path) ->
     with pytest.raises(ConfigError, match="a validation metric"):
         Trainer(config, run_folder=tmp_path)
     with pytest.raises(UserError, match="'val/los' is not a validation metric; available: val/loss"):
-        BestSoFar("val/los", "min").judge(1, {"val/loss": 1.0})
+        BestSoFar("val/los", "min").record(1, {"val/loss": 1.0})

@@ -133,7 +133,7 @@ def test_training_is_the_same_to_the_bit_with_and_without(
     require_same_end(whole, tmp_path / "without", step=4)
     assert list((tmp_path / "without" / NAME).iterdir()) == []
     drawn = []
-    monkeypatch.setattr(DrawSamples, "give_way", lambda *_: drawn.append((random.random(), torch.rand(1))))
+    monkeypatch.setattr(DrawSamples, "end_if_stopped", lambda *_: drawn.append((random.random(), torch.rand(1))))
     Trainer(video_run(world), run_folder=tmp_path / "random").train()
     require_same_end(tmp_path / "random", tmp_path / "without", step=4)
     assert drawn
@@ -234,17 +234,17 @@ def test_a_stop_does_not_wait_for_it_and_it_is_made_up_for(
     world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """SIGTERM in the middle of the drawing after step 2, with the averaged weights in the network."""
-    look, calls, shares = DrawSamples.give_way, [], []
+    look, calls, shares = DrawSamples.end_if_stopped, [], []
     caplog.set_level("INFO")
 
-    def give_way(self: DrawSamples, trainer: Trainer, share: float) -> None:
+    def end_if_stopped(self: DrawSamples, trainer: Trainer, share: float) -> None:
         calls.append(trainer.doing)
         if len(calls) == 6:
             os.kill(os.getpid(), signal.SIGTERM)
         look(self, trainer, share)
         shares.append(trainer.share)
 
-    monkeypatch.setattr(DrawSamples, "give_way", give_way)
+    monkeypatch.setattr(DrawSamples, "end_if_stopped", end_if_stopped)
     assert Trainer(video_run(world), run_folder=tmp_path).train() is Outcome.STOPPED
     assert calls == ["sampling"] * 6
     assert shares == sorted(shares)
@@ -547,7 +547,7 @@ def test_what_cannot_be_drawn_is_refused(world: Path, chats: Path, tmp_path: Pat
     ):
         if said is None:
             config.trainer.callbacks[NAME] = DrawVideos.Config(enabled=True)
-            said = "makes answers, this callback videos"
+            said = "generate answers, this callback videos"
         if said == "no EMA weights":
             config.model.config.ema.enabled = False
         with pytest.raises((ConfigError, UserError), match=said):

@@ -117,7 +117,7 @@ def test_steps_are_skipped_for_a_bad_loss_or_gradient_and_the_run_stops_after_th
     assert "Skipping step 2: the gradient norm is inf (2 skipped so far)" in caplog.text
     resumed = StepGuard(max_consecutive=2)
     resumed.load_state_dict(guard.state_dict())
-    with pytest.raises(FloatingPointError, match="step 6: the loss is inf; that is 3 unusable steps in a row"):
+    with pytest.raises(FloatingPointError, match="step 6: the loss is inf: 3 unusable steps in a row"):
         resumed.must_skip(6, float("inf"), good)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from worldsmith.config import get_recipe, recipe_names
 from worldsmith.config.load import load
-from worldsmith.training.preflight import rate_remarks, schedule_remarks
+from worldsmith.training.preflight import rate_warnings, schedule_remarks
 from worldsmith.training.scheduler import LambdaCosine, schedule_warnings
 
 
@@ -23,7 +23,7 @@ def config_of(recipe: str, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("recipe", [name for name in recipe_names() if name.startswith(("cogvideox", "flux", "wan"))])
 def test_shipped_recipes_have_usual_rates(recipe: str) -> None:
-    assert not list(rate_remarks(config_of(recipe)))
+    assert not list(rate_warnings(config_of(recipe)))
 
 
 @pytest.mark.parametrize(

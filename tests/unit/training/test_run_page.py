@@ -56,7 +56,7 @@ def test_the_page_stands_from_the_start_and_has_the_end(tmp_path: Path, caplog: 
     assert trainer.train() is Outcome.FINISHED
     assert trainer.callbacks["look"].titles == ["run: starting, step 0"]  # type: ignore[attr-defined]
     assert title(tmp_path / "run") == "run: finished, step 8"
-    assert f"run page     {(tmp_path / 'run/report.html').resolve()}" in caplog.messages
+    assert f"report       {(tmp_path / 'run/report.html').resolve()}" in caplog.messages
 
 
 def test_a_run_that_fails_says_why_on_its_page(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_page_that_cannot_be_made_ends_no_run(
 
     monkeypatch.setattr("worldsmith.monitor.page.run_page.page_of", fail)
     assert start(tmp_path).train() is Outcome.FINISHED
-    assert sum("the run page cannot be rebuilt" in message for message in caplog.messages) == 1
+    assert sum("the HTML report cannot be rebuilt" in message for message in caplog.messages) == 1
 
 
 class Clock:
@@ -107,7 +107,7 @@ def test_a_rebuild_is_a_process_of_its_own_that_costs_a_hundredth_at_most(
     clock = Clock()
     monkeypatch.setattr(run_reports, "time", clock)
     callback = RunPage.Config(every_seconds=30).build(folder=tmp_path / "run/run_page")
-    callback._wait_for(0.0)
+    callback._schedule_rebuild(0.0)
     step: Any = None
     clock.now += 29
     callback.on_training_step_end(trainer, step)
@@ -117,12 +117,12 @@ def test_a_rebuild_is_a_process_of_its_own_that_costs_a_hundredth_at_most(
     status.write_text(json.dumps({**json.loads(status.read_text()), "state": "stopped"}))
     callback.on_training_step_end(trainer, step)
     assert callback.child is not None
-    callback._look_after(0)  # waits
+    callback._collect_rebuild(0)  # waits
     assert callback.child is None
     assert title(tmp_path / "run") == "run: stopped, step 8"
     assert not callback.has_failed
     assert callback.due >= clock.now + 30
-    callback._wait_for(7.0)
+    callback._schedule_rebuild(7.0)
     assert callback.due == clock.now + 700
 
 
@@ -133,10 +133,11 @@ def test_a_rebuild_that_fails_is_said_once(
     callback = RunPage.Config().build(folder=tmp_path)
     for _ in range(2):
         callback.child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-        callback._look_after(0)
-    said = [message for message in caplog.messages if "run page" in message]
+        callback._collect_rebuild(0)
+    said = [message for message in caplog.messages if "HTML report" in message]
     assert said == [
-        "the run page cannot be rebuilt, the run continues without it: the process that builds it ended with code 3"
+        "the HTML report cannot be rebuilt, the run continues without it: "
+        "the process that builds it ended with exit code 3"
     ]
     trainer.lock.release()
 

@@ -53,7 +53,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said_of_the_plan(caplog: pytest.LogCaptureFixture) -> list[str]:
-    beginnings = ("plan  ", "the plan of the run", "the run ends before its plan")
+    beginnings = ("plan  ", "the run could not be planned", "the run ends before its plan")
     return [message for message in caplog.messages if message.startswith(beginnings)]
 
 
@@ -89,7 +89,9 @@ def test_a_run_that_ends_first_ends_the_planner(tmp_path: Path, caplog: pytest.L
     callback.child = child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     callback.on_train_end(trainer)
     assert child.poll() is not None
-    assert said_of_the_plan(caplog) == [f"the run ends before its plan is complete: worldsmith plan {tmp_path / 'run'}"]
+    assert said_of_the_plan(caplog) == [
+        f"the run ends before its plan is complete; to plan it: worldsmith plan {tmp_path / 'run'}"
+    ]
     assert not (tmp_path / "run/plan.json").exists()
     trainer.lock.release()
 
@@ -110,7 +112,7 @@ def test_a_plan_that_cannot_be_made_is_said_once_and_ends_nothing(
     )
     assert start(tmp_path).train() is Outcome.FINISHED
     (said,) = said_of_the_plan(caplog)
-    assert said.startswith("the plan of the run is missing, and the run continues without it: ")
+    assert said.startswith("the run could not be planned and continues without a plan: ")
     assert why in said
     assert not (tmp_path / "run/plan.json").exists()
 

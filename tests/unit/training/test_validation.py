@@ -120,7 +120,7 @@ def test_a_stop_does_not_wait_for_it_and_it_is_made_up_for(
     ToyTask.loss = loss  # type: ignore[method-assign]
     assert Trainer(validated(toy_config(world)), run_folder=tmp_path).train() is Outcome.STOPPED
     assert len(seen) == 6 + batch
-    assert "step 3: the validation ends early because of the stop" in caplog.text
+    assert "step 3: the validation ends early because of the stop request" in caplog.text
     assert [line[0] for line in read_validations(tmp_path)] == [0]
     ToyTask.loss = plain  # type: ignore[method-assign]
     Trainer(validated(toy_config(world)), run_folder=tmp_path).train()

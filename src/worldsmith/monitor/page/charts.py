@@ -21,11 +21,11 @@ NOISY = 5
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A predefined chart. Metrics that match no predefined chart get charts of their own."""
+    """Definition of a chart: title, metrics, display options. Metrics without a definition get charts of their own."""
 
     title: str
     figures: str
-    """Regular expression of their names."""
+    """Regular expression that matches the names of its metrics."""
     unit: str = ""
     factor: float = 1.0
     smooth: bool = False
@@ -57,10 +57,10 @@ CHARTS = {
             "model_flops_share": "peak FLOPs of the device that the model uses",
         },
     ),
-    "loss_by_noise": Chart("Loss by noise level, 0 clean to 1 noise", r"loss_by_noise/.*", smooth=True),
-    "val_by_noise": Chart("Validation loss by noise level, 0 clean to 1 noise", r"val/loss_by_noise/.*"),
+    "loss_by_noise": Chart("Loss by noise level (0: clean, 1: noise)", r"loss_by_noise/.*", smooth=True),
+    "val_by_noise": Chart("Validation loss by noise level (0: clean, 1: noise)", r"val/loss_by_noise/.*"),
     "val_ema_by_noise": Chart(
-        "Validation loss by noise level, 0 clean to 1 noise, EMA weights", r"val_ema/loss_by_noise/.*"
+        "Validation loss by noise level (0: clean, 1: noise), EMA weights", r"val_ema/loss_by_noise/.*"
     ),
     "norms": Chart("Norms of the network", r"norms/.*", log=True),
     "memory": Chart("Peak memory", r"peak_memory_bytes", unit="GiB", factor=2**-30),
@@ -76,60 +76,69 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
         runs: (name, series by metric) of each run; the name is empty for a single run.
 
     Returns:
-        One dict per chart, with the points of its lines.
+        One dict per chart: `id`, `title`, `unit`, `log` (logarithmic axis), `lines` (data of each curve) and `more`
+        (number of omitted curves).
     """
     found: dict[str, dict[str, Any]] = {}
     for index, (run, series) in enumerate(runs):
         for metric, values in series.items():
             if metric == "lr" and any(other.startswith("lr_groups/") for other in series):  # the first of them
                 continue
-            name = chart_of(metric)
-            about = CHARTS.get(name, Chart(format_metric_name(name), ""))
+            name = find_chart(metric)
+            definition = CHARTS.get(name, Chart(format_metric_name(name), ""))
             chart = found.setdefault(
-                name, {"id": name, "title": about.title, "unit": about.unit, "log": about.log, "lines": [], "more": 0}
+                name,
+                {
+                    "id": name,
+                    "title": definition.title,
+                    "unit": definition.unit,
+                    "log": definition.log,
+                    "lines": [],
+                    "more": 0,
+                },
             )
             if sum(line["run"] == index for line in chart["lines"]) >= MOST_LINES:
                 chart["more"] += 1
                 continue
-            label = (about.labels or {}).get(metric, label_of(metric))
-            chart["lines"].append({**line(values, about), "run": index, "name": run, "label": label})
+            label = (definition.labels or {}).get(metric, format_label(metric))
+            chart["lines"].append({**build_line(values, definition), "run": index, "name": run, "label": label})
     for chart in found.values():
-        chart["lines"] = by_number(chart["lines"])
+        chart["lines"] = sort_numbered_lines(chart["lines"])
     order = [*CHARTS, *sorted(found.keys() - CHARTS.keys())]
     return [found[name] for name in order if name in found]
 
 
-def label_of(metric: str) -> str:
-    """Returns the legend label of a metric; a learning rate group named by its factor gets a times sign."""
+def format_label(metric: str) -> str:
+    """Returns the legend label of a metric, such as "rate × 0.1" for the learning rate group `lr_groups/x0.1`."""
     name = metric.rpartition("/")[2]
     factor = re.fullmatch(r"x([\d.e+-]+)", name) if metric.startswith("lr_groups/") else None
     return f"rate × {factor[1]}" if factor else format_metric_name(name)
 
 
-def by_number(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sorts lines that are named by numbers by run and number; other lines keep their order."""
+def sort_numbered_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sorts the curves of a chart by run and label if all labels are numbers, else returns them unchanged."""
     try:
         return sorted(lines, key=lambda line: (line["run"], float(line["label"])))
     except ValueError:
         return lines
 
 
-def chart_of(metric: str) -> str:
-    """Returns the name of the chart that shows a metric."""
+def find_chart(metric: str) -> str:
+    """Returns the key in `CHARTS` of the chart that shows a metric, else the metric's path without its last part."""
     for name, chart in CHARTS.items():
         if re.fullmatch(chart.figures, metric):
             return name
     return metric.rpartition("/")[0] or metric
 
 
-def line(series: Series, about: Chart) -> dict[str, Any]:
-    """Returns the points of one curve; a downsampled curve also has the min and max values around each point."""
-    buckets, factor = series.buckets, about.factor
+def build_line(series: Series, definition: Chart) -> dict[str, Any]:
+    """Builds the data of one curve of a chart: points, last, min and max; and bounds if it is downsampled."""
+    buckets, factor = series.buckets, definition.factor
     values = [factor * bucket.total / bucket.count for bucket in buckets]
     data: dict[str, Any] = {
         "x": [short(bucket.steps / bucket.count) for bucket in buckets],
         "y": [short(value) for value in values],
-        "smooth": len(buckets) > FEWEST_SMOOTHED and (about.smooth or is_noisy(values)),
+        "smooth": len(buckets) > FEWEST_SMOOTHED and (definition.smooth or is_noisy(values)),
         "values": series.values,
         "last": [series.last[0], short(factor * series.last[1])],
         "least": [series.least[0], short(factor * series.least[1])],
@@ -148,27 +157,28 @@ def is_noisy(values: Sequence[float]) -> bool:
 
 
 def drop_single_values(charts: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Removes charts whose lines have one value each.
+    """Removes charts whose curves have one value each, unless this applies to all charts, as at the first logged step.
 
-    If all charts are of that kind, as at the first logged step, all are kept.
+    Args:
+        charts: Result of `charts`.
 
     Returns:
-        The other charts, and a sentence with the removed charts and their values ("" if none is removed).
+        The remaining charts, and a sentence with the removed charts and their values ("" if none is removed).
     """
-    drawn = [chart for chart in charts if any(len(line["x"]) > 1 for line in chart["lines"])]
-    if not drawn or len(drawn) == len(charts):
+    kept = [chart for chart in charts if any(len(line["x"]) > 1 for line in chart["lines"])]
+    if not kept or len(kept) == len(charts):
         return charts, ""
-    told = []
+    removed = []
     for chart in charts:
-        if chart not in drawn:
+        if chart not in kept:
             unit = f" {chart['unit']}" if chart["unit"] else ""
-            values = [f"{name_of(line)} {format_float(line['last'][1])}{unit}" for line in chart["lines"]]
-            told.append(f"{chart['title']} ({', '.join(values)})")
-    return drawn, f"Charts with a single value so far are not shown: {'; '.join(told)}."
+            values = [f"{format_curve_name(line)} {format_float(line['last'][1])}{unit}" for line in chart["lines"]]
+            removed.append(f"{chart['title']} ({', '.join(values)})")
+    return kept, f"Charts with a single value so far are not shown: {'; '.join(removed)}."
 
 
-def name_of(line: Mapping[str, Any]) -> str:
-    """Returns the label of a line, preceded by its run if several runs are compared."""
+def format_curve_name(line: Mapping[str, Any]) -> str:
+    """Returns the legend label of a chart's curve, preceded by the name of its run if several runs are compared."""
     return " · ".join(filter(None, (line["name"], line["label"])))
 
 

@@ -15,7 +15,7 @@ from worldsmith.monitor.short_text import FEW_SAMPLES, WEIGHTS_NAMES
 PICTURES = {"confusion.png": "confusion matrix", "contact_sheet.png": "videos of each model"}
 WIDE = "contact_sheet.png"
 MOST_PARTS = 12
-"""Max slices of an evaluation whose accuracy is shown."""
+"""Max number of task types and data slices of an evaluation whose accuracy is shown."""
 
 Rows = dict[str, list[str]]
 """Cell texts of each metric, by metric name."""
@@ -23,38 +23,43 @@ Rows = dict[str, list[str]]
 
 @dataclass(slots=True)
 class Evaluation:
-    """Results of one evaluation folder."""
+    """Table of metrics, and images, of one result folder of `worldsmith evaluate`."""
 
     name: str
-    """Folder in the run folder, or the run's name in a comparison of several."""
+    """Path of the result folder, relative to the run folder."""
     about: str
     columns: list[str]
-    """Models that were measured together; an empty name if there is only one."""
+    """Column titles: names of the measured models or of the compared runs; one empty string for a single model."""
     rows: Rows
     pictures: list[tuple[str, str, bool]] = field(default_factory=list)
-    """`src`, description, and whether it has small details and needs the full width of the page."""
+    """(`src`, description, whether the image needs the full width of the report) of each image."""
 
 
-def evaluations(run: RunFiles, place: PageBudget | None) -> list[Evaluation]:
-    """Returns the evaluations that have metrics, one per folder.
+def evaluations(run: RunFiles, budget: PageBudget | None) -> list[Evaluation]:
+    """Returns the evaluations of a run that have metrics, one per result folder.
 
     Args:
         run: Files of the run.
-        place: Produces links to images; None: omit images.
+        budget: Embeds or links the images; None: omit images.
     """
     found = []
     for file, facts in run.evaluations.items():
         folder = Path(file).parent
-        columns, rows = figures_in(facts)
+        columns, rows = read_table(facts)
         if rows:
-            sources = {name: place and place.picture(run, str(folder / name)) for name in PICTURES}
+            sources = {name: budget and budget.picture(run, str(folder / name)) for name in PICTURES}
             pictures = [(source, PICTURES[name], name == WIDE) for name, source in sources.items() if source]
             found.append(Evaluation(str(folder), describe_evaluation(facts), columns, rows, pictures))
     return found
 
 
 def compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Evaluation]:
-    """Returns the evaluations of several runs, one per folder name, with a column for each run."""
+    """Compares the evaluations of several runs: one table per result folder, with a column for each run.
+
+    Args:
+        runs: Files of each run.
+        names: Names of the runs, used as column titles.
+    """
     own = [{one.name: one for one in evaluations(run, None)} for run in runs]
     found = []
     for folder in dict.fromkeys(name for of in own for name in of):
@@ -66,42 +71,48 @@ def compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Evaluation]
     return found
 
 
-def figures_in(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    """Returns the columns and rows of a results file; empty if the file has other content."""
+def read_table(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
+    """Returns table columns (models) and rows (metrics) of a parsed results file; empty if it has no known metrics."""
     if isinstance(facts.get("figures"), Mapping):
-        return of_videos(facts["figures"])
+        return video_table(facts["figures"])
     if "task" in facts:
-        return [""], {name: [text] for name, text in of_answers(facts)}
-    models = {name: of for name, of in facts.items() if isinstance(of, Mapping) and is_number(of.get("adherence"))}
-    rows: Rows = {"adherence": [told(of["adherence"]) for of in models.values()]} if models else {}
-    for name in {name: None for of in models.values() for name in get_table(of, "by_attribute")}:
-        rows[words(name)] = [told(get_table(of, "by_attribute").get(name)) for of in models.values()]
+        return [""], {name: [text] for name, text in answer_metrics(facts)}
+    models = {
+        name: results
+        for name, results in facts.items()
+        if isinstance(results, Mapping) and is_number(results.get("adherence"))
+    }
+    rows: Rows = {"adherence": [format_metric(results["adherence"]) for results in models.values()]} if models else {}
+    for name in {name: None for results in models.values() for name in get_table(results, "by_attribute")}:
+        rows[words(name)] = [format_metric(get_table(results, "by_attribute").get(name)) for results in models.values()]
     return list(models), rows
 
 
-def of_videos(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    """Returns columns (models) and rows of the metrics of generated videos."""
-    known = {name: about for name, about in figures.items() if isinstance(about, Mapping)}
-    columns = list(dict.fromkeys(model for about in known.values() for model in get_table(about, "not_measured")))
+def video_table(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
+    """Returns table columns (models) and rows (metrics) of the entry `figures` in the results on generated videos."""
+    known = {name: metric for name, metric in figures.items() if isinstance(metric, Mapping)}
+    columns = list(dict.fromkeys(model for metric in known.values() for model in get_table(metric, "not_measured")))
     rows = {}
-    for name, about in known.items():
-        unit = f", {about['unit']}" if about.get("unit") else ""
-        better = f" ({about['better']} is better)" if about.get("better") else ""
-        values = [get_table(about, column) for column in columns]
+    for name, metric in known.items():
+        unit = f", {metric['unit']}" if metric.get("unit") else ""
+        better = f" ({metric['better']} is better)" if metric.get("better") else ""
+        values = [get_table(metric, column) for column in columns]
         count = min((value["samples"] for value in values if value.get("samples")), default=0)
         few = f" of {plural(count, 'sample')}" if 0 < count < FEW_SAMPLES else ""
-        rows[f"{words(name)}{unit}{better}{few}"] = [told(value.get("mean"), value.get("interval")) for value in values]
+        rows[f"{words(name)}{unit}{better}{few}"] = [
+            format_metric(value.get("mean"), value.get("interval")) for value in values
+        ]
     return columns, rows
 
 
-def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields (name, text) of the metrics of a reasoner's answers: all answers, each task type, parts of the data."""
+def answer_metrics(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields (metric, formatted value) of the results on a reasoner's answers: overall, by task type, by data slice."""
     for name, value in facts.items():
         interval = facts.get(f"{name}_interval", facts.get(f"{name.removesuffix('_correlation')}_interval"))
         if is_number(value) and isinstance(value, float) and name != "coverage":
-            yield words(name), told(value, interval)
+            yield words(name), format_metric(value, interval)
     if facts.get("unparsed"):
-        yield "answers that could not be parsed", told(facts["unparsed"])
+        yield "answers that could not be parsed", format_metric(facts["unparsed"])
     parts = [(kind, found) for kind, found in get_table(facts, "per_task").items()]
     for name, values in get_table(facts, "slices").items():
         parts += [
@@ -111,25 +122,25 @@ def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(found, Mapping):
             yield (
                 f"accuracy of {name} ({found.get('total')})",
-                told(found.get("accuracy"), found.get("accuracy_interval")),
+                format_metric(found.get("accuracy"), found.get("accuracy_interval")),
             )
 
 
 def describe_evaluation(facts: Mapping[str, Any]) -> str:
-    """Returns a summary of an evaluation: number of records by status, and the weights."""
+    """Summarizes a parsed results file in one line: number of records by status, step, weights and dataset."""
     status = ", ".join(f"{words(str(name))} {count}" for name, count in get_table(facts, "status").items())
     iteration, weights = facts.get("iteration"), facts.get("weights")
-    told = [
+    parts = [
         f"{facts['num_records']} records: {status}" if facts.get("num_records") else "",
         f"step {iteration}" if iteration is not None else "",
         WEIGHTS_NAMES.get(weights, f"{weights} weights") if weights else "",
         f"data {facts['dataset']}" if facts.get("dataset") else "",
     ]
-    return " · ".join(filter(None, told))
+    return " · ".join(filter(None, parts))
 
 
-def told(value: Any, interval: Any = None) -> str:
-    """Formats a metric with its interval."""
+def format_metric(value: Any, interval: Any = None) -> str:
+    """Formats a metric and its interval (low, high), such as "0.52 [0.41, 0.63]"; "–" if `value` is not a number."""
     if not is_number(value):
         return "–"
     bounds = (

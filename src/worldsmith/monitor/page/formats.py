@@ -11,21 +11,21 @@ from markupsafe import Markup
 from worldsmith.monitor.short_text import format_bytes, format_duration
 
 MOST_WRITTEN_OUT = 1e9
-"""Numbers from here on are shown with an exponent."""
+"""Smallest number that is formatted with an exponent."""
 
 
 def format_count(value: Any) -> str:
-    """Formats 12345 as 12,345; other values as text."""
+    """Formats a number with thousands separators, such as 12,345; returns other values as strings."""
     return f"{value:,}" if isinstance(value, (int, float)) else str(value)
 
 
 def plural(number: float, noun: str) -> str:
-    """Returns the number with its noun: 1 clip, 24 clips."""
+    """Formats a number with its noun, in the plural unless the number is 1: "1 clip", "24 clips"."""
     return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def format_float(value: float | None, digits: int = 4) -> str:
-    """Formats a number with `digits` significant digits: 0.01234, 1,570; very large or small ones with an exponent."""
+    """Formats a number with `digits` significant digits, such as 0.01234, 1,570 or 1.2e+12; None as "–"."""
     if value is None:
         return "–"
     text = f"{value:.{digits}g}"
@@ -45,7 +45,7 @@ def seconds(value: float) -> str:
 
 
 def time(moment: datetime) -> str:
-    """Formats a time in UTC with minutes."""
+    """Formats a time in UTC, such as "2025-01-31 14:05 UTC"."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 

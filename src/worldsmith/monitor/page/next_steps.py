@@ -15,13 +15,13 @@ from worldsmith.monitor.page.run_files import RunFiles, lookup
 from worldsmith.monitor.page.status import Status
 
 OTHER_CLIPS, OTHER_DATA = "VAL_CLIPS", "VAL_DATA"
-"""Placeholders for data that the run was not trained on."""
+"""Placeholders in commands for the path of data that the run was not trained on."""
 TRAINED = "training caption"
 """Label of a sample in samples.jsonl whose caption the run was trained on."""
 CAPTION = "a caption of your training clips"
 """Placeholder for a prompt."""
 PACKAGES = ("--import", "--trust")
-"""Options of a start that all other commands on the run also need."""
+"""Options of the start command that all other commands on the run also need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +35,23 @@ class Advice:
 
 def next_steps(run: RunFiles, status: Status) -> list[Advice]:
     """Returns the commands that are useful in the current state of the run, most useful first."""
-    return [*while_it_runs(run, status), *going_on(run, status), *using_it(run)]
+    return [*suggest_while_running(run, status), *suggest_continuing(run, status), *using_it(run)]
 
 
-def while_it_runs(run: RunFiles, status: Status) -> Iterator[Advice]:
-    """Yields the commands for a running run: watch it, stop it."""
+def suggest_while_running(run: RunFiles, status: Status) -> Iterator[Advice]:
+    """Yields suggested commands for a run that is starting or running: watch it, stop it."""
     folder = run.folder.resolve()
     if not status.at_work:
         return
     yield Advice("Watch it live", "Opens this page on this machine and keeps it up to date.", command("watch", folder))
     stop = lookup(run.config, "checkpoint.stop_file", "STOP")
     if stop:
-        text = "Saves at the next step boundary and ends; the same command resumes."
+        text = "Saves a checkpoint after the current step and ends the run; the start command resumes it."
         yield Advice("Stop it", text, shlex.join(["touch", str(folder / str(stop))]))
 
 
-def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
-    """Yields the commands that resume an incomplete run or extend a completed one."""
+def suggest_continuing(run: RunFiles, status: Status) -> Iterator[Advice]:
+    """Yields suggested commands that resume an incomplete run or extend a completed one."""
     if status.at_work or not run.config:
         return
     start = resume_command(run)
@@ -61,15 +61,15 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
         yield Advice(
             "Train longer",
             "Continues from the last checkpoint with twice the steps, on a learning-rate schedule of that length.",
-            f"{start} {lengthening(run, 2 * (status.max_iter or status.step))}",
+            f"{start} {format_extension(run, 2 * (status.max_iter or status.step))}",
         )
         return
     from_where = (
         f"from {run.checkpoints[-1]}" if run.checkpoints else "from the beginning: no checkpoint has been saved yet"
     )
     if status.state in ("failed", "died"):
-        about = "Explains the errors in its logs and how to fix them."
-        yield Advice("Explain it", about, command("explain", run.folder.resolve()))
+        text = "Explains the errors in its logs and how to fix them."
+        yield Advice("Explain it", text, command("explain", run.folder.resolve()))
     if status.state == "failed":
         yield Advice(
             "Check the start", "Checks everything before the first step, including files.", f"{start} --dryrun"
@@ -80,8 +80,8 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
     yield Advice("Resume it", text, start)
 
 
-def lengthening(run: RunFiles, steps: int) -> str:
-    """Returns the overrides that train a run up to `steps`, with a longer schedule if it is not constant."""
+def format_extension(run: RunFiles, steps: int) -> str:
+    """Formats the arguments that extend a run to `steps` steps, with a longer schedule unless it ends constant."""
     words = ["--", f"trainer.max_iter={steps}"]
     cycles, top, bottom = (lookup(run.config, f"scheduler.{name}", []) for name in ("cycle_lengths", "f_max", "f_min"))
     if cycles and sum(cycles) < steps and top[-1:] != bottom[-1:]:
@@ -100,39 +100,39 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
     folder, make = run.folder.resolve(), partial(command, of=run, here=here)
     if not run.checkpoints:
         return
-    what = {"vfm": "a pipeline that diffusers loads", "vlm": "a folder that transformers loads"}
+    formats = {"vfm": "a pipeline that diffusers loads", "vlm": "a folder that transformers loads"}
     task = lookup(run.config, "job.task")
     yield Advice(
         "Export it",
-        f"Writes the newest checkpoint as {what.get(task, 'a folder that other libraries load')}.",
+        f"Writes the newest checkpoint as {formats.get(task, 'a folder that other libraries load')}.",
         make("export", folder, *full_precision(run), "-o", folder / "export"),
     )
     prompt = str(run.samples[0].get("prompt")) if run.samples else None
     if task == "vfm":
         text = (
-            "Generates a video for a caption that the run was trained on. With training from random weights, "
-            "other prompts give blur."
+            "Generates a video for a caption that the run was trained on. If the run started from random weights, "
+            "other prompts give blurred videos."
         )
         given = trained_prompt(run) or CAPTION
         yield Advice("Generate", text, make("generate", folder, "--prompt", given, "-o", folder / "videos"))
         if prompts := prompts_file(run):
             text = "Measures the generated videos, and compares them with those of the untrained network."
-            judged = ("--untrained", folder, "--prompts", prompts, "-o", folder / "evaluation")
-            yield Advice("Evaluate", text, make("evaluate", folder, *judged))
+            options = ("--untrained", folder, "--prompts", prompts, "-o", folder / "evaluation")
+            yield Advice("Evaluate", text, make("evaluate", folder, *options))
         else:
             text = "Measures the loss on clips that were not trained on, and generates videos for their captions."
             data = ("--dataset", validation_clips(run) or OTHER_CLIPS, "-o", folder / "held_out")
             yield Advice("Evaluate", text, make("evaluate", folder, *data))
     elif task == "vlm":
         video = run.samples[0].get("media") if run.samples else None
-        asked = (
+        arguments = (
             "--prompt",
             prompt or "What happens?",
             "--video",
             Path(os.path.normpath(folder / str(video))) if video else "VIDEO.mp4",
         )
-        yield Advice("Ask it", "Answers one question.", make("infer", folder, *asked))
-        kind, path = judged_data(run)
+        yield Advice("Ask it", "Answers one question.", make("infer", folder, *arguments))
+        kind, path = find_evaluation_data(run)
         if kind:
             questions = ("--dataset", kind, "--dataset.path", path or OTHER_DATA, "-o", folder / "evaluation")
             text = "Answers all questions of a dataset and compares the answers with the ground truth."
@@ -140,15 +140,15 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
 
 
 def full_precision(run: RunFiles) -> tuple[str, ...]:
-    """Returns the export options that keep float32 if the network computes in float32."""
+    """Returns the arguments `--dtype float32` of `worldsmith export` if the network computes in float32, else ()."""
     return ("--dtype", "float32") if lookup(run.config, "model.config.precision") == "float32" else ()
 
 
 def trained_prompt(run: RunFiles) -> str | None:
-    """Returns a sampled caption of the training data, else a sampled prompt of the config; None without such samples.
+    """Returns the prompt of a sample on a training caption, else on a prompt of the config; None without such samples.
 
-    Samples without a label have prompts of the config, or are of an earlier version, which sampled held-out captions if
-    the run had validation.
+    Samples without the label `source` have prompts of the config, or are from an earlier version, which generated
+    samples for held-out captions if the run had validation.
     """
     trained = next((str(sample.get("prompt")) for sample in run.samples if sample.get("source") == TRAINED), None)
     if trained is not None:
@@ -170,33 +170,35 @@ def resume_command(run: RunFiles) -> str | None:
     if isinstance(processes, int) and processes > 1:
         words = ["launch", "--nproc-per-node", str(processes), *words]
     root = shlex.quote(str(folder.parents[2]))
-    return f"{from_its_place(run)}WORLDSMITH_OUTPUT_ROOT={root} worldsmith {shlex.join(words)}"
+    return f"{change_folder(run)}WORLDSMITH_OUTPUT_ROOT={root} worldsmith {shlex.join(words)}"
 
 
 def command(name: str, *words: object, of: RunFiles | None = None, here: bool = False) -> str:
-    """Returns a shell command; for a command on a run, with its packages and in its start folder.
+    """Formats a `worldsmith` command for a shell.
+
+    A command on a run gets the `--import` and `--trust` options of the run and a `cd` to its start folder.
 
     Args:
-        name: Command of `worldsmith`.
-        words: Arguments.
-        of: Run whose packages and start folder the command needs; None: none.
-        here: The command starts in the current folder, and paths in that folder are relative.
+        name: Subcommand of `worldsmith`.
+        words: Arguments, which are converted to strings and quoted.
+        of: Run that the command is for; None: a command that needs neither options nor start folder of a run.
+        here: The command starts in the current folder: paths in that folder are relative, without a `cd`.
     """
     if here:
-        now = Path.cwd()
-        words = tuple(os.path.relpath(w) if isinstance(w, Path) and w.is_relative_to(now) else w for w in words)
+        current = Path.cwd()
+        words = tuple(os.path.relpath(w) if isinstance(w, Path) and w.is_relative_to(current) else w for w in words)
     line = shlex.join(["worldsmith", *(packages(of) if of else []), name, *map(str, words)])
-    return f"{from_its_place(of)}{line}" if of and not here else line
+    return f"{change_folder(of)}{line}" if of and not here else line
 
 
-def from_its_place(run: RunFiles) -> str:
-    """Returns a `cd` to the start folder of the run, since paths in the config can be relative."""
-    there = run.launch.get("working_directory")
-    return f"cd {shlex.quote(str(there))} && " if there else ""
+def change_folder(run: RunFiles) -> str:
+    """Returns the prefix `cd FOLDER && ` to the start folder of the run; "" if the folder is not known."""
+    folder = run.launch.get("working_directory")
+    return f"cd {shlex.quote(str(folder))} && " if folder else ""
 
 
 def packages(run: RunFiles) -> list[str]:
-    """Returns the `--import` and `--trust` arguments of the start command."""
+    """Returns the `--import` and `--trust` options, with their values, of the command that started the run."""
     try:
         words = shlex.split(str(run.launch.get("cmd") or ""))
     except ValueError:
@@ -213,7 +215,7 @@ def prompts_file(run: RunFiles) -> Path | None:
 
 
 def validation_clips(run: RunFiles) -> Path | None:
-    """Returns the validation dataset of the run, or a folder `val` in its training data or next to it."""
+    """Returns the path of the validation dataset, else of a folder `val` in or next to the training data, else None."""
     path = lookup(run.config, "dataloader_val.dataset.path")
     folders = [working_directory(run) / path] if isinstance(path, str) and path and "$" not in path else []
     folders += [folder / "val" for folder in data_folders(run)]
@@ -231,8 +233,8 @@ def working_directory(run: RunFiles) -> Path:
     return Path(str(run.launch.get("working_directory") or "."))
 
 
-def judged_data(run: RunFiles) -> tuple[str | None, Any]:
-    """Returns class and path of a reasoner's validation data; without it, the class of its training data and None."""
+def find_evaluation_data(run: RunFiles) -> tuple[str | None, Any]:
+    """Returns (class, path) of a reasoner's validation data; without it, (class of the training data, None)."""
     kind, path = (lookup(run.config, f"dataloader_val.dataset.{name}") for name in ("type", "path"))
     if not kind or not path:
         kind, path = lookup(run.config, "dataloader_train.dataset.type"), None

@@ -11,9 +11,9 @@ from worldsmith.monitor.page.formats import format_count, seconds, size
 from worldsmith.monitor.page.run_files import RunFiles, lookup
 
 BOUNDS = {"memory": 0.1, "seconds": 0.2, "tokens": 0.1, "share": 0.2, "checkpoint": 0.02}
-"""Max relative error of a planned value, or of the nearer end of a planned range."""
+"""Max relative difference of a measured value from the planned value or range, by kind of value."""
 LEAST = 2**30
-"""Min bytes of a process for a comparison without a GPU: below it, libraries are too large a part."""
+"""Min planned bytes for a comparison of host RAM: below it, libraries are too large a part of the process."""
 FIRST_STEPS = 0.1
 """Fraction of the logged steps, at least one, that are excluded from a median as warm-up."""
 FORMS = {
@@ -27,7 +27,7 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A planned value, a range from `low` to `high`, and the measured value."""
+    """Comparison of a planned value, a range from `low` to `high`, with the measured value."""
 
     kind: str
     name: str
@@ -40,14 +40,14 @@ class Check:
 
     @property
     def ratio(self) -> float | None:
-        """Measured value divided by the nearer end of the planned range; 1 within the range."""
+        """Measured value divided by the nearer end of the planned range, 1 within the range; None without a value."""
         if self.measured is None or self.low <= 0:
             return None
         return self.measured / min(max(self.measured, self.low), self.high)
 
     @property
     def is_good(self) -> bool | None:
-        """Whether the ratio is within the bound of its kind; None if it is not checked."""
+        """Whether the ratio is within the bound of its kind; None if the values are not known or not comparable."""
         if self.ratio is None or not self.is_judged:
             return None
         bound = BOUNDS[self.kind]
@@ -64,49 +64,49 @@ class Check:
 
 
 def plan_checks(run: RunFiles) -> list[Check]:
-    """Returns the comparisons of all planned values that were measured; empty without a plan."""
+    """Returns the comparisons of planned with measured values; empty without a plan."""
     return [] if not run.plan else list(checks_of(run))
 
 
 def checks_of(run: RunFiles) -> Iterator[Check]:
-    plan, same = run.plan, not why_incomparable(run)
+    plan, comparable = run.plan, not why_incomparable(run)
     peak, before = (run.metrics.latest.get(f"{name}_bytes") for name in ("peak_memory", "memory_before"))
-    held = max(0, peak - before) if peak is not None and before is not None else None  # the kernel counts roughly
+    used = max(0, peak - before) if peak is not None and before is not None else None  # the kernel counts roughly
     planned = planned_peak(plan)
-    if devices(run):
-        yield Check("memory", "Peak memory", planned, planned, held, "tensors on the GPU", same)
+    if gpu_names(run):
+        yield Check("memory", "Peak memory", planned, planned, used, "tensors on the GPU", comparable)
     else:
         about = "tensors; measured: growth of the process since before its network was built, libraries included"
-        yield Check("memory", "Peak memory", planned, planned, held, about, same and planned >= LEAST)
-    steps = usual(run, "step_seconds")
+        yield Check("memory", "Peak memory", planned, planned, used, about, comparable and planned >= LEAST)
+    steps = steady_values(run, "step_seconds")
     about = f"median of {len(steps)} logged steps without the first ones, waiting for data included"
     fast, slow = (lookup_number(plan, f"seconds.total.{end}") for end in ("fast", "slow"))
     if fast:
-        yield Check("seconds", "Seconds of a step", fast, slow, median_of(steps), about, same)
-    tokens = [rate * length for rate, length in zip(usual(run, "tokens_per_second"), steps, strict=False)]
+        yield Check("seconds", "Seconds of a step", fast, slow, median_of(steps), about, comparable)
+    tokens = [rate * length for rate, length in zip(steady_values(run, "tokens_per_second"), steps, strict=False)]
     expected = lookup_number(plan, "step.tokens")
     about = "of all processes; measured: median"
-    yield Check("tokens", "Tokens of a step", expected, expected, rounded(median_of(tokens)), about, same)
+    yield Check("tokens", "Tokens of a step", expected, expected, rounded(median_of(tokens)), about, comparable)
     peak_flops = lookup_number(plan, "gpu.peak_flops")
     if fast and peak_flops:
         most, least = (lookup_number(plan, "step.work.model_flops") / (peak_flops * length) for length in (fast, slow))
-        shares = median_of(usual(run, "model_flops_share"))
-        if shares is not None:
-            yield Check("share", "Fraction of the GPUs' peak", least, most, shares, "FLOPs of the model", same)
+        mfu = median_of(steady_values(run, "model_flops_share"))
+        if mfu is not None:
+            yield Check("share", "Fraction of the GPUs' peak", least, most, mfu, "FLOPs of the model", comparable)
     saved = lookup_number(plan, "quick.checkpoint_bytes")
-    yield Check("checkpoint", "A checkpoint", saved, saved, checkpoint_bytes(run), "the newest, on disk", same)
+    yield Check("checkpoint", "A checkpoint", saved, saved, checkpoint_bytes(run), "the newest, on disk", comparable)
 
 
 def why_incomparable(run: RunFiles) -> str:
-    """Returns why plan and run are not comparable; "" if they are."""
+    """Returns the reason why plan and run are not comparable, such as another number of GPUs; "" if they are."""
     planned, processes = run.plan.get("gpus"), run.environment.get("world_size")
     if processes is not None and planned != processes:
         return f"The plan is for {planned} GPUs, but this run has {processes} processes."
     return ""
 
 
-def advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
-    """Yields advice for each value that differs from the plan."""
+def list_advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
+    """Yields a sentence of advice for each check whose measured value differs too much from the plan."""
     factors = {check.kind: check.ratio for check in checks if check.ratio is not None}
     tokens = factors.get("tokens", 1.0)
     for check in checks:
@@ -115,75 +115,75 @@ def advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
         more = check.ratio > 1
         match check.kind:
             case "memory" if more:
-                told = (
+                text = (
                     "more memory was used than planned: check the tokens of a step, validation and sample "
                     "generation, which are separate phases, and gpu_bytes in DeviceMonitor/devices.jsonl over time"
                 )
             case "memory":
-                told = (
+                text = (
                     "less memory was used than planned: compiled layers keep fewer activations, and the plan uses "
                     "the largest of the first batches"
                 )
             case "seconds" if abs(tokens - 1) > BOUNDS["tokens"]:
                 ends = " to ".join(seconds(end * tokens) for end in (check.low, check.high))
-                told = f"the steps have {tokens:.2f} times the planned tokens, for which about {ends} would be expected"
+                text = f"the steps have {tokens:.2f} times the planned tokens, for which about {ends} would be expected"
             case "seconds" if more:
-                waited = median_of(usual(run, "data_wait_share"))
-                share = "" if waited is None else f" ({waited:.0%} of a step)"
-                told = (
-                    f"check the waiting for data{share}, model.config.compile.enabled, and a trace of some steps: "
-                    "+trainer.callbacks.profiler=Profiler"
+                waited = median_of(steady_values(run, "data_wait_share"))
+                fraction = "" if waited is None else f" ({waited:.0%} of a step)"
+                text = (
+                    f"check the time waiting for data{fraction} and model.config.compile.enabled, or profile some "
+                    "steps with the override +trainer.callbacks.profiler=Profiler"
                 )
             case "seconds":
-                told = (
+                text = (
                     "the GPU reaches more of its peak than the plan assumes; its assumed efficiencies are in plan.json"
                 )
             case "tokens":
-                told = f"memory and seconds were planned with: {run.plan.get('data', '')}"
+                text = f"memory and seconds were planned with: {run.plan.get('data', '')}"
             case "share":
-                told = "the note on the seconds of a step applies to it"
+                text = "see the advice on the seconds of a step"
             case _:
-                told = "compare the files of the newest checkpoint with checkpoint.save_weights and model.config.ema"
-        yield f"{check.name}, {check.ratio:.2f} times the planned value: {told}."
+                text = "check which weights are saved: checkpoint.save_weights and model.config.ema"
+        yield f"{check.name}, {check.ratio:.2f} times the planned value: {text}."
 
 
-def checks_in_a_line(checks: list[Check]) -> str:
-    """Formats the comparisons as one log line."""
-    told = (f"{c.name[0].lower()}{c.name[1:]} {c.found}, planned {c.planned}" for c in checks if c.is_good is not None)
-    return "; ".join(told).replace("\u202f", ",")
+def format_checks(checks: list[Check]) -> str:
+    """Formats comparisons as one log line, such as "peak memory 12 GiB, planned 11 GiB; …"."""
+    parts = (f"{c.name[0].lower()}{c.name[1:]} {c.found}, planned {c.planned}" for c in checks if c.is_good is not None)
+    return "; ".join(parts).replace("\u202f", ",")
 
 
-def plan_in_a_line(plan: Mapping[str, Any]) -> str:
-    """Formats the plan as one log line, before anything is measured."""
+def format_plan(plan: Mapping[str, Any]) -> str:
+    """Formats a parsed `plan.json` as one log line: peak memory, verdict, and seconds of a step."""
     needed, there = (size(lookup_number(plan, f"memory.{name}_bytes")) for name in ("needed", "gpu"))
     verdict = lookup(plan, "memory.verdict")
-    told = f"peak memory {size(planned_peak(plan))}, with margins {needed} of {there}: {verdict}"
+    text = f"peak memory {size(planned_peak(plan))}, with margins {needed} of {there}: {verdict}"
     fast, slow = (lookup_number(plan, f"seconds.total.{end}") for end in ("fast", "slow"))
-    return f"{told}; a step {seconds(fast)} to {seconds(slow)}" if fast else told
+    return f"{text}; a step {seconds(fast)} to {seconds(slow)}" if fast else text
 
 
 def planned_peak(plan: Mapping[str, Any]) -> float:
-    """Returns the planned peak bytes of tensors, including encoders."""
+    """Returns the peak bytes of tensors in a parsed `plan.json`, including encoders."""
     return lookup_number(plan, "memory.peak_bytes") + lookup_number(plan, "memory.encoders_bytes")
 
 
-def phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yields (name, peak bytes) of each planned phase, the largest first, then the total with margins."""
+def list_phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yields (name, peak bytes) of each phase in a parsed `plan.json`, largest first, then the total with margins."""
     found = [phase for phase in lookup(plan, "step.work.phases", []) if isinstance(phase, Mapping)]
     for phase in sorted(found, key=lambda phase: -lookup_number(phase, "peak")):
         yield str(phase.get("name")), int(lookup_number(phase, "peak"))
     yield "with margins", int(lookup_number(plan, "memory.needed_bytes"))
 
 
-def devices(run: RunFiles) -> list[str]:
+def gpu_names(run: RunFiles) -> list[str]:
     """Returns the names of the GPUs of the machine on which the run was started."""
     found = lookup(run.environment, "torch.devices", [])
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
-def usual(run: RunFiles, figure: str) -> list[float]:
-    """Returns the logged values without the first ones; bucket means if the series is downsampled."""
-    series = run.metrics.series.get(figure)
+def steady_values(run: RunFiles, metric: str) -> list[float]:
+    """Returns the logged values of the metric `metric` without the first ones; bucket means if it is downsampled."""
+    series = run.metrics.series.get(metric)
     values = [] if series is None else [bucket.total / bucket.count for bucket in series.buckets]
     return values[max(1, int(FIRST_STEPS * len(values))) :]
 
@@ -208,6 +208,6 @@ def checkpoint_bytes(run: RunFiles) -> int | None:
 
 
 def lookup_number(data: Mapping[str, Any], path: str) -> float:
-    """Returns the number at the path `a.b.c`; 0 if it is missing or not a number."""
+    """Returns the number at the path `a.b.c` of nested mappings; 0 if it is missing or not a number."""
     value = lookup(data, path)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0

@@ -27,7 +27,7 @@ CHARTING = ("bokeh.min.js", "bokeh-api.min.js")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of the report; `html` is escaped already."""
+    """Rendered section of the HTML report; values in `html` are already escaped."""
 
     name: str
     title: str
@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(slots=True)
 class Page:
-    """Content of the HTML report and the data for its script."""
+    """Content of an HTML report: rendered sections, and chart data for its JavaScript."""
 
     title: str
     sections: Sequence[Section]
@@ -44,12 +44,12 @@ class Page:
     runs: int = 1
     at_work: bool = False
     live: bool = False
-    """Whether it polls its server for updates."""
+    """Whether the report polls its server for updates."""
     linked: int = 0
     written: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def data(self) -> dict[str, Any]:
-        """Returns the data that the script of the report reads."""
+        """Returns all fields except the sections as data for the report's JavaScript, with a hash of each section."""
         hashes = {section.name: zlib.crc32(section.html.encode()) for section in self.sections}
         about = {name: value for name, value in asdict(self).items() if name != "sections"}
         return {**about, "written": self.written.isoformat(), "hashes": hashes}
@@ -59,7 +59,7 @@ class Page:
         return json.dumps({**self.data(), "sections": {s.name: s.html for s in self.sections}}, allow_nan=False)
 
     def html(self) -> str:
-        """Returns the complete HTML file as text."""
+        """Renders the complete HTML file and returns it as a string."""
         css, script = ((LOOK / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
         return (
             templates()
@@ -87,10 +87,10 @@ def section(name: str, title: str, **values: Any) -> Section:
 
 
 def write_html(page: Page, out: Path) -> Path:
-    """Writes a report as an HTML file, atomically, and returns its path.
+    """Writes the report `page` to the HTML file `out`, atomically, and returns `out`.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If the file cannot be written.
     """
     text = page.html()
     with replacing(out, durable=False) as aside:
@@ -119,6 +119,6 @@ def charting_script() -> str:
 
 
 def in_script(data: Any) -> str:
-    """Formats data as JSON that is safe inside a script element."""
+    """Formats data as JSON that is safe inside an HTML script element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -27,9 +27,9 @@ EXPECTED = {
 }
 """Files that every report shows, with the consequence of their absence."""
 MEASURED = ("metrics.json", "evaluation.json", "adherence.json")
-"""Files of metrics, of answers and of videos, in folders of the run folder."""
+"""File names of evaluation results, in subfolders of the run folder."""
 SHOWN_OUTSIDE = 3
-"""Max names of files outside the run folder in the note about them."""
+"""Max number of files outside the run folder that the message about them names."""
 NEWEST = 400
 """Number of log messages that are kept."""
 READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -51,7 +51,7 @@ class RunFiles:
     messages: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
     left_out: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Entries of the quarantine lists, by the file's name."""
+    """Entries of the quarantine files, by file name."""
     data_report: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     """Number of parameters, and of trained ones."""
@@ -76,7 +76,7 @@ class RunFiles:
         return file
 
     def report_outside(self) -> None:
-        """Adds a problem about the media files outside of the run folder."""
+        """Adds a message to `problems` if `find_media` has found files outside of the run folder."""
         if self.outside:
             names = ", ".join(self.outside[:SHOWN_OUTSIDE])
             more = len(self.outside) - SHOWN_OUTSIDE
@@ -102,7 +102,7 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
         UserError: If `folder` is not a run folder.
     """
     run = RunFiles(require_run(folder), metrics or MetricsReader(folder / "metrics.jsonl"))
-    with reported(run, "metrics.jsonl"):
+    with report_errors(run, "metrics.jsonl"):
         run.metrics.read()
     run.config = read_run_table(run, "config.yaml")
     run.origins = {str(k): v for k, v in read_run_table(run, "config_origins.json").items() if isinstance(v, dict)}
@@ -116,10 +116,10 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
         for path in sorted(folder.glob(name)):
             place = path.relative_to(folder).as_posix()
             run.evaluations[place] = read_run_table(run, place)
-    run.messages = list(deque(entries(run, "messages.jsonl"), NEWEST))
-    run.samples = list(entries(run, "EveryNDrawSample/samples.jsonl"))
+    run.messages = list(deque(read_entries(run, "messages.jsonl"), NEWEST))
+    run.samples = list(read_entries(run, "EveryNDrawSample/samples.jsonl"))
     for path in sorted(folder.glob("quarantine*.jsonl")):
-        run.left_out[path.name] = list(entries(run, path.name))
+        run.left_out[path.name] = list(read_entries(run, path.name))
     run.checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("iter_*") if path.is_dir())
     run.absent = {name: meaning for name, meaning in EXPECTED.items() if not (folder / name).exists()}
     if run.metrics.broken:
@@ -136,8 +136,8 @@ def require_run(folder: Path) -> Path:
     return folder
 
 
-class reported:  # noqa: N801 (reads as a statement)
-    """Context manager that adds exceptions about a file to `run.problems` and continues."""
+class report_errors:  # noqa: N801 (reads as a statement)
+    """Context manager that suppresses a read error of the file `name` and adds it to `run.problems`."""
 
     def __init__(self, run: RunFiles, name: str) -> None:
         self.run, self.name = run, name
@@ -162,11 +162,14 @@ def resolve_file(path: Path) -> Path | None:
 
 
 def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
-    """Returns the mapping in a YAML or JSON file of the run; empty if the file is missing or invalid."""
+    """Returns the mapping in the YAML or JSON file `name` of the run folder; {} if the file is missing or invalid.
+
+    The error of an invalid file is added to `run.problems`.
+    """
     path, found = run.folder / name, None
     if not path.exists():
         return {}
-    with reported(run, name):
+    with report_errors(run, name):
         require_regular(path)
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=READER)
@@ -175,12 +178,15 @@ def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON Lines file; an incomplete last line is skipped."""
+def read_entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
+    """Yields the objects in the JSON Lines file `name` of the run folder; an incomplete last line is skipped.
+
+    Other invalid lines are reported in `run.problems`.
+    """
     path, lines = run.folder / name, []
     if not path.exists():
         return
-    with reported(run, name):
+    with report_errors(run, name):
         require_regular(path)
         lines = read_lines(path)
     broken = 0

@@ -13,7 +13,14 @@ from worldsmith.monitor.page.charts import charts, drop_single_values
 from worldsmith.monitor.page.evaluations import evaluations
 from worldsmith.monitor.page.formats import duration, format_count, format_float, plural, time, words
 from worldsmith.monitor.page.next_steps import next_steps
-from worldsmith.monitor.page.plan_check import BOUNDS, advice, devices, phases, plan_checks, why_incomparable
+from worldsmith.monitor.page.plan_check import (
+    BOUNDS,
+    gpu_names,
+    list_advice,
+    list_phases,
+    plan_checks,
+    why_incomparable,
+)
 from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, lookup, read_run
 from worldsmith.monitor.page.samples import (
@@ -64,7 +71,8 @@ def write_page(folder: Path, *, known: Mapping[str, Any] | None = None) -> Path:
 
     Args:
         folder: Run folder.
-        known: State of the run that the caller knows, as in `find_status`; None: read from the folder.
+        known: Facts of the running process that override `status.json`, such as "state" and "step"; None: only the
+            files are used.
 
     Raises:
         UserError: If `folder` is not a run folder.
@@ -75,7 +83,7 @@ def write_page(folder: Path, *, known: Mapping[str, Any] | None = None) -> Path:
 
 
 def refresh_page(below: Path) -> None:
-    """Rebuilds the report of the run in whose folder the path `below` is, if the report exists.
+    """Rebuilds the `report.html` of the run whose folder contains the path `below`, if this file exists.
 
     Best effort: errors are logged as warnings.
     """
@@ -93,29 +101,36 @@ def live_page(folder: Path, metrics: MetricsReader) -> Page:
 
     Args:
         folder: Run folder.
-        metrics: Reader of an earlier call, which reads only new lines.
+        metrics: Reader of an earlier call, which reads only new lines of `metrics.jsonl`.
     """
     page = page_of(read_run(folder, metrics), PageBudget(folder, room=0))
     page.live = True
     return page
 
 
-def page_of(run: RunFiles, place: PageBudget, *, known: Mapping[str, Any] | None = None) -> Page:
+def page_of(run: RunFiles, budget: PageBudget, *, known: Mapping[str, Any] | None = None) -> Page:
     status = find_status(run, known)
     curves, single = drop_single_values(charts([("", run.metrics.series)]))
     notes = list(filter(None, (thinned_note(run), missing_note(run), single)))
-    sections = list(sections_of(run, status, place, section("curves", "Curves", empty=not curves, notes=notes)))
+    sections = list(build_sections(run, status, budget, section("curves", "Curves", empty=not curves, notes=notes)))
     title = f"{run.name}: {status.state}, step {status.step}"
-    return Page(title, sections, curves, at_work=status.at_work, linked=place.linked)
+    return Page(title, sections, curves, at_work=status.at_work, linked=budget.linked)
 
 
-def sections_of(run: RunFiles, status: Status, place: PageBudget, curves: Section) -> Iterator[Section]:
-    """Yields the sections of the report in order; next steps come early if the run has not ended normally."""
+def build_sections(run: RunFiles, status: Status, budget: PageBudget, curves: Section) -> Iterator[Section]:
+    """Yields the sections of the report in order; next steps come early if the run has not ended normally.
+
+    Args:
+        run: Files of the run.
+        status: Status of the run.
+        budget: Embeds or links images and videos.
+        curves: Rendered section with the charts.
+    """
     job = [lookup(run.config, f"job.{name}") for name in ("project", "group")]
-    found, measured = rows(run, place), evaluations(run, place)
+    found, measured = rows(run, budget), evaluations(run, budget)
     run.report_outside()
     where = " / ".join(str(name) for name in job if name) or str(run.folder)
-    facts, setup = list(facts_of(run, status)), list(setup_facts(run))
+    facts, setup = list(result_facts(run, status)), list(setup_facts(run))
     yield section("overview", "Overview", run=run, status=status, where=where, facts=facts, setup=setup)
     advice = section("next", "What next", steps=next_steps(run, status))
     is_urgent = not status.at_work and status.state != "finished"
@@ -141,7 +156,7 @@ def sections_of(run: RunFiles, status: Status, place: PageBudget, curves: Sectio
 
 
 def earlier_launches(run: RunFiles) -> list[tuple[str, str]]:
-    """Returns start time and command of each earlier launch, oldest first."""
+    """Returns (start time, command) of each earlier launch of the run, oldest first."""
     found = run.launch.get("earlier_launches")
     launches = [launch for launch in found if isinstance(launch, Mapping)] if isinstance(found, list) else []
     return [
@@ -156,14 +171,19 @@ def format_start(text: Any) -> str:
 
 
 def samples_section(rows: Sequence[PromptSamples], *, more: int = 0) -> Section:
-    """Builds the section on samples by prompt; `more` is the number of prompts that are not shown."""
+    """Renders the section on samples.
+
+    Args:
+        rows: Samples of each prompt.
+        more: Number of prompts that are not shown.
+    """
     groups = group_by_prompt(rows)
     given = {"groups": groups, "open_prompts": OPEN_PROMPTS, "scores": scores(rows), "more": more}
     return section("samples", "Samples", has_held_out=any(row.source == HELD_OUT for row in rows), **given)
 
 
-def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
-    """Yields the results so far for the head of the report."""
+def result_facts(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
+    """Yields entries for the report's header on results so far, such as loss, speed and peak memory; see `fact`."""
     series, latest = run.metrics.series, run.metrics.latest
     if loss := series.get("loss"):
         yield training_loss(loss)
@@ -190,7 +210,7 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
 
 
 def training_loss(loss: Series) -> dict[str, str]:
-    """Returns the mean of the newest training losses and the first value."""
+    """Returns the header entry on the training loss: the mean of the newest values, with the first value as a note."""
     mean, count = loss.mean_of_newest()
     first = f"first {format_float(loss.buckets[0].total / loss.buckets[0].count)}"
     note = f"mean of the last {count} logged steps; {first}" if count > 1 else first
@@ -198,7 +218,7 @@ def training_loss(loss: Series) -> dict[str, str]:
 
 
 def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
-    """Yields model, main settings, data and code of the run for the head of the report; unknown ones are omitted."""
+    """Yields entries for the report's header on model, learning rate, data and git commit; unknown ones are omitted."""
     if model := lookup(run.config, "model.name"):
         total, trained, note = run.parameters.get("parameters"), run.parameters.get("trained"), ""
         if isinstance(total, int) and isinstance(trained, int) and total > 0:
@@ -209,8 +229,8 @@ def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
         schedule = str(lookup(run.config, "scheduler.type") or "").rpartition(".")[2]
         steps = lookup(run.config, "scheduler.warm_up_steps")
         warm_up = steps[0] if isinstance(steps, list) and steps else steps
-        told = [schedule, f"{plural(warm_up, 'warm-up step')}" if isinstance(warm_up, int) and warm_up else ""]
-        yield fact("Learning rate", f"{rate:g}", ", ".join(filter(None, told)))
+        details = [schedule, f"{plural(warm_up, 'warm-up step')}" if isinstance(warm_up, int) and warm_up else ""]
+        yield fact("Learning rate", f"{rate:g}", ", ".join(filter(None, details)))
     latest = run.metrics.latest
     if samples := latest.get("samples"):
         note = f"{format_count(latest['tokens'])} tokens per step" if latest.get("tokens") else "per step"
@@ -218,14 +238,14 @@ def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
     if names := dataset_names(run):
         kind = "clip" if lookup(run.config, "job.task") == "vfm" else "record"
         records, held_out = (lookup(run.data_report, f"{split}.records") for split in ("train", "val"))
-        told = [plural(records, kind)] if isinstance(records, int) else []
-        told += [f"{format_count(held_out)} for validation"] if isinstance(held_out, int) else []
-        yield fact("Data", ", ".join(names), ", ".join(told))
+        details = [plural(records, kind)] if isinstance(records, int) else []
+        details += [f"{format_count(held_out)} for validation"] if isinstance(held_out, int) else []
+        yield fact("Data", ", ".join(names), ", ".join(details))
     if commit := lookup(run.environment, "git.commit"):
         changed = lookup(run.environment, "git.changed_files") or []
-        told = [str(lookup(run.environment, "git.branch", ""))]
-        told += [plural(len(changed), "changed file")] if isinstance(changed, list) and changed else []
-        yield fact("Commit", str(commit)[:10], ", ".join(filter(None, told)))
+        details = [str(lookup(run.environment, "git.branch", ""))]
+        details += [plural(len(changed), "changed file")] if isinstance(changed, list) and changed else []
+        yield fact("Commit", str(commit)[:10], ", ".join(filter(None, details)))
 
 
 def dataset_names(run: RunFiles) -> list[str]:
@@ -238,12 +258,12 @@ def dataset_names(run: RunFiles) -> list[str]:
 
 
 def fact(name: str, value: str, note: str = "") -> dict[str, str]:
-    """Returns one entry of the report's header."""
+    """Returns one entry of the report's header: a dict with the keys `name`, `value` and `note`."""
     return {"name": name, "value": value, "note": note}
 
 
 def data_section(run: RunFiles) -> Section:
-    """Builds the section on data: numbers of read and skipped samples, and quarantined samples."""
+    """Renders the section on data: numbers of read and skipped samples, and quarantined samples."""
     latest = run.metrics.latest
     counts = {
         kind: {
@@ -267,13 +287,13 @@ def data_section(run: RunFiles) -> Section:
 
 
 def named_counts(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the counts of a data report with descriptive names."""
+    """Returns a copy of a data report in which the fields of `REPORT` have descriptive names."""
     return {REPORT.get(name, name): value for name, value in report.items()}
 
 
 def plan_section(run: RunFiles) -> Section:
-    """Builds the section that compares the plan with measurements."""
-    checks, planned = plan_checks(run), list(phases(run.plan))
+    """Renders the section that compares the plan with measurements."""
+    checks, planned = plan_checks(run), list(list_phases(run.plan))
     gpus, gpu = run.plan.get("gpus"), lookup(run.plan, "gpu.name")
     held = next((check.measured for check in checks if check.kind == "memory"), None)
     bounds = ", ".join(f"{kind} within {bound:.0%}" for kind, bound in BOUNDS.items())
@@ -281,14 +301,14 @@ def plan_section(run: RunFiles) -> Section:
         "plan",
         "Plan",
         planned=f"Planned for {gpus} × {gpu}; data of a step: {run.plan.get('data', 'unknown')}.",
-        measured=", ".join(dict.fromkeys(devices(run))) or "CPUs, without a GPU",
+        measured=", ".join(dict.fromkeys(gpu_names(run))) or "CPUs, without a GPU",
         incomparable=why_incomparable(run),
         checks=checks,
-        advice=list(advice(run, checks)),
+        advice=list(list_advice(run, checks)),
         phases=planned,
         held=held,
         most=max([1, held or 0, *(count for _, count in planned)]),
-        bounds=f"As planned: {bounds} of the plan, or of the nearer end of a planned range.",
+        bounds=f"A value is as planned if it is close to the planned value or range: {bounds}.",
     )
 
 
@@ -306,6 +326,6 @@ def thinned_note(run: RunFiles) -> str:
 
 
 def missing_note(run: RunFiles) -> str:
-    drawn = {name: number for name, number in run.metrics.missing.items() if name in run.metrics.series}
-    told = ", ".join(f"{name} {number} times" for name, number in drawn.items())
-    return f"Non-finite values are not shown: {told}." if told else ""
+    shown = {name: number for name, number in run.metrics.missing.items() if name in run.metrics.series}
+    text = ", ".join(f"{name} {number} times" for name, number in shown.items())
+    return f"Non-finite values are not shown: {text}." if text else ""

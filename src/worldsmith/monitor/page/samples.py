@@ -52,14 +52,15 @@ HELD_OUT = "held-out caption"
 
 @dataclass(slots=True)
 class PageBudget:
-    """Produces the `src` attributes of a report: embeds small files up to a total size and links the others."""
+    """Limits of the media that a report embeds: small files are embedded up to a total size, others are linked."""
 
     folder: Path
     room: int = EMBEDDED_PAGE
+    """Bytes left for embedded media files, other than images of evaluations."""
     picture_room: int | None = None
     """Bytes left for images of evaluations; `None`: `EMBEDDED_PICTURES`, or 0 if `room` is 0."""
     linked: int = 0
-    """Files that the page needs in addition to itself."""
+    """Number of linked files, which the report needs in addition to its own file."""
 
     def __post_init__(self) -> None:
         if self.picture_room is None:
@@ -125,7 +126,7 @@ def read_picture(file: Path) -> tuple[str, bytes] | None:
 
 @dataclass(slots=True)
 class Shown:
-    """A generated sample: a video, an image or an answer."""
+    """A generated sample as the report shows it: a video, an image or an answer."""
 
     caption: str
     source: str | None = None
@@ -140,13 +141,13 @@ class Shown:
 
 @dataclass(slots=True)
 class PromptSamples:
-    """The samples of one prompt, oldest first."""
+    """Samples of one prompt as the report shows them, oldest first."""
 
     prompt: str
     about: str = ""
     """The file that a question is about, as stored by the run."""
     source: str = ""
-    """Whether the prompt is from the training or the held-out data, as the label in samples.jsonl; "" = unknown."""
+    """Label in samples.jsonl: whether the prompt is from the training or the held-out data; "": unknown."""
     expected: str | None = None
     media: str | None = None
     """`src` of the media of a question."""
@@ -159,7 +160,7 @@ class PromptSamples:
 
     @property
     def answers(self) -> bool:
-        """Whether the samples are texts and not videos or images."""
+        """Whether the samples are answers (strings) and not videos or images."""
         return any(shown.answer is not None for shown in self.shown)
 
     @property
@@ -173,12 +174,12 @@ class PromptSamples:
         return self.prompt, self.about
 
 
-def rows(run: RunFiles, place: PageBudget, *, prefix: str = "", index: int | None = None) -> list[PromptSamples]:
-    """Groups the samples of a run by prompt and by the file that a question is about.
+def rows(run: RunFiles, budget: PageBudget, *, prefix: str = "", index: int | None = None) -> list[PromptSamples]:
+    """Groups the samples of a run by prompt and by the image or video that a question is about.
 
     Args:
         run: Files of the run.
-        place: Produces links to media files.
+        budget: Embeds or links media files.
         prefix: Text before each caption.
         index: Index of the run in a comparison; None: a single run.
 
@@ -191,11 +192,11 @@ def rows(run: RunFiles, place: PageBudget, *, prefix: str = "", index: int | Non
             prompt = str(sample.get("prompt", ""))
             grouped.setdefault(prompt, {}).setdefault(about(sample), []).append(sample)
     found = [(prompt, samples) for prompt, files in grouped.items() for samples in files.values()]
-    return [row(run, prompt, samples, place, prefix, index) for prompt, samples in found[:MOST_PROMPTS]]
+    return [row(run, prompt, samples, budget, prefix, index) for prompt, samples in found[:MOST_PROMPTS]]
 
 
 def count_rows(run: RunFiles) -> int:
-    """Returns the number of groups without the limit of `rows`."""
+    """Returns the number of groups that `rows` would return without its limit."""
     return len({(str(s.get("prompt", "")), about(s)) for s in run.samples if isinstance(s.get("step"), int)})
 
 
@@ -208,21 +209,21 @@ def group_by_prompt(rows: Sequence[PromptSamples]) -> list[tuple[str, list[Promp
 
 
 def row(
-    run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], place: PageBudget, prefix: str, index: int | None
+    run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], budget: PageBudget, prefix: str, index: int | None
 ) -> PromptSamples:
     steps = sorted({sample["step"] for sample in samples})
     kept = pick_evenly(steps, MOST_STEPS)
     last = samples[-1]
     found = PromptSamples(prompt, about(last), words(last.get("source")) or "", words(last.get("expected")))
     if found.about:
-        found.media = place.source(run, found.about)
+        found.media = budget.source(run, found.about)
         found.media_is_video = is_video(found.about)
     if real := next((sample["real"] for sample in reversed(samples) if sample.get("real")), None):
-        found.real = media(run, str(real), place, REAL)
+        found.real = media(run, str(real), budget, REAL)
     varied = [name for name in ("weights", "guidance") if len({sample.get(name) for sample in samples}) > 1]
     for sample in sorted(samples, key=lambda sample: sample["step"]):
         if sample["step"] in kept:
-            shown = show(run, sample, place, caption(sample, prefix, varied))
+            shown = show(run, sample, budget, caption(sample, prefix, varied))
             shown.run = index
             found.shown.append(shown)
         else:
@@ -231,11 +232,11 @@ def row(
 
 
 def scores(rows: Sequence[PromptSamples]) -> list[tuple[str, int, int]]:
-    """Returns (caption, number of correct answers, number of answers) of the shown samples, oldest first."""
-    judged = [shown for row in rows for shown in row.shown if shown.right is not None]
-    right = Counter(shown.caption for shown in judged if shown.right)
-    asked = Counter(shown.caption for shown in judged)
-    return [(caption, right[caption], count) for caption, count in asked.items()]
+    """Returns (caption, number of correct answers, number of answers) by caption (step) of samples, oldest first."""
+    answers = [shown for row in rows for shown in row.shown if shown.right is not None]
+    right = Counter(shown.caption for shown in answers if shown.right)
+    counts = Counter(shown.caption for shown in answers)
+    return [(caption, right[caption], count) for caption, count in counts.items()]
 
 
 def about(sample: dict[str, Any]) -> str:
@@ -243,42 +244,42 @@ def about(sample: dict[str, Any]) -> str:
 
 
 def caption(sample: dict[str, Any], prefix: str, varied: Sequence[str]) -> str:
-    """Returns the step, and weights and guidance scale if they differ between the samples of the prompt."""
-    told = [prefix, f"step {sample['step']}"]
+    """Formats `prefix` and the step of a sample, and its weights and guidance scale if they are named in `varied`."""
+    parts = [prefix, f"step {sample['step']}"]
     if "weights" in varied:
         weights = str(sample.get("weights") or "")
-        told.append(WEIGHTS_NAMES.get(weights, weights))
+        parts.append(WEIGHTS_NAMES.get(weights, weights))
     if "guidance" in varied and sample.get("guidance") is not None:
-        told.append(f"guidance {sample['guidance']:g}")
-    return " · ".join(text for text in told if text)
+        parts.append(f"guidance {sample['guidance']:g}")
+    return " · ".join(text for text in parts if text)
 
 
-def show(run: RunFiles, sample: dict[str, Any], place: PageBudget, caption: str) -> Shown:
+def show(run: RunFiles, sample: dict[str, Any], budget: PageBudget, caption: str) -> Shown:
     if sample.get("kind") == "answer":
         answer, expected = words(sample.get("answer")) or "", words(sample.get("expected"))
         right = None if expected is None else answer.strip().casefold() == expected.strip().casefold()
         return Shown(caption, answer=answer, right=right)
-    return media(run, str(sample.get("file") or ""), place, caption)
+    return media(run, str(sample.get("file") or ""), budget, caption)
 
 
-def media(run: RunFiles, file: str, place: PageBudget, caption: str) -> Shown:
-    """Returns a video or image of the run folder, or the reason why it is not shown."""
-    source = place.source(run, file)
+def media(run: RunFiles, file: str, budget: PageBudget, caption: str) -> Shown:
+    """Returns the video or image `file` of the run folder with its caption, or with the reason why it is not shown."""
+    source = budget.source(run, file)
     return Shown(caption, source=source, is_video=is_video(file), missing=None if source else missing(run, file))
 
 
 def missing(run: RunFiles, file: str) -> str:
-    """Returns the reason why a file is not shown."""
+    """Returns the reason why the media file `file` of the run is not shown."""
     if file in run.outside:
         return f"{file} is outside the run folder"
     return f"{file or 'no file'} does not exist"
 
 
-def pick_evenly(steps: Sequence[int], most: int) -> set[int]:
-    """Selects at most `most` evenly spaced steps, including the first and the last."""
-    if len(steps) <= most:
+def pick_evenly(steps: Sequence[int], count: int) -> set[int]:
+    """Selects at most `count` evenly spaced steps, including the first and the last."""
+    if len(steps) <= count:
         return set(steps)
-    return {steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)}
+    return {steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)}
 
 
 def is_video(file: str) -> bool:

@@ -25,7 +25,7 @@ NO_CURVE = re.compile(
 
 @dataclass(slots=True)
 class Bucket:
-    """Consecutive values of a series, with their sum, min and max."""
+    """Consecutive values of a series: count, sum, min and max."""
 
     index: int
     count: int
@@ -79,7 +79,7 @@ class Series:
         return len(self.buckets) < self.values
 
     def mean_of_newest(self) -> tuple[float, int]:
-        """Returns the mean of the newest tenth of the values, and their number, since single steps are noisy."""
+        """Returns the mean over the newest tenth of the values, since single values are noisy, and their number."""
         newest = self.buckets[-max(1, len(self.buckets) // 10) :]
         count = sum(bucket.count for bucket in newest)
         return sum(bucket.total for bucket in newest) / count, count
@@ -126,17 +126,17 @@ class MetricsReader:
         except FileNotFoundError:
             return
         with file:
-            about = self.path.stat()
-            if about.st_ino != self.inode or about.st_size < self.position:
-                self.begin(about.st_ino)
+            stat = self.path.stat()
+            if stat.st_ino != self.inode or stat.st_size < self.position:
+                self.begin(stat.st_ino)
             file.seek(self.position)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 self.position += len(line)
-                self.take(line)
+                self.add_line(line)
 
-    def take(self, line: bytes) -> None:
+    def add_line(self, line: bytes) -> None:
         try:
             record = json.loads(line)
         except ValueError:
@@ -161,7 +161,15 @@ def is_curve(figure: str) -> bool:
 
 
 def numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yields (name, number) of a line, including nested mappings (`outer/inner`); None for a non-finite number."""
+    """Yields the numeric metrics of one line.
+
+    Args:
+        record: Parsed line of the metrics file.
+        prefix: Text before each name.
+
+    Yields:
+        (name, number) of each metric, also of nested mappings (`outer/inner`); None instead of a non-finite number.
+    """
     for key, value in record.items():
         if isinstance(value, dict):
             yield from numbers(value, f"{prefix}{key}/")

@@ -48,11 +48,11 @@ def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
 
 
 def values_of(run: RunFiles) -> list[tuple[str, Any]]:
-    """Returns (path, value) of the single values and plain lists of a config."""
+    """Returns (path, value) of each scalar and plain list in the config of the run."""
     return [(format_path(path), value) for path, value in plain_leaves(run.config) if path]
 
 
 def format_setting(path: str, value: Any) -> str:
-    """Formats a config value for the report; secrets are redacted."""
+    """Formats the config value at `path` for the report; secrets are redacted."""
     text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
     return redact_setting(path, text)

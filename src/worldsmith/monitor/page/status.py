@@ -11,7 +11,7 @@ from worldsmith.files.locks import in_use
 from worldsmith.monitor.page.run_files import RunFiles, lookup
 
 SILENT = timedelta(minutes=2)
-"""Seconds of silence after which a run without a lock holder counts as dead."""
+"""Time without an update after which a run whose folder no process has locked counts as dead."""
 AT_WORK = ("starting", "running")
 MEANING = {
     "starting": "The run is being built.",
@@ -63,7 +63,7 @@ class Status:
 
     @property
     def problem(self) -> str | None:
-        """Reason of an end or a state that `meaning` does not explain."""
+        """Recorded reason why the run has ended, if `meaning` does not contain it; None without one."""
         return None if self.state in ("stopped", "interrupted") else self.reason
 
     @property
@@ -84,45 +84,46 @@ def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status
 
     Args:
         run: Files of the run.
-        known: Facts from the running process, which override those of its files; None: only the files count.
+        known: Facts of the running process that override `status.json`, such as "state" and "step"; None: only the
+            files are used.
     """
-    said = {**run.status, **(known or {})}
-    max_iter = find_first_integer(said.get("max_iter"), find_first_integer(lookup(run.config, "trainer.max_iter")))
-    step = find_first_integer(said.get("step"), run.metrics.step)
+    recorded = {**run.status, **(known or {})}
+    max_iter = find_first_integer(recorded.get("max_iter"), find_first_integer(lookup(run.config, "trainer.max_iter")))
+    step = find_first_integer(recorded.get("step"), run.metrics.step)
     if run.metrics.step is not None and (step is None or run.metrics.step > step):
         step = run.metrics.step
     updated = when(run.status.get("updated")) or last_change(run)
-    state = said.get("state")
+    state = recorded.get("state")
     if not isinstance(state, str) or state not in MEANING:
-        state = guess(run, step, max_iter)
+        state = infer_state(run, step, max_iter)
     elif state in AT_WORK and known is None and in_use(run.folder) is None and is_old(updated):
         state = "died"
-    if state == "failed" and str(said.get("reason")).startswith(INTERRUPTED):
+    if state == "failed" and str(recorded.get("reason")).startswith(INTERRUPTED):
         state = "interrupted"
     at_work = state in AT_WORK
-    remaining = said.get("remaining_seconds")
+    remaining = recorded.get("remaining_seconds")
     if remaining is None and at_work and step is not None and max_iter:
-        remaining = estimate(run, max_iter - step)
+        remaining = estimate_seconds(run, max_iter - step)
     return Status(
         state,
         step or 0,
         max_iter,
-        doing=said.get("doing") if at_work else None,
-        reason=said.get("reason"),
+        doing=recorded.get("doing") if at_work else None,
+        reason=recorded.get("reason"),
         started=when(run.status.get("started")) or when(run.launch.get("started_at")),
         updated=updated,
         remaining_seconds=remaining if at_work else None,
     )
 
 
-def guess(run: RunFiles, step: int | None, max_iter: int | None) -> str:
-    """Determines the state of a run that has not recorded it."""
+def infer_state(run: RunFiles, step: int | None, max_iter: int | None) -> str:
+    """Infers the state of a run that has not recorded it: "running", "finished" or "ended"."""
     if in_use(run.folder) is not None:
         return "running"
     return "finished" if step is not None and max_iter is not None and step >= max_iter else "ended"
 
 
-def estimate(run: RunFiles, steps: int) -> float | None:
+def estimate_seconds(run: RunFiles, steps: int) -> float | None:
     """Estimates the seconds of `steps` steps from the median of recent steps; None without logged steps."""
     series = run.metrics.series.get("step_seconds")
     recent = series.buckets[-20:] if series else []
@@ -135,7 +136,7 @@ def is_old(time: datetime | None) -> bool:
 
 
 def last_change(run: RunFiles) -> datetime | None:
-    """Returns the newest modification time of the run's records; None without records."""
+    """Returns the newest modification time of the run's metrics, status, messages and config; None without them."""
     times = [
         path.stat().st_mtime
         for name in ("metrics.jsonl", "status.json", "messages.jsonl", "config.yaml")
@@ -145,7 +146,7 @@ def last_change(run: RunFiles) -> datetime | None:
 
 
 def when(text: Any) -> datetime | None:
-    """Parses an ISO time, UTC by default; None for any other value."""
+    """Parses an ISO 8601 time, in UTC if it states no time zone; returns None for any other value."""
     try:
         time = datetime.fromisoformat(str(text))
     except ValueError:
@@ -154,5 +155,5 @@ def when(text: Any) -> datetime | None:
 
 
 def find_first_integer(*values: Any) -> int | None:
-    """Returns the first value that is an int; None without one."""
+    """Returns the first value that is an int and not a bool; None without one."""
     return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)

@@ -27,7 +27,7 @@ class FakeWorld(World):
     """A simulated rank whose collectives return results as if all other ranks had passed the same values."""
 
     note: Callable[[Collective, int], None] = field(default=lambda op, payload: None, compare=False)
-    """Called with each collective of this world and its bytes; 0 bytes for Python objects."""
+    """Function that is called with the name and bytes of each collective of this world; 0 bytes for Python objects."""
 
     def barrier(self) -> None:
         pass
@@ -69,8 +69,8 @@ def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[F
     sys.excepthook = hook
     try:
         with check_strides_once():
-            share = context_parallel > 1
-            group = dist.new_subgroups(group_size=context_parallel)[0] if share else None
+            is_shared = context_parallel > 1
+            group = dist.new_subgroups(group_size=context_parallel)[0] if is_shared else None
             yield FakeWorld(rank=rank, size=size, context_group=group)
     finally:
         stop_world()
@@ -81,7 +81,7 @@ def check_strides_once() -> Iterator[None]:
     """Context manager: DTensor checks for strided shards once per operator.
 
     DTensor repeats the check over all tensors for each tensor of a list, which takes seconds for an optimizer update of
-    1,000 parameters. A torch version without that function is not changed.
+    1,000 parameters. A torch version without the DTensor function `STRIDED` is not changed.
     """
     propagate, last, strided = getattr(_sharding_prop, STRIDED, None), None, False
 
@@ -109,5 +109,5 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def without_memory() -> FakeTensorMode:
-    """Returns a fake tensor mode: new tensors have shapes but no memory; existing tensors can be used in it."""
+    """Returns a fake tensor mode: new tensors have shapes but no memory; existing tensors can be used in the mode."""
     return FakeTensorMode(allow_non_fake_inputs=True)

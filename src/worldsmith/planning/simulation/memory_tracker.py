@@ -45,7 +45,7 @@ LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
 @dataclass(slots=True)
-class Held:
+class TrackedStorage:
     """A tensor storage, recorded when an operator first creates or reads it."""
 
     size: int
@@ -53,11 +53,11 @@ class Held:
     phase: str
     """Phase in which it was first seen."""
     module: str
-    """Innermost module whose forward pass created it; "" outside of modules."""
+    """Innermost module whose forward pass created the storage; "" outside of modules."""
     kind: str
     """Memory category inferred at creation; a tag of `MemoryTracker.tag` has precedence."""
-    elsewhere: bool
-    """Whether it is in host RAM, whatever the run's device is."""
+    in_host_ram: bool
+    """Whether the storage is counted as host RAM, whatever the run's device is."""
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -76,14 +76,14 @@ class MemoryTracker(TorchDispatchMode):
     def __init__(self, fake_mode: FakeTensorMode | None = None, *, only_traffic: bool = False) -> None:
         super().__init__()
         self.fake_mode, self.only_traffic = fake_mode, only_traffic
-        self.held: list[Held] = []
+        self.held: list[TrackedStorage] = []
         self.events: list[tuple[int, int, str]] = []
         """(index into `held`, change in bytes, phase) in temporal order; (-1, 0, phase) marks the start of a phase."""
         self.tags: dict[int, str] = {}
         self.traffic = TrafficRecorder()
         self.operations = OperationCounter()
         self._phase = ""
-        self._elsewhere = False
+        self._in_host_ram = False
         self._modules: list[str] = []
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._numbers: dict[int, tuple[int, weakref.ref[Any]]] = {}
@@ -101,20 +101,20 @@ class MemoryTracker(TorchDispatchMode):
             self._enter_phase(before)
 
     @contextmanager
-    def in_main_memory(self, elsewhere: bool = True) -> Iterator[None]:
+    def in_host_ram(self, enabled: bool = True) -> Iterator[None]:
         """Context manager: counts new storages as host RAM and not as memory of the run's device.
 
         Args:
-            elsewhere: False: count them as device memory again (for use inside such a block).
+            enabled: False: count them as device memory again (for use inside such a block).
         """
-        before, self._elsewhere = self._elsewhere, elsewhere
+        before, self._in_host_ram = self._in_host_ram, enabled
         try:
             yield
         finally:
-            self._elsewhere = before
+            self._in_host_ram = before
 
-    def within(self, name: str, owner: Any, method: str, *, before: Callable[[], None] = lambda: None) -> None:
-        """Replaces `owner.method` by a wrapper that calls `before` and then runs the method as the phase `name`."""
+    def wrap_as_phase(self, name: str, owner: Any, method: str, *, before: Callable[[], None] = lambda: None) -> None:
+        """Replaces `owner.method` by a wrapper that calls `before()` and then runs the method as the phase `name`."""
         function = getattr(owner, method)
 
         @wraps(function)
@@ -126,7 +126,7 @@ class MemoryTracker(TorchDispatchMode):
         setattr(owner, method, run)
 
     def name_modules(self, network: nn.Module, *, each: bool = False) -> None:
-        """Sets the names under which modules are reported: their names in `network`.
+        """Sets the names of modules in reports to their names in `network`.
 
         Args:
             network: Network whose modules are named.
@@ -136,15 +136,15 @@ class MemoryTracker(TorchDispatchMode):
             self._names[module] = name if each else LAYER.sub(".*", name)
 
     def tag(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
-        """Sets the memory category of tensors (also DTensors), including past events; skips None and meta tensors."""
+        """Assigns the category `kind` to tensors (and DTensors), including past events; skips None and meta tensors."""
         for tensor in tensors:
             if tensor is not None and tensor.device.type != "meta":
                 self.tags[self._number(local_part(tensor), "inputs")] = kind
 
-    def tag_survivors(self, kind: str, born: str) -> None:
-        """Sets the memory category of untagged storages that were created in the phase `born` and are still alive."""
+    def tag_survivors(self, kind: str, created_in: str) -> None:
+        """Assigns the category `kind` to untagged storages that were created in the phase `created_in` and exist."""
         for number, _ in self._numbers.values():
-            if self.held[number].phase == born and number not in self.tags:
+            if self.held[number].phase == created_in and number not in self.tags:
                 self.tags[number] = kind
 
     def restart(self) -> None:
@@ -177,23 +177,23 @@ class MemoryTracker(TorchDispatchMode):
     def phases(self) -> list[PhaseMemory]:
         """Returns the peak device memory of each phase since the last `restart`, in the order in which phases began."""
         peaks: dict[str, tuple[int, int]] = {}
-        beside: dict[str, int] = defaultdict(int)
-        total = elsewhere = 0
-        for place, (number, change, phase) in enumerate(self.events):
-            if number >= 0 and self.held[number].elsewhere:
-                elsewhere += change
-                beside[phase] = max(beside[phase], elsewhere)
+        host_peaks: dict[str, int] = defaultdict(int)
+        total = in_host = 0
+        for index, (number, change, phase) in enumerate(self.events):
+            if number >= 0 and self.held[number].in_host_ram:
+                in_host += change
+                host_peaks[phase] = max(host_peaks[phase], in_host)
                 continue
             total += change
             if phase and total > peaks.get(phase, (-1, 0))[0]:
-                peaks[phase] = total, place
+                peaks[phase] = total, index
         return [
-            memory_after(self._changes(self.events[: place + 1]), phase, beside[phase])
-            for phase, (_, place) in peaks.items()
+            memory_after(self._changes(self.events[: index + 1]), phase, host_peaks[phase])
+            for phase, (_, index) in peaks.items()
         ]
 
     def stretches(self) -> Iterator[tuple[str, list[Change]]]:
-        """Yields (phase, device memory changes) for each sequence of events in one phase, with the current tags."""
+        """Yields (phase, device memory changes) for each sequence of events in one phase; uses the current tags."""
         for phase, events in groupby(self.events, key=itemgetter(2)):
             if changes := list(self._changes(events)):
                 yield phase, changes
@@ -226,9 +226,9 @@ class MemoryTracker(TorchDispatchMode):
             return NotImplemented  # DTensor dispatches operators on its local shards next
         if self._working_out_shapes.on or func.namespace == "prim":
             return func(*args, **kwargs)  # shape propagation on full tensors, or a metadata query
-        given = list(tensors_among((*args, *kwargs.values())))
+        inputs = list(tensors_among((*args, *kwargs.values())))
         if self.fake_mode is not None:
-            if given and all(map(has_values, given)):
+            if inputs and all(map(has_values, inputs)):
                 with real_values():
                     return func(*args, **kwargs)
             if func in BY_INDEX:
@@ -242,20 +242,20 @@ class MemoryTracker(TorchDispatchMode):
         if self.only_traffic:
             self.traffic.note(func, args, kwargs, self.module)
             return result
-        made = list(tensors_among((result,)))
-        if not all(map(self._is_ours, made)):
+        outputs = list(tensors_among((result,)))
+        if not all(map(self._is_ours, outputs)):
             return result  # tensors of another fake mode, which only infers shapes
-        again = self._phase == "backward" and torch.is_grad_enabled()
-        before = [self._number(tensor, "inputs") for tensor in given]
-        kind = "activations" if again or self._phase in PASSES else "other"
-        after = [self._number(tensor, kind) for tensor in made]
+        recomputed = self._phase == "backward" and torch.is_grad_enabled()
+        before = [self._number(tensor, "inputs") for tensor in inputs]
+        kind = "activations" if recomputed or self._phase in PASSES else "other"
+        after = [self._number(tensor, kind) for tensor in outputs]
         if self.traffic.note(func, args, kwargs, self.module):
             for number in (*before, *after):
                 self.tags.setdefault(number, COMMUNICATED)
             return result
         is_view = not func._schema.is_mutable and bool(after) and all(number in before for number in after)
         if not is_view:
-            self.operations.record(func, args, kwargs, result, [*given, *made], recomputed=again)
+            self.operations.record(func, args, kwargs, result, [*inputs, *outputs], recomputed=recomputed)
         return result
 
     def _is_ours(self, tensor: Tensor) -> bool:
@@ -272,7 +272,7 @@ class MemoryTracker(TorchDispatchMode):
         if known is not None and known[1]() is storage:
             return known[0]
         number = len(self.held)
-        self.held.append(Held(storage.nbytes(), self._phase, self.module, kind, self._elsewhere))
+        self.held.append(TrackedStorage(storage.nbytes(), self._phase, self.module, kind, self._in_host_ram))
         self._numbers[key] = number, weakref.ref(storage, partial(self._freed, key, number))
         self.events.append((number, storage.nbytes(), self._phase))
         return number
@@ -302,9 +302,9 @@ class MemoryTracker(TorchDispatchMode):
             self._modules.pop()
 
     def _changes(self, events: Iterable[tuple[int, int, str]]) -> Iterator[Change]:
-        """Yields the device memory changes of events."""
+        """Yields a `Change` for each event in device memory; skips events in host RAM and starts of phases."""
         for number, change, _ in events:
-            if number >= 0 and not self.held[number].elsewhere:
+            if number >= 0 and not self.held[number].in_host_ram:
                 yield change, self.tags.get(number) or self.held[number].kind, self.held[number].module
 
 
@@ -320,7 +320,7 @@ def tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Returns whether the values of a tensor are kept in a simulation: small plain index, mask and 1-D tensors."""
+    """Returns whether a simulation keeps the values of a tensor: plain indices and masks, and small 1-D tensors."""
     if type(tensor) is not Tensor or tensor.device.type == "meta":
         return False
     return tensor.dtype in INDEX_TYPES or (tensor.ndim < 2 and tensor.numel() <= LONGEST_TABLE)

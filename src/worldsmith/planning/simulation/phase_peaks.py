@@ -47,7 +47,13 @@ class Timeline:
 
 
 def memory_after(changes: Iterable[Change], phase: str, main_memory: int = 0) -> PhaseMemory:
-    """Returns the device memory breakdown after `changes`, which start with empty memory."""
+    """Returns the breakdown of device memory after a sequence of changes that starts with empty memory.
+
+    Args:
+        changes: Changes of device memory in temporal order.
+        phase: Name of the phase in the result.
+        main_memory: Peak host RAM of the phase in bytes, which is copied to the result.
+    """
     kinds, modules = Counter[str](), Counter[str]()
     for change, kind, module in changes:
         kinds[kind] += change
@@ -58,7 +64,7 @@ def memory_after(changes: Iterable[Change], phase: str, main_memory: int = 0) ->
     return PhaseMemory(phase, sum(held.values()), held, largest, main_memory)
 
 
-def sum_of(phases: Sequence[PhaseMemory], counts: Sequence[int]) -> PhaseMemory:
+def weighted_sum(phases: Sequence[PhaseMemory], counts: Sequence[int]) -> PhaseMemory:
     """Returns the weighted sum of phases: `counts[i]` times `phases[i]`, under the name of the first phase."""
     kinds = Counter[str]()
     for phase, count in zip(phases, counts, strict=True):
@@ -91,7 +97,7 @@ def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, Ph
         return {}
     best: dict[str, tuple[int, int, int, list[int]]] = {}
     for index, own in enumerate(base.stretches):
-        matches = [alike_moments(own, line.stretches[index]) for line in deeper]
+        matches = [match_events(own, line.stretches[index]) for line in deeper]
         for number, total in enumerate(own.totals):
             numbers = [match[number] for match in matches]
             if not own.phase or min(numbers) < 0:
@@ -103,11 +109,11 @@ def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, Ph
     found = {}
     for phase, (_, index, number, numbers) in best.items():
         moments = [base.moment(index, number), *(line.moment(index, n) for line, n in zip(deeper, numbers))]
-        found[phase] = sum_of(moments, [1 - sum(deeper.values()), *deeper.values()])
+        found[phase] = weighted_sum(moments, [1 - sum(deeper.values()), *deeper.values()])
     return found
 
 
-def alike_moments(own: Stretch, other: Stretch) -> list[int]:
+def match_events(own: Stretch, other: Stretch) -> list[int]:
     """Returns for each event of `own` the index of its match in `other` with the most memory; -1 without a match."""
     ahead = sum(1 for _ in takewhile(bool, map(eq, own.changes, other.changes)))
     behind = sum(1 for _ in takewhile(bool, map(eq, reversed(own.changes), reversed(other.changes))))

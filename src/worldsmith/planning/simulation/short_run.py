@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from worldsmith.planning.simulation.phase_peaks import Timeline, deeper_peaks, sum_of
+from worldsmith.planning.simulation.phase_peaks import Timeline, deeper_peaks, weighted_sum
 from worldsmith.planning.simulation.simulate import Encodings, simulate
 from worldsmith.planning.work import StepWork, Traffic
 
@@ -51,7 +51,7 @@ def short_work(
         lists: Result of `long_lists(config)`, if it is known.
     """
     start = time.perf_counter()
-    batches = as_equal(batches)
+    batches = repeat_if_equal(batches)
     lists = long_lists(config) if lists is None else lists
     timelines: list[Timeline] = []
     given: dict[str, Any] = {"ranks": ranks, "phases": phases, "encodings": encodings, "timelines": timelines}
@@ -69,15 +69,15 @@ def short_work(
 
     work = shallow = of_depths({})
     for name, length in lists.items():
-        work = plus(work, shallow, of_depths({name: least + 1}), length - least)
+        work = add_difference(work, shallow, of_depths({name: least + 1}), length - least)
     base, *others = timelines
     peaks = deeper_peaks(base, dict(zip(others, (length - least for length in lists.values()), strict=True)))
     phases_found = [max(phase, peaks.get(phase.name, phase), key=lambda phase: phase.peak) for phase in work.phases]
     return replace(work, phases=phases_found, seconds=time.perf_counter() - start)
 
 
-def as_equal(batches: Sequence[Any]) -> Sequence[Any]:
-    """Returns the first batch repeated if all batches have samples of the same sizes, else `batches`."""
+def repeat_if_equal(batches: Sequence[Any]) -> Sequence[Any]:
+    """Returns the first batch, repeated, if all batches have samples of the same sizes; else `batches`."""
     same = len({tuple(sorted(sample.num_tokens for sample in batch)) for batch in batches}) == 1
     return [batches[0]] * len(batches) if same else batches
 
@@ -107,10 +107,15 @@ def with_layers(config: Trainer.Config, depths: Mapping[str, int]) -> Trainer.Co
 
 
 def long_lists(config: Trainer.Config) -> dict[str, int]:
-    """Returns the lists of repeated layers that are worth shortening, with their lengths; {} if none is.
+    """Returns the lists of repeated layers that are worth shortening for a simulation, with their lengths.
 
-    Keys are the config fields that state the lengths, else module names. Layers that are never compiled, such as those
-    of a vision tower, are not shortened, because outputs of certain layers can be used elsewhere.
+    Args:
+        config: Config of the run.
+
+    Returns:
+        Length by config field that states it, else by module name; {} if no list is long enough. Layers that are never
+        compiled, such as those of a vision tower, are not shortened, because outputs of certain layers can be used
+        elsewhere.
     """
     network = getattr(config.model.config, "network", None)
     counts = {name: getattr(network, name) for name in COUNTS if hasattr(network, name)}
@@ -130,29 +135,33 @@ def long_lists(config: Trainer.Config) -> dict[str, int]:
 
 
 def least_layers(lists: Mapping[str, int]) -> int:
-    """Returns the number of layers per list in `lists` that the extrapolation needs."""
+    """Returns the number of layers per list that the extrapolation has to simulate.
+
+    Args:
+        lists: Result of `long_lists`.
+    """
     return LAYERS_AFTER_TOWER if any(name not in COUNTS for name in lists) else LAYERS
 
 
 def can_be_built(config: Trainer.Config | None) -> bool:
-    """Returns whether the shortened config is valid, which fails if another field has one entry per layer."""
+    """Returns whether a shortened config is valid, which is not the case if another field has one entry per layer."""
     try:
         return config is not None and config.model.config.build(device="meta") is not None
     except ValueError:
         return False
 
 
-def plus(work: StepWork, shallow: StepWork, deeper: StepWork, times: int) -> StepWork:
+def add_difference(work: StepWork, shallow: StepWork, deeper: StepWork, times: int) -> StepWork:
     """Returns `work` plus `times` the difference of `deeper` and `shallow`, which have the same phases and groups."""
 
-    def add(name: str, *of: Any) -> int:
-        own, less, more = (getattr(one, name) for one in of)
+    def add(name: str, *works: Any) -> int:
+        own, less, more = (getattr(one, name) for one in works)
         return int(own + (more - less) * times)
 
     phases = []
     for phase in work.phases:
-        same = (next(found for found in of.phases if found.name == phase.name) for of in (shallow, deeper))
-        phases.append(sum_of([phase, *same], [1, -times, times]))
+        same = (next(found for found in other.phases if found.name == phase.name) for other in (shallow, deeper))
+        phases.append(weighted_sum([phase, *same], [1, -times, times]))
     traffic = []
     for sent in work.traffic:
         all_sent = sent, find_traffic(shallow, sent), find_traffic(deeper, sent)

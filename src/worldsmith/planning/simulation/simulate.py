@@ -21,7 +21,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.models import weight_sum
 from worldsmith.models.real_values import real_values, with_real_values
 from worldsmith.planning.simulation.fake_world import replaced
-from worldsmith.planning.simulation.phase_peaks import Timeline, sum_of
+from worldsmith.planning.simulation.phase_peaks import Timeline, weighted_sum
 from worldsmith.planning.simulation.tracked_run import TrackedRun, simulated_run
 from worldsmith.planning.simulation.traffic import nbytes
 from worldsmith.planning.work import BEFORE, PhaseMemory, StepWork
@@ -79,7 +79,7 @@ def simulate(
 
 
 def select_different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
-    """Returns the batches to simulate, and how many more batches are equal to the second of them."""
+    """Returns the batches to simulate, and the number of other batches, which are equal to the second of them."""
     alike = all(batch is batches[0] for batch in batches)
     simulated = batches[:DIFFERENT] if alike else batches
     return simulated, len(batches) - len(simulated)
@@ -125,25 +125,25 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
     Args:
         run: The run after its step.
         names: Phases to simulate: "encoding", "validation", "sampling", "saving".
-        encodings: Results of earlier encoding phases by clip sizes; new ones are added. Runs with the same encoders
-            can share it, so that each encoding is simulated once.
+        encodings: Results of earlier encoding phases by clip sizes; new ones are added in place. Runs with the same
+            encoders can share it, so that each encoding is simulated once.
     """
-    found, works, dummies = [], find_phases(run), run.task.dummy_data
-    for name in filter(works.__contains__, names):
+    found, runners, dummies = [], find_phases(run), run.task.dummy_data
+    for name in filter(runners.__contains__, names):
         run.tracker.restart()
         before, sizes = run.tracker.held_now(), tuple(sorted(map(dummies.encoder_size, run.batches[0])))
         shared = encodings if name == "encoding" and run.finds_all_encoded else None
         if shared is not None and sizes in shared:
             alone, run.encode_bytes = shared[sizes]
-            found.append(sum_of([alone, before], [1, 1]))
+            found.append(weighted_sum([alone, before], [1, 1]))
             dummies.assume_cached()
             continue
         with run.tracker.phase(name):
-            works[name]()
+            runners[name]()
         run.tracker.tag("encoders", dummies.encoder_tensors())
         phases = [phase for phase in run.tracker.phases() if phase.name == name]
         if name == "encoding":
-            alone, texts = sum_of([phases[0], before], [1, -1]), sum(map(nbytes, dummies.caption_tensors()))
+            alone, texts = weighted_sum([phases[0], before], [1, -1]), sum(map(nbytes, dummies.caption_tensors()))
             run.encode_bytes = max(alone.peak - texts, texts)
             if shared is not None:
                 shared[sizes] = alone, run.encode_bytes
@@ -162,11 +162,11 @@ def find_phases(run: TrackedRun) -> dict[str, Callable[[], None]]:
         found["validation"] = partial(validate, run)
     # Without an interval, the run itself skips samples that do not fit in memory, so they never limit it.
     callbacks = [callback for callback in config.trainer.callbacks.values() if isinstance(callback, DrawSamples.Config)]
-    drawn = next((callback for callback in callbacks if callback.enabled and callback.every is not None), None)
-    if isinstance(drawn, DrawVideos.Config):
-        found["sampling"] = partial(draw_videos, run, drawn)
-    elif isinstance(drawn, DrawAnswers.Config):
-        found["sampling"] = partial(draw_answers, run, drawn)
+    sampling = next((callback for callback in callbacks if callback.enabled and callback.every is not None), None)
+    if isinstance(sampling, DrawVideos.Config):
+        found["sampling"] = partial(draw_videos, run, sampling)
+    elif isinstance(sampling, DrawAnswers.Config):
+        found["sampling"] = partial(draw_answers, run, sampling)
     return {**found, "saving": partial(save, run)}
 
 
@@ -179,13 +179,13 @@ def encode(run: TrackedRun) -> None:
 
 
 def validate(run: TrackedRun) -> None:
-    """Computes the validation loss of one batch of a step."""
+    """Computes the validation loss of the first batch of the run, in evaluation mode."""
     with evaluated(run):
         type(run.task).loss(run.task, run.batches[0], seed=0)
 
 
-def draw_videos(run: TrackedRun, drawn: DrawVideos.Config) -> None:
-    """Runs one solver step for all samples of the callback, in the size of the batch's first clip, and decodes one."""
+def draw_videos(run: TrackedRun, callback: DrawVideos.Config) -> None:
+    """Runs one solver step for all samples of `callback`, in the size of the first clip, and decodes one."""
     from worldsmith.checkpoint.formats.family_formats import formats_of
     from worldsmith.sampling.generate import generate_latents
     from worldsmith.sampling.requests import GenerationRequest
@@ -194,28 +194,28 @@ def draw_videos(run: TrackedRun, drawn: DrawVideos.Config) -> None:
     clip = run.batches[0][0]
     size: dict[str, Any] = {**dict(zip(("height", "width"), clip.size)), "num_frames": clip.num_frames, "fps": clip.fps}
     defaults = formats_of(run.config.model.name).defaults_of_run(to_dict(run.config))
-    shift = drawn.shift or defaults.shift or (None if "shift" in defaults.refused else 1.0)
+    shift = callback.shift or defaults.shift or (None if "shift" in defaults.refused else 1.0)
     model.defaults = replace(defaults, **size, shift=shift)
     given: dict[str, Any] = {}
     if not FROM_TEXT & set(model.config.modes):
         with real_values():
             given = {"condition": torch.zeros((3, 1, *clip.size), dtype=torch.uint8), "condition_frames": 1}
-    count = len(drawn.prompts) or drawn.samples
-    requests = [GenerationRequest(prompt="a clip", seed=place, **size, **given) for place in range(count)]
-    guidance = max(drawn.guidance, key=lambda scale: scale != 1)
-    with evaluated(run, averaged=not drawn.weights or "ema" in drawn.weights):
-        latents = generate_latents(model, requests, steps=min(STEPS, drawn.steps), guidance=guidance)
+    count = len(callback.prompts) or callback.samples
+    requests = [GenerationRequest(prompt="a clip", seed=number, **size, **given) for number in range(count)]
+    guidance = max(callback.guidance, key=lambda scale: scale != 1)
+    with evaluated(run, use_ema=not callback.weights or "ema" in callback.weights):
+        latents = generate_latents(model, requests, steps=min(STEPS, callback.steps), guidance=guidance)
         model.decode(latents[0])
 
 
-def draw_answers(run: TrackedRun, drawn: DrawAnswers.Config) -> None:
-    """Generates the first tokens of answers to conversations like the batch's."""
+def draw_answers(run: TrackedRun, callback: DrawAnswers.Config) -> None:
+    """Generates the first tokens of the answers of `callback` to copies of the first conversation."""
     model: Any = run.model
     task: Any = run.task
     sample = run.batches[0][0]
-    with evaluated(run, averaged=not drawn.weights or "ema" in drawn.weights):
+    with evaluated(run, use_ema=not callback.weights or "ema" in callback.weights):
         model.generate(
-            [sample] * min(BATCH, drawn.samples),
+            [sample] * min(BATCH, callback.samples),
             normalize=lambda patches, kind: task.media.normalize(patches, kind),
             pad_token=0,
             max_new_tokens=NEW_TOKENS,
@@ -223,10 +223,10 @@ def draw_answers(run: TrackedRun, drawn: DrawAnswers.Config) -> None:
 
 
 @contextmanager
-def evaluated(run: TrackedRun, *, averaged: bool = True) -> Iterator[None]:
-    """Context manager: evaluation mode without gradients, with the EMA weights if `averaged` and the run has them."""
+def evaluated(run: TrackedRun, *, use_ema: bool = True) -> Iterator[None]:
+    """Context manager: evaluation mode without gradients, with the EMA weights if `use_ema` and they exist."""
     network, average = run.model.network, run.state.ema
-    swapped = average.apply_to(network) if averaged and average is not None else nullcontext()
+    swapped = average.apply_to(network) if use_ema and average is not None else nullcontext()
     with evaluating(network), torch.no_grad(), swapped:
         run.tracker.tag_survivors("average", run.tracker.now)
         yield
@@ -239,7 +239,7 @@ def save(run: TrackedRun) -> None:
     def keep(iteration: int, parts: Mapping[str, Mapping[str, Any]], *, background: bool, **others: Any) -> None:
         with real_values():
             size = lay_out(parts).size
-        with run.tracker.in_main_memory():
+        with run.tracker.in_host_ram():
             torch.empty(size * background, dtype=torch.uint8)
 
     state.checkpointer, state.loader = SimpleNamespace(world=run.world, save=keep), SimpleNamespace(state_dict=dict)
@@ -251,12 +251,12 @@ def save(run: TrackedRun) -> None:
 @contextmanager
 def equal_sums_once() -> Iterator[None]:
     """Context manager: checksums of equally shaped weights are computed once, since they need the same memory."""
-    carry_out, known = weight_sum.bit_sum, dict[Any, int]()
+    compute, known = weight_sum.bit_sum, dict[Any, int]()
 
     def bit_sum(tensor: Tensor) -> int:
         key = tensor.shape, tensor.dtype, str(getattr(tensor, "placements", ""))
         if key not in known:
-            known[key] = carry_out(tensor)
+            known[key] = compute(tensor)
         return known[key]
 
     with replaced(weight_sum, "bit_sum", bit_sum):

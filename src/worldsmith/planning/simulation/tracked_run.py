@@ -104,10 +104,10 @@ class TrackedRun(Trainer):
             )
             if self.finds_all_encoded:
                 self.task.dummy_data.assume_cached()
-            place: Any = SimpleNamespace(world=self.world)
-            self.state = RunState(config, model=self.model, loader=None, checkpointer=place, run_folder=None)  # type: ignore[arg-type]
+            stub: Any = SimpleNamespace(world=self.world)
+            self.state = RunState(config, model=self.model, loader=None, checkpointer=stub, run_folder=None)  # type: ignore[arg-type]
         if loads:
-            load_initial_weights(self, WithoutFiles(self.model) if tracker.fake_mode is not None else None)
+            load_initial_weights(self, EmptyWeights(self.model) if tracker.fake_mode is not None else None)
         self.callbacks = {
             name: callback.build(folder=None)
             for name, callback in config.trainer.callbacks.items()
@@ -116,9 +116,9 @@ class TrackedRun(Trainer):
         self.tag_weights()
         if self.state.ema is not None:
             tracker.tag("average", self.state.ema.ema_weights.values())
-            tracker.within("average", self.state.ema, "update")
-        tracker.within("forward", self.task, "loss", before=self._begin_batch)
-        tracker.within("optimizer", self.state.optimizer, "step")
+            tracker.wrap_as_phase("average", self.state.ema, "update")
+        tracker.wrap_as_phase("forward", self.task, "loss", before=self._begin_batch)
+        tracker.wrap_as_phase("optimizer", self.state.optimizer, "step")
 
     @property
     def finds_all_encoded(self) -> bool:
@@ -199,8 +199,8 @@ def simulated_run(
         yield run
 
 
-class WithoutFiles(WeightSource):
-    """Weight source of empty tensors with the shapes of a model's weights; each rank reads its shards."""
+class EmptyWeights(WeightSource):
+    """Weight source that reads no files: empty tensors with the shapes of a model's weights, sharded by rank."""
 
     def __init__(self, model: Model) -> None:
         self.path, self.describe, self.settings = Path(), "unused weights", {}
@@ -210,14 +210,14 @@ class WithoutFiles(WeightSource):
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
         for name, tensor in tensors.items():
-            fill(tensor, Stored(self.shapes[name]))
+            fill(tensor, EmptyTensor(self.shapes[name]))
 
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
         return STORED
 
 
-class Stored:
-    """A tensor in a file; indexing returns an empty tensor of the slice's shape."""
+class EmptyTensor:
+    """Stand-in for a tensor in a file; indexing returns an empty tensor with the shape of the slice."""
 
     def __init__(self, shape: list[int]) -> None:
         self.shape = shape
@@ -238,13 +238,13 @@ def load_initial_weights(run: TrackedRun, source: WeightSource | None = None) ->
         source: Weights to load; None: as the config specifies.
     """
     tracker, layers = run.tracker, list(run.model.held.values())
-    left: Counter[Any] = Counter(map(conversion_key, layers))
+    remaining: Counter[Any] = Counter(map(conversion_key, layers))
     first: dict[Any, HoldsWeight] = {}
 
     def hold(layer: HoldsWeight, convert: Callable[[Tensor], None], value: Tensor) -> None:
         key = conversion_key(layer)
-        left[key] -= 1
-        if tracker.fake_mode is None or not left[key] or first.setdefault(key, layer) is layer:
+        remaining[key] -= 1
+        if tracker.fake_mode is None or not remaining[key] or first.setdefault(key, layer) is layer:
             convert(value)
         else:
             copy_sizes(first[key], layer)
@@ -252,7 +252,7 @@ def load_initial_weights(run: TrackedRun, source: WeightSource | None = None) ->
     for layer in layers:
         vars(layer)["hold"] = held_on_device(partial(hold, layer, layer.hold), tracker)
     opened = nullcontext() if source is None else replaced(warm_start, "open_weights", lambda *_, **__: source)
-    with opened, tracker.phase("loading"), tracker.in_main_memory():
+    with opened, tracker.phase("loading"), tracker.in_host_ram():
         run.state.weights.load_initial()
 
 
@@ -262,7 +262,7 @@ def conversion_key(layer: HoldsWeight) -> Hashable:
 
 
 def copy_sizes(first: HoldsWeight, layer: HoldsWeight) -> None:
-    """Sets empty tensors of the sizes of `first`'s quantized weight on `layer`."""
+    """Assigns empty tensors to `layer` with the sizes of the quantized weight of `first`."""
     for name, value in vars(first).items():
         if torch.is_tensor(value):
             setattr(layer, name, torch.empty_like(value))
@@ -271,7 +271,7 @@ def copy_sizes(first: HoldsWeight, layer: HoldsWeight) -> None:
 
 def held_on_device(hold: Callable[[Tensor], None], tracker: MemoryTracker) -> Callable[[Tensor], None]:
     def run(value: Tensor) -> None:
-        with tracker.in_main_memory(False):
+        with tracker.in_host_ram(False):
             hold(value.to(torch.float32, copy=True))  # as a copy from host RAM to a GPU
 
     return run
@@ -294,11 +294,11 @@ def as_simulated(config: Trainer.Config, *, batches: int | None = None) -> Train
 
 def group_names(degrees: Degrees, rank: int, ranks: int) -> dict[tuple[int, ...], str]:
     """Returns the names of the process groups of `rank`, such as "dp_shard", by the tuple of their ranks."""
-    shares, context = degrees.weights, degrees.context
-    start = rank // shares * shares
+    num_shards, context = degrees.weights, degrees.context
+    start = rank // num_shards * num_shards
     names = {
         tuple(range(rank // context * context, rank // context * context + context)): "context",
-        tuple(range(rank % shares, ranks, shares)): "dp_replicate",
-        tuple(range(start, start + shares)): "dp_shard",
+        tuple(range(rank % num_shards, ranks, num_shards)): "dp_replicate",
+        tuple(range(start, start + num_shards)): "dp_shard",
     }
     return names if tuple(range(ranks)) in names else {tuple(range(ranks)): "world", **names}

@@ -43,11 +43,11 @@ class Sent:
     """Bytes of the full tensor."""
     dtype: torch.dtype
     module: str
-    """Module in whose forward pass it was called; "" outside of modules."""
+    """Module in whose forward pass the collective was called; "" outside of modules."""
 
 
 class TrafficRecorder:
-    """Recorder of the collectives among the operators that a dispatch mode sees.
+    """Record of the collectives among the operators of a dispatch mode.
 
     Attributes:
         trace: Collectives since the last `restart`, in order.
@@ -62,7 +62,17 @@ class TrafficRecorder:
         self.trace = []
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], module: str) -> bool:
-        """Records an operator if it is a collective; returns whether it starts a collective or waits for one."""
+        """Records an operator call if it is a collective.
+
+        Args:
+            func: Operator overload, as passed to `__torch_dispatch__`.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+            module: Name of the module whose forward pass calls the operator.
+
+        Returns:
+            Whether the operator starts a collective or waits for one.
+        """
         if func.namespace not in NAMESPACES:
             return False
         op = OPS.get(func._schema.name.partition("::")[2])
@@ -75,11 +85,11 @@ class TrafficRecorder:
         return True
 
     def add(self, op: Collective, ranks: tuple[int, ...], payload: int, dtype: torch.dtype, module: str = "") -> None:
-        """Records one collective; arguments as the fields of `Sent`."""
+        """Records one collective; the arguments are the fields of `Sent`."""
         self.trace.append(Sent(op, ranks, payload, dtype, module))
 
     def sums(self, trace: Sequence[Sent] | None = None) -> list[Traffic]:
-        """Returns totals by collective and group, without groups of one rank.
+        """Returns the total traffic by collective and group, without groups of one rank.
 
         Args:
             trace: Collectives to sum. None: those since the last restart.

@@ -55,11 +55,11 @@ class Callback(Configurable):
         """Called after the run was built and restored; `trainer.iteration` steps are completed."""
 
     def start_lines(self, trainer: TrainingRun) -> Iterable[str]:
-        """Returns lines to print at the start of a run, on rank 0."""
+        """Returns lines to print at the start of a run; only rank 0 calls it."""
         return ()
 
     def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
-        """Returns further metrics of a logged step. Called on all ranks; the metrics of rank 0 are written."""
+        """Returns additional metrics of a logged step. Called on all ranks; the metrics of rank 0 are written."""
         return {}
 
     def on_train_start(self, trainer: TrainingRun) -> None:
@@ -92,7 +92,7 @@ class Callback(Configurable):
         """Called at the end of the run; `trainer.outcome` is None after a failure."""
 
     def write_json(self, name: str, content: Any) -> None:
-        """Writes plain data as a JSON file in the callback's folder; a write error is logged, and the run continues."""
+        """Writes `content`, plain data, as a JSON file in the callback's folder; a write error is only logged."""
         try:
             self.folder.mkdir(exist_ok=True)
             text = json.dumps(content, ensure_ascii=False, indent=1)
@@ -101,9 +101,16 @@ class Callback(Configurable):
             logger.warning("%s cannot be written, the run continues: %s", self.folder / name, error)
 
     def records(self, name: str, trainer: TrainingRun) -> Sinks:
-        """Opens a JSON Lines file in the callback's folder on rank 0; on other ranks the result writes no file.
+        """Opens a JSON Lines file in the callback's folder on rank 0.
 
         Lines of steps that a resumed run repeats are removed from the file.
+
+        Args:
+            name: Name of the file.
+            trainer: The run.
+
+        Returns:
+            Writer of the file; on other ranks it writes no file.
         """
         from worldsmith.monitor.metrics_log import MetricsLog
         from worldsmith.monitor.sinks import Sinks
@@ -115,7 +122,7 @@ class Callback(Configurable):
 
 
 class Outcome(enum.Enum):
-    """Outcome of `Trainer.train`."""
+    """Outcome of `Trainer.train`: all steps are complete, or the run was stopped before."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -123,7 +130,7 @@ class Outcome(enum.Enum):
 
 
 def describe_end(trainer: TrainingRun) -> dict[str, str | None]:
-    """Returns the recorded state and reason of a run that ends. Call it in `on_train_end`."""
+    """Returns `state` ("finished", "stopped" or "failed") and `reason` of a run that ends; for `on_train_end`."""
     error = sys.exception()
     return {
         "state": "failed" if trainer.outcome is None else trainer.outcome.value,
@@ -161,14 +168,14 @@ class TrainingRun(Protocol):
     outcome: Outcome | None
     """Outcome of the run; None while it runs and after a failure."""
     reason: str | None
-    """Reason for which the run ended before its last step."""
+    """Reason why the run ended before its last step; None without one."""
     doing: str
     """Current activity: training, validation, saving, …"""
     share: float | None
-    """Completed fraction of an activity other than training; None where it is not known."""
+    """Completed fraction of an activity other than training, 0 to 1; None if it is not known."""
     failed_saves: int
     memory_before: int
-    """Bytes that the process held before the model was built."""
+    """Memory in bytes that the process used before the model was built."""
     is_asked_to_stop: Callable[[], bool]
 
     @property
@@ -177,7 +184,7 @@ class TrainingRun(Protocol):
 
     @property
     def state(self) -> TrainingState:
-        """State on which the next step depends."""
+        """Weights, optimizer, data loader and counters of the run."""
 
     def busy(self, doing: str) -> AbstractContextManager[None]:
-        """Reports `doing` as the activity of the run within the block."""
+        """Context manager that reports `doing` as the current activity of the run."""

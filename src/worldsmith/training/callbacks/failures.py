@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class FirstStepWatchdog(Callback):
-    """Records the stacks of every process once if its first step, including the first batch, takes too long.
+    """Writes the stack traces of every process once if its first step, including the first batch, takes too long.
 
     The file `rank_<n>.txt` then contains the stack of each thread. It is written by a thread of the interpreter that
     needs no lock, so it works even if all other threads hang.
@@ -30,7 +30,7 @@ class FirstStepWatchdog(Callback):
         after_seconds: Annotated[float, Range(gt=0)] = 1800.0
         """Time limit of the first step, in seconds."""
         abort: bool = False
-        """Whether the process then ends with exit code 1 instead of waiting."""
+        """Whether a process that exceeds the limit ends with exit code 1 instead of waiting."""
 
     config: Config
     file: IO[str] | None = None
@@ -43,23 +43,24 @@ class FirstStepWatchdog(Callback):
         except OSError as error:
             logger.warning("%s cannot be written, so the first step has no time limit: %s", path, error)
             return
-        told = ": it ends here" if self.config.abort else "; it continues to wait"
-        about = (
-            f"[E123] the first step has not ended after {seconds:g} s; {path} has the stack traces of its threads{told}"
+        effect = "; the process ends now" if self.config.abort else "; the process continues to wait"
+        message = (
+            f"[E123] the first step has not ended after {seconds:g} s; {path} has the stack traces of its "
+            f"threads{effect}"
         )
-        self.timer = threading.Timer(max(seconds - 1, seconds / 2), logger.warning, (about,))
+        self.timer = threading.Timer(max(seconds - 1, seconds / 2), logger.warning, (message,))
         self.timer.daemon = True
         self.timer.start()
         faulthandler.dump_traceback_later(seconds, file=self.file, exit=self.config.abort)
 
     def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
-        self.leave()
+        self.stop_watching()
 
     def on_train_end(self, trainer: TrainingRun) -> None:
-        self.leave()
+        self.stop_watching()
 
-    def leave(self) -> None:
-        """Stops watching and removes the file if it is empty."""
+    def stop_watching(self) -> None:
+        """Stops the timers and removes the file of stack traces if it is empty."""
         if self.file is None:
             return
         faulthandler.cancel_dump_traceback_later()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GradClip(Callback):
-    """Scales the gradient of all trained parameters down to a global L2 norm."""
+    """Clips the gradients of all trained parameters to a max global L2 norm."""
 
     class Config(Callback.Config):
         clip_norm: Annotated[float, Range(gt=0)] = 1.0
@@ -43,6 +43,12 @@ def clip_gradients(
         parameters: Trained parameters; those without a gradient are ignored.
         clip_norm: Max global L2 norm; None: the gradients are only measured.
         force_finite: If the norm is not finite, set NaN and infinite entries to zero and measure again.
+
+    Returns:
+        Global L2 norm before scaling, whether the gradients can be used, and the number of entries set to zero.
+
+    Raises:
+        ValueError: If `clip_norm` is not positive.
     """
     import torch
 

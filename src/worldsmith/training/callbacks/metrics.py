@@ -52,14 +52,14 @@ class Metrics(Callback):
     def on_train_start(self, trainer: TrainingRun) -> None:
         if not trainer.world.is_main:
             return
-        done, config = trainer.iteration, trainer.config
-        again = config.trainer.validates_after(done)
+        step, config = trainer.iteration, trainer.config
+        revalidates = config.trainer.validates_after(step)
         self.sinks = sinks = Sinks()
         sinks.sinks[FILE] = MetricsLog(
-            trainer.run_folder / FILE, resumed_step=done, is_redone=lambda record: again and "val/loss" in record
+            trainer.run_folder / FILE, resumed_step=step, is_redone=lambda record: revalidates and "val/loss" in record
         )
         if self.config.tensorboard:
-            sinks.add("TensorBoard", lambda: TensorBoardLog(self.folder, resumed_step=done))
+            sinks.add("TensorBoard", lambda: TensorBoardLog(self.folder, resumed_step=step))
         if config.job.wandb_mode != "disabled":
             sinks.add("Weights & Biases", lambda: WandbLog(trainer.run_folder, config.job, to_dict(config)))
 
@@ -96,7 +96,7 @@ def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
         "loss": step.loss,
         **nest_by_key(step.figures),
         "lr": step.learning_rates[0],
-        **rates_by_group(step, trainer),
+        **learning_rates_by_factor(step, trainer),
         "grad_norm": step.gradient.norm if step.gradient else None,
         "samples": step.samples,
         "tokens": step.tokens,
@@ -104,7 +104,7 @@ def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
         "step_seconds": step.seconds,
         "data_seconds": step.inputs.data_seconds,
         "data_wait_share": step.inputs.data_seconds / step.seconds if step.seconds else None,
-        **work_figures(step, trainer),
+        **utilization_metrics(step, trainer),
         **({"loss_scale": step.loss_scale} if trainer.config.model.config.precision == "float16" else {}),
         "skipped": step.skipped,
         "skipped_total": trainer.state.guard.skipped,
@@ -128,8 +128,8 @@ def nest_by_key(figures: Mapping[str, float]) -> dict[str, Any]:
     return found
 
 
-def rates_by_group(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Returns the learning rates of parameter groups by their factor on `optimizer.lr`; empty if all are equal."""
+def learning_rates_by_factor(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
+    """Returns `{"lr_groups": {"x<factor>": rate}}` by factor on `optimizer.lr`; {} if all groups have the same rate."""
     base, groups = trainer.config.optimizer.lr, trainer.state.optimizer.param_groups
     starts = [group.get("initial_lr", base) for group in groups]
     if len(set(starts)) == 1:
@@ -137,10 +137,11 @@ def rates_by_group(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
     return {"lr_groups": {f"x{start / base:g}": rate for start, rate in zip(starts, step.learning_rates, strict=True)}}
 
 
-def work_figures(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Returns the fraction of padding tokens, and `model_flops_share`: the model FLOPs utilization (MFU).
+def utilization_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
+    """Returns the metrics `padding_share` and `model_flops_share` of a step. Collective.
 
-    MFU is omitted if the peak of the device or the FLOPs of the model are not known.
+    `padding_share` is the fraction of padding tokens. `model_flops_share` is the model FLOPs utilization (MFU); it is
+    omitted if the peak of the device or the FLOPs of the model are not known.
     """
     task, world = trainer.task, trainer.world
     peak = peak_flops(world.device, trainer.config.model.config.precision)
@@ -154,7 +155,7 @@ def work_figures(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Returns the peak FLOP/s of the device; None if it is not known."""
+    """Returns the peak FLOP/s of a CUDA device with 16-bit matmuls; None for float32, and if it is not known."""
     if not device.startswith("cuda") or precision == "float32":
         return None
     import torch
@@ -198,8 +199,9 @@ def peak_memory_bytes(device: str) -> int:
 
 
 class DeviceMonitor(Callback):
-    """Reads CPU, RAM and GPU usage of every process at intervals: `devices.jsonl` has one line per reading, with an
-    entry per process.
+    """Records CPU, RAM and GPU usage of every process at intervals.
+
+    `devices.jsonl` has one line per reading, with an entry per process:
 
     - `cpu_percent` (100 is one busy core, without loader workers) and `ram_bytes` are of the process, `ram_free_bytes`
       is of its machine.
@@ -235,7 +237,7 @@ class DeviceMonitor(Callback):
         return {"devices": last} if last else {}
 
     def read(self, device: str) -> dict[str, Any]:
-        """Reads the current CPU, RAM and GPU usage of this process."""
+        """Returns the current CPU, RAM and GPU usage of this process, with the keys of `devices.jsonl`."""
         import psutil
         import torch
 
@@ -311,7 +313,7 @@ class NormMonitor(Callback):
         return {"norms": {kind: total_norm(norms) for kind, norms in found.items()}} if found else {}
 
     def norms(self, tensors: Sequence[Tensor | None]) -> dict[str, float]:
-        """Returns the norm of each part, over all ranks."""
+        """Returns the L2 norm by module of one tensor per trained parameter, in order, over all ranks. Collective."""
         squares: dict[str, float] = defaultdict(float)
         for part, square in zip(self.parts, square_sums(tensors), strict=True):
             squares[part] += square
@@ -322,7 +324,7 @@ class NormMonitor(Callback):
 
 
 def total_norm(norms: Mapping[str, float]) -> float:
-    """Computes the norm over all modules."""
+    """Computes the L2 norm over all modules from the norms of the modules."""
     return math.hypot(*norms.values())
 
 
@@ -332,19 +334,19 @@ def square_sums(tensors: Sequence[Tensor | None]) -> list[float]:
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     kinds: dict[Any, list[int]] = defaultdict(list)
-    for place, tensor in enumerate(tensors):
+    for index, tensor in enumerate(tensors):
         if tensor is not None:
             layout = tuple(p.is_shard() for p in tensor.placements) if isinstance(tensor, DTensor) else None
-            kinds[(tensor.device_mesh, layout) if isinstance(tensor, DTensor) else None].append(place)
+            kinds[(tensor.device_mesh, layout) if isinstance(tensor, DTensor) else None].append(index)
     found = [0.0] * len(tensors)
-    for kind, places in kinds.items():
-        own = [local_part(tensors[place]) for place in places]
+    for kind, indices in kinds.items():
+        own = [local_part(tensors[index]) for index in indices]
         sums = torch.stack([norm.double().square() for norm in torch._foreach_norm(own)])
         if kind is not None:
             mesh, layout = kind
             sums = DTensor.from_local(sums, mesh, [Partial() if cut else Replicate() for cut in layout]).full_tensor()
-        for place, square in zip(places, sums.tolist(), strict=True):
-            found[place] = square
+        for index, square in zip(indices, sums.tolist(), strict=True):
+            found[index] = square
     return found
 
 
@@ -352,7 +354,7 @@ class ParamCount(Callback):
     """Writes `parameters.json` at the start: numbers of all and of trained parameters, in total and by module."""
 
     class Config(Callback.Config):
-        """Has no settings."""
+        """Config without settings."""
 
     def on_run_start(self, trainer: TrainingRun) -> None:
         total, trained = Counter[str](), Counter[str]()
@@ -370,6 +372,6 @@ def module_path(name: str) -> str:
 
     `model.layers.3.mlp.up_proj.weight` → `model.layers.3`; `vae2llm.bias` → `vae2llm`.
     """
-    words = name.split(".")
-    number = next((place for place, word in enumerate(words) if word.isdigit()), None)
-    return ".".join(words[: len(words) - 1 if number is None else number + 1])
+    parts = name.split(".")
+    number = next((index for index, word in enumerate(parts) if word.isdigit()), None)
+    return ".".join(parts[: len(parts) - 1 if number is None else number + 1])

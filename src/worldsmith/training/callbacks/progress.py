@@ -24,7 +24,7 @@ class IterSpeed(Callback):
     """Shows step, loss, tokens/s, remaining time and the current activity in the terminal, on rank 0."""
 
     class Config(Callback.Config):
-        """Has no settings: a terminal is redrawn in place, a file gets a line now and then."""
+        """Config without settings. In a terminal the progress line is redrawn; a file gets lines at intervals."""
 
     view: TerminalView | None = None
 
@@ -101,7 +101,7 @@ class HeartBeat(Callback):
 
 
 def current_activity(trainer: TrainingRun) -> Activity:
-    """Returns the activity of the run, or of its task while it trains. Thread-safe."""
+    """Returns the current activity of the run; during training that of its task, if it reports one. Thread-safe."""
     work = trainer.task.long_work if trainer.doing == "training" else None
     return Activity(*(work or (trainer.doing, trainer.share)))
 
@@ -110,7 +110,7 @@ logger = logging.getLogger(__name__)
 
 
 class StatusFile:
-    """Writes the status from `read` to a JSON file: now, every `seconds` in a thread, and when it is closed.
+    """Writes the status that `read()` returns to a JSON file: now, every `seconds` in a thread, and in `close`.
 
     The file is replaced atomically. A write error, as on a full disk, is logged once, and the next write is tried
     again.

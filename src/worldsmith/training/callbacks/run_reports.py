@@ -48,39 +48,39 @@ class RunPage(Callback):
     due = 0.0
 
     def on_run_start(self, trainer: TrainingRun) -> None:
-        if self.makes_page(trainer):
+        if self.writes_report(trainer):
             self._write(trainer, {"state": "starting"})
 
     def start_lines(self, trainer: TrainingRun) -> Iterator[str]:
-        if self.makes_page(trainer):
-            yield f"run page     {(trainer.run_folder / 'report.html').resolve()}"
+        if self.writes_report(trainer):
+            yield f"report       {(trainer.run_folder / 'report.html').resolve()}"
 
     def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
         if self.child is not None:
-            self._look_after(os.WNOHANG)
-        elif self.makes_page(trainer) and time.monotonic() >= self.due:
+            self._collect_rebuild(os.WNOHANG)
+        elif self.writes_report(trainer) and time.monotonic() >= self.due:
             self._rebuild(trainer.run_folder)
 
     def on_train_end(self, trainer: TrainingRun) -> None:
-        if not self.makes_page(trainer):
+        if not self.writes_report(trainer):
             return
         if self.child is not None:
-            self._look_after(0)
+            self._collect_rebuild(0)
         self._write(trainer, describe_end(trainer))
 
-    def makes_page(self, trainer: TrainingRun) -> bool:
+    def writes_report(self, trainer: TrainingRun) -> bool:
         return self.config.enabled and trainer.world.is_main
 
     def _write(self, trainer: TrainingRun, known: Mapping[str, Any]) -> None:
-        """Builds the report in this process, before the first or after the last step."""
+        """Builds the report in this process, before the first or after the last step; `known`: see `write_page`."""
         from worldsmith.monitor.page.run_page import write_page
 
-        begun = time.process_time()
+        start = time.process_time()
         try:
             write_page(trainer.run_folder, known={"step": trainer.iteration, **known})
         except Exception as error:  # whatever it is: the run is worth more
             self._fail(f"{type(error).__name__}: {error}")
-        self._wait_for(time.process_time() - begun)
+        self._schedule_rebuild(time.process_time() - start)
 
     def _rebuild(self, folder: Path) -> None:
         words = [sys.executable, "-m", "worldsmith.monitor.page", str(folder)]
@@ -89,13 +89,13 @@ class RunPage(Callback):
             self.child = subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing)
         except OSError as error:
             self._fail(str(error))
-            self._wait_for(0.0)
+            self._schedule_rebuild(0.0)
 
-    def _look_after(self, how: int) -> None:
-        """Handles the end of a rebuild. `how`: options of `os.wait4`."""
+    def _collect_rebuild(self, options: int) -> None:
+        """Collects the exit code of the rebuilding process if it has ended. `options`: options of `os.wait4`."""
         assert self.child is not None
         try:
-            pid, status, used = os.wait4(self.child.pid, how)
+            pid, status, used = os.wait4(self.child.pid, options)
         except ChildProcessError:  # another part of the process has seen it end
             self.child.returncode, self.child = 0, None
             return
@@ -104,17 +104,17 @@ class RunPage(Callback):
         self.child.returncode = code = os.waitstatus_to_exitcode(status)
         self.child = None
         if code:
-            self._fail(f"the process that builds it ended with code {code}")
-        self._wait_for(used.ru_utime + used.ru_stime)
+            self._fail(f"the process that builds it ended with exit code {code}")
+        self._schedule_rebuild(used.ru_utime + used.ru_stime)
 
-    def _wait_for(self, cost: float) -> None:
-        """Sets the time of the next rebuild. `cost`: CPU seconds of the last one."""
-        self.due = time.monotonic() + max(self.config.every_seconds, PAUSE_PER_COST * cost)
+    def _schedule_rebuild(self, cpu_seconds: float) -> None:
+        """Sets the time of the next rebuild. `cpu_seconds`: CPU seconds of the last rebuild."""
+        self.due = time.monotonic() + max(self.config.every_seconds, PAUSE_PER_COST * cpu_seconds)
 
     def _fail(self, why: str) -> None:
         if not self.has_failed:
             self.has_failed = True
-            logger.warning("the run page cannot be rebuilt, the run continues without it: %s", why)
+            logger.warning("the HTML report cannot be rebuilt, the run continues without it: %s", why)
 
 
 FILE = "plan.json"
@@ -123,8 +123,7 @@ LOWEST = 19
 
 
 class RunPlan(Callback):
-    """Plans the run in a separate process: `plan.json` in the run folder, which the report compares with the
-    measurements.
+    """Plans the run in a separate process: writes `plan.json`, which the report compares with measurements.
 
     Rank 0 starts a separate process with the lowest priority and without a GPU, which simulates a step without memory.
     No step waits for it, and it ends with the run. Best effort: an error is logged, and the run continues.
@@ -149,8 +148,10 @@ class RunPlan(Callback):
         environment = {name: value for name, value in os.environ.items() if name not in DISTRIBUTED_VARIABLES}
         environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         try:
-            with (self.folder / FILE).open("wb") as out, (self.folder / "said.txt").open("wb") as said:
-                self.child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=said, env=environment)
+            with (self.folder / FILE).open("wb") as out, (self.folder / "said.txt").open("wb") as errors:
+                self.child = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=environment
+                )
         except OSError as error:
             self._fail(str(error))
             return
@@ -159,7 +160,7 @@ class RunPlan(Callback):
 
     def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
         if self.child is not None and self.child.poll() is not None:
-            self._take(trainer.run_folder, self.child.returncode)
+            self._move_plan(trainer.run_folder, self.child.returncode)
 
     def on_train_end(self, trainer: TrainingRun) -> None:
         if not (self.config.enabled and trainer.world.is_main):
@@ -169,36 +170,38 @@ class RunPlan(Callback):
                 self.child.terminate()
                 self.child.wait()
                 self.child = None
-                logger.info("the run ends before its plan is complete: worldsmith plan %s", trainer.run_folder)
+                logger.info(
+                    "the run ends before its plan is complete; to plan it: worldsmith plan %s", trainer.run_folder
+                )
             else:
-                self._take(trainer.run_folder, self.child.returncode)
+                self._move_plan(trainer.run_folder, self.child.returncode)
         if (trainer.run_folder / FILE).exists():
-            self._compare(trainer.run_folder)
+            self._log_comparison(trainer.run_folder)
 
-    def _take(self, folder: Path, code: int) -> None:
-        """Moves the plan of the child process, which ended with exit code `code`, to the run folder; logs it."""
+    def _move_plan(self, folder: Path, code: int) -> None:
+        """Moves `plan.json` of the child process, which ended with exit code `code`, to the run folder; logs it."""
         self.child = None
-        from worldsmith.monitor.page.plan_check import plan_in_a_line
+        from worldsmith.monitor.page.plan_check import format_plan
 
         try:
             if code:
                 lines = (self.folder / "said.txt").read_text(encoding="utf-8", errors="replace").split("\n")
                 self._fail(next((line for line in reversed(lines) if line.strip()), f"exit code {code}"))
                 return
-            line = plan_in_a_line(json.loads((self.folder / FILE).read_text(encoding="utf-8")))
+            line = format_plan(json.loads((self.folder / FILE).read_text(encoding="utf-8")))
             os.replace(self.folder / FILE, folder / FILE)
         except (OSError, ValueError) as error:
             self._fail(f"{FILE}: {error}")
             return
         logger.info("plan         %s", line)
 
-    def _compare(self, folder: Path) -> None:
-        """Logs the measured values next to the planned ones."""
-        from worldsmith.monitor.page.plan_check import checks_in_a_line, plan_checks
+    def _log_comparison(self, folder: Path) -> None:
+        """Logs the measured values of the run next to the planned ones."""
+        from worldsmith.monitor.page.plan_check import format_checks, plan_checks
         from worldsmith.monitor.page.run_files import read_run
 
         try:
-            line = checks_in_a_line(plan_checks(read_run(folder)))
+            line = format_checks(plan_checks(read_run(folder)))
         except Exception as error:  # whatever it is: the run is worth more
             self._fail(f"{type(error).__name__}: {error}")
             return
@@ -206,18 +209,18 @@ class RunPlan(Callback):
             logger.info("plan         %s", line)
 
     def _fail(self, why: str) -> None:
-        logger.warning("the plan of the run is missing, and the run continues without it: %s", why)
+        logger.warning("the run could not be planned and continues without a plan: %s", why)
 
 
 def plan_command(run_folder: Path, processes: int, device: str) -> list[str]:
-    """Returns the command that plans the run in `run_folder` on `processes` GPUs like that of this process."""
+    """Returns the command that plans the run in `run_folder` on `processes` GPUs of the same model as `device`."""
     trusted = [word for name in trusted_packages() if name != "worldsmith" for word in ("--trust", name)]
     plan = ["plan", str(run_folder / "config.yaml"), "--gpus", str(processes), "--gpu", plan_gpu_name(device), "--json"]
     return [sys.executable, "-m", "worldsmith", *trusted, *plan]
 
 
 def plan_gpu_name(device: str) -> str:
-    """Returns the GPU name for `worldsmith plan`; without a GPU, the memory size of the machine."""
+    """Returns the value of `--gpu` of `worldsmith plan` for a device; without a GPU, the memory size of the machine."""
     if device.startswith("cuda"):
         return word_of_device(device)
     import psutil

@@ -145,7 +145,7 @@ class Profiler(Callback):
             self.write()
 
     def begins(self, step: int) -> bool:
-        """Returns whether a window of recorded steps starts with this step."""
+        """Returns whether a window of recorded steps starts with step `step`, counted from 1."""
         since, every = step - self.config.first_step, self.config.every
         return self.active is None and (since == 0 or (every > 0 and since > 0 and since % every == 0))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from run_folders import EVIL, write_lines, write_run
 
-from worldsmith.monitor.page.plan_check import advice, checks_in_a_line, plan_checks, plan_in_a_line
+from worldsmith.monitor.page.plan_check import format_checks, format_plan, list_advice, plan_checks
 from worldsmith.monitor.page.run_files import RunFiles, read_run
 from worldsmith.monitor.page.run_page import page_of, write_page
 from worldsmith.monitor.page.samples import PageBudget
@@ -65,12 +65,12 @@ def test_a_run_as_planned(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     checks = plan_checks(run)
     assert judged(run) == dict.fromkeys(("memory", "seconds", "tokens", "share", "checkpoint"), (1.0, True))
-    assert list(advice(run, checks)) == []
-    assert checks_in_a_line(checks) == (
+    assert list(list_advice(run, checks)) == []
+    assert format_checks(checks) == (
         "peak memory 10 GiB, planned 10 GiB; seconds of a step 1.5 s, planned 1 s to 2 s; tokens of a step 5,000, "
         "planned 5,000; fraction of the GPUs' peak 30%, planned 20% to 40%; a checkpoint 1,000 B, planned 1,000 B"
     )
-    assert plan_in_a_line(PLAN) == "peak memory 10 GiB, with margins 12 GiB of 79 GiB: fits; a step 1 s to 2 s"
+    assert format_plan(PLAN) == "peak memory 10 GiB, with margins 12 GiB of 79 GiB: fits; a step 1 s to 2 s"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_is_far_from_the_plan_is_marked_with_what_to_look_at(
 ) -> None:
     run = run_of(tmp_path, **figures)
     assert judged(run)[kind] == (ratio, good)
-    told = list(advice(run, plan_checks(run)))
+    told = list(list_advice(run, plan_checks(run)))
     assert len(told) == (not good)
     assert all(f"{ratio:.2f} times the planned value: " in line for line in told)
     if figures == {"step_seconds": 2.6}:
@@ -99,7 +99,7 @@ def test_what_is_far_from_the_plan_is_marked_with_what_to_look_at(
 
 def test_other_tokens_explain_other_seconds(tmp_path: Path) -> None:
     run = run_of(tmp_path, step_seconds=0.5, tokens_per_second=5000)
-    seconds, tokens = advice(run, plan_checks(run))
+    seconds, tokens = list_advice(run, plan_checks(run))
     assert seconds.endswith("times the planned tokens, for which about 0.5 s to 1 s would be expected.")
     assert tokens.endswith("memory and seconds were planned with: the most in 8 batches of clips.")
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 BATCH = 8
 """Max number of questions per batch."""
 GOOD_TOKENS, LEAST_TOKENS = 16, 8
-"""Max new tokens below which the number of questions is reduced instead, and the minimum of it."""
+"""Max new tokens per answer below which the number of questions is reduced instead, and their minimum."""
 TOKEN = 0.25
 """Assumed cost of a new token in forward passes of a training sample."""
 TRAINING, HELD_OUT = "training question", "held-out question"
@@ -36,7 +36,7 @@ MEDIA, LARGEST = "media", 64 * 2**20
 
 
 class DrawAnswers(DrawSamples):
-    """Generates greedy answers to the same questions, the last ones of conversations, while the run trains.
+    """Generates greedy answers to the same questions, the last of each conversation, while the run trains.
 
     Each answer is stored next to the answer in the data. Without `every`, all answers take at most `max_time_fraction`
     (3 %) of the run's time.
@@ -70,9 +70,7 @@ class DrawAnswers(DrawSamples):
         data: Any = run.dataloader_train
         if self.config.dataset or run.trainer.run_validation or data.num_workers or not is_streamed(data.dataset):
             return ""
-        return (
-            "the training data are streamed by this process, so the first questions come from the start of the stream"
-        )
+        return "the training data is streamed by this process, and reading the first questions restarts the stream"
 
     def prepare(self, trainer: TrainingRun) -> None:
         if self.answerer is not None:
@@ -85,23 +83,23 @@ class DrawAnswers(DrawSamples):
         dataset: ChatDataset = (trainer.state if trainer.validator is None else trainer.validator).loader.dataset
         if self.config.dataset is not None:
             dataset = self.config.dataset.build()
-        self.asked = choose_questions(dataset, self.num_prompts, answerer)
+        self.questions = choose_questions(dataset, self.num_prompts, answerer)
         self.answerer = answerer  # what fails before is tried again
 
     def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
         assert self.answerer is not None
-        self.asked = trainer.world.broadcast(self.asked)  # whatever the other ranks can read
-        chosen = self.asked[: self.decision.prompts or None]
+        self.questions = trainer.world.broadcast(self.questions)  # whatever the other ranks can read
+        chosen = self.questions[: self.decision.prompts or None]
         source = None
         if self.config.dataset is None:
             source = TRAINING if trainer.validator is None else HELD_OUT
-        asked = [(key, question(turns)) for key, turns in chosen]
-        most = self.config.max_new_tokens if self.size is None else self.size.steps
-        answers = self.answerer.answers(asked, batch_size=BATCH, max_new_tokens=most)
+        prompts = [(key, question(turns)) for key, turns in chosen]
+        max_tokens = self.config.max_new_tokens if self.size is None else self.size.steps
+        answers = self.answerer.answers(prompts, batch_size=BATCH, max_new_tokens=max_tokens)
         for number, ((_, turns), answer) in enumerate(zip(chosen, answers), start=1):
             if answer.error:
                 raise DataError(f"{answer.key} cannot be answered: {answer.error}")
-            self.give_way(trainer, number / len(chosen))
+            self.end_if_stopped(trainer, number / len(chosen))
             last = question(turns)[-1]
             truth = turns[len(question(turns))].text.strip()
             prompt, media = last.text.strip(), media_of(turns)
@@ -129,7 +127,15 @@ class DrawAnswers(DrawSamples):
 
 
 def choose_questions(dataset: ChatDataset, count: int, answerer: Answerer) -> list[tuple[str, tuple[Turn, ...]]]:
-    """Returns (key, turns) of `count` conversations, evenly spaced; the first ones of a streamed dataset.
+    """Chooses conversations whose last question is answered during training.
+
+    Args:
+        dataset: Dataset of the conversations.
+        count: Number of conversations, evenly spaced over the dataset; of a streamed dataset, the first ones.
+        answerer: Generates the answers; conversations that its processor rejects are skipped.
+
+    Returns:
+        (key, turns) of each conversation.
 
     Raises:
         DataError: If no conversation can be used.
@@ -153,7 +159,7 @@ def choose_questions(dataset: ChatDataset, count: int, answerer: Answerer) -> li
 
 
 def is_streamed(dataset: Any) -> bool:
-    """Returns whether the dataset with this config is read as a stream."""
+    """Returns whether the dataset config `dataset` reads its data as a stream."""
     return bool(getattr(dataset, "streaming", False))
 
 
@@ -165,7 +171,7 @@ def media_of(turns: Sequence[Turn]) -> str | None:
 
 
 def copy_media(source: str, folder: Path) -> Path:
-    """Copies an image or video below `folder`, if it is not there yet, and returns the copy.
+    """Copies the image or video `source` below `folder`, if it is not there yet, and returns the path of the copy.
 
     The report shows only files in the run folder. A file larger than `LARGEST` is not copied; its own path is returned.
     """

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 Weights = Literal["live", "ema"]
 FILE = "samples.jsonl"
 DRAWINGS = 5
-"""Target number of sample generations in a run without a fixed interval; it determines the size of one."""
+"""Target number of sample generations in a run without a fixed interval; it determines the size of each."""
 AGREEMENT = timedelta(minutes=5)
 """Timeout for other ranks to report failures after the forward passes."""
 STEP_PASSES = 3
@@ -40,7 +40,7 @@ STEP_PASSES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnSample:
-    """Latents or an answer that was generated for one prompt."""
+    """Generated sample for one prompt: latents of a video or an image, or an answer."""
 
     prompt: str
     guidance: float | None = None
@@ -58,14 +58,14 @@ class DrawnSample:
 
 @dataclass(frozen=True, slots=True)
 class DrawingSize:
-    """Size of a drawing."""
+    """Size of one generation of samples: number of prompts, and quality of each sample."""
 
     prompts: int
     steps: int
     """Solver steps of a video, or max new tokens of an answer."""
 
 
-class GivesWayError(Exception):
+class SamplingStoppedError(Exception):
     """Sample generation ends early because of a stop request; a resumed run generates the missing samples."""
 
 
@@ -114,17 +114,17 @@ class DrawSamples(Callback):
             if not self.enabled:
                 return
             if model.makes != self.makes:
-                why = f"a model of the family '{run.model.name}' makes {model.makes or 'no known output'}"
-                raise wrong(self, "enabled", why=f"{why}, this callback {self.makes}", remedy="write false")
+                why = f"models of the family '{run.model.name}' generate {model.makes or 'no known output'}"
+                raise wrong(self, "enabled", why=f"{why}, this callback {self.makes}", remedy="use false")
             if self.weights == ["ema"] and not model.ema.enabled:
                 raise wrong(self, "weights", why="the run keeps no EMA weights", remedy='write ["live"]')
 
         def fit(self, passes: float) -> DrawingSize:
-            """Returns the size of a drawing that costs about `passes` sample forward passes, or the smallest."""
+            """Returns the largest size that costs at most `passes` sample forward passes, else the smallest size."""
             raise NotImplementedError
 
         def cost(self, size: DrawingSize) -> float:
-            """Returns the estimated cost of sample generation in forward passes of a training sample."""
+            """Returns the estimated cost of generating samples of a size, in forward passes of a training sample."""
             raise NotImplementedError
 
     config: Config
@@ -135,7 +135,7 @@ class DrawSamples(Callback):
     decision = Decision(0, 1)
     log: MetricsLog | None = None
     parts_done = 0
-    """Weights (raw or EMA) to generate with, of those in this generation."""
+    """Number of kinds of weights (raw, EMA) for which the current generation of samples is complete."""
     preparing = 0.0
     """Seconds that `prepare` took in this generation."""
     peers: SideGroup | None = None
@@ -145,20 +145,32 @@ class DrawSamples(Callback):
 
     @abstractmethod
     def prepare(self, trainer: TrainingRun) -> None:
-        """Reads prompts and data, on every rank; may raise any exception. Later calls do not read them again."""
+        """Reads prompts and data on this rank; may raise any exception. Later calls do not read them again."""
 
     @abstractmethod
     def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
-        """Generates samples with the current weights on every rank, latents on rank 0 only; calls `give_way`."""
+        """Generates samples with the current weights and yields them in lists. Collective; rank 0 uses the results.
+
+        Implementations call `end_if_stopped` between samples, so that a stop request ends the generation.
+        """
 
     @abstractmethod
     def write(
         self, trainer: TrainingRun, folder: Path, samples: Mapping[Weights, Sequence[DrawnSample]]
     ) -> Iterator[dict[str, Any]]:
-        """Writes the files of a step on rank 0; yields the record of each sample for samples.jsonl."""
+        """Writes the files of one step's samples, on rank 0.
+
+        Args:
+            trainer: The run.
+            folder: Folder for the files of the step.
+            samples: Results of `draw` by weights, "live" or "ema".
+
+        Yields:
+            The record of each sample for `samples.jsonl`.
+        """
 
     def obstacle(self, run: Any) -> str:
-        """Returns why samples require an interval, if they take far longer than a step; else ""."""
+        """Returns the reason why the run with the config `run` generates no samples without `every`; "" if it does."""
         return ""
 
     def is_on(self, run: Any) -> bool:
@@ -234,17 +246,22 @@ class DrawSamples(Callback):
         """Number of prompts to take from the data."""
         return self.config.samples if self.size is None else self.size.prompts
 
-    def kinds(self, trainer: TrainingRun) -> list[Weights]:
-        """Returns the kinds of weights to generate samples with that the run has."""
+    def kinds_of_weights(self, trainer: TrainingRun) -> list[Weights]:
+        """Returns the weights to generate samples with, "live" or "ema" or both, as configured if the run has them."""
         has_ema = trainer.state.ema is not None
         wanted: list[Weights] = self.config.weights or (["ema"] if has_ema else ["live"])
         return [weights for weights in wanted if weights == "live" or has_ema]
 
-    def give_way(self, trainer: TrainingRun, share: float) -> None:
-        """Raises GivesWayError on all ranks after a stop request; `share`: completed fraction of `draw`."""
-        trainer.share = (self.parts_done + share) / len(self.kinds(trainer))
+    def end_if_stopped(self, trainer: TrainingRun, fraction: float) -> None:
+        """Raises SamplingStoppedError on all ranks after a stop request. Collective.
+
+        Args:
+            trainer: The run, whose reported progress is updated.
+            fraction: Completed fraction of `draw`, 0 to 1.
+        """
+        trainer.share = (self.parts_done + fraction) / len(self.kinds_of_weights(trainer))
         if trainer.world.any(trainer.is_asked_to_stop()):
-            raise GivesWayError
+            raise SamplingStoppedError
 
     def _passes_of_step(self, trainer: TrainingRun) -> float:
         """Returns the number of sample forward passes that cost as much as a training step on this rank."""
@@ -254,10 +271,10 @@ class DrawSamples(Callback):
     def _fit(self, trainer: TrainingRun) -> DrawingSize:
         config, steps = self.config, trainer.config.trainer.max_iter
         passes = config.max_time_fraction * steps * self._passes_of_step(trainer) / DRAWINGS
-        return config.fit(passes / len(self.kinds(trainer)))
+        return config.fit(passes / len(self.kinds_of_weights(trainer)))
 
     def _make_budget(self, trainer: TrainingRun, size: DrawingSize) -> DrawingBudget:
-        passes = self.config.cost(size) * len(self.kinds(trainer)) / size.prompts
+        passes = self.config.cost(size) * len(self.kinds_of_weights(trainer)) / size.prompts
         return DrawingBudget(
             self.config.max_time_fraction,
             first_step=trainer.iteration,
@@ -266,7 +283,7 @@ class DrawSamples(Callback):
         )
 
     def _has_time_between(self, trainer: TrainingRun) -> bool:
-        """Returns whether samples at the start, in between and at the end are estimated to fit into the time."""
+        """Returns whether samples at the start, in between and at the end are expected to fit the time fraction."""
         steps = trainer.config.trainer.max_iter - trainer.iteration
         cost = self._make_budget(trainer, self._fit(trainer)).steps_per_prompt
         return (2 if trainer.iteration else 3) * cost <= self.config.max_time_fraction * steps
@@ -296,7 +313,7 @@ class DrawSamples(Callback):
         with trainer.busy("sampling"), untouched_rng(), trainer.task.sampling():
             try:
                 samples = self._draw(trainer)
-            except GivesWayError:
+            except SamplingStoppedError:
                 samples = None
                 if trainer.world.is_main:
                     logger.info("samples after step %d are skipped: the run was asked to stop", step)
@@ -313,7 +330,7 @@ class DrawSamples(Callback):
         trainer.pace.leave_out(seconds)
 
     def _draw(self, trainer: TrainingRun) -> dict[Weights, list[DrawnSample]] | None:
-        """Returns the samples of each kind of weights; None, on all ranks, if the generation has failed."""
+        """Returns the samples by weights ("live", "ema"); None, on all ranks, if the generation has failed."""
         import torch
 
         from worldsmith.distributed.fsdp import forget_failed_forward
@@ -334,14 +351,14 @@ class DrawSamples(Callback):
         try:
             # A compiled network would be compiled again for the shapes of samples, which may change its bits.
             with evaluating(network), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                for part, weights in enumerate(self.kinds(trainer)):
+                for part, weights in enumerate(self.kinds_of_weights(trainer)):
                     self.parts_done = part
                     swapped: AbstractContextManager[None] = nullcontext()
                     if weights == "ema" and average is not None:
                         swapped = average.apply_to(network)
                     with swapped:
                         found[weights] = [sample for samples in self.draw(trainer) for sample in samples]
-        except GivesWayError:
+        except SamplingStoppedError:
             raise
         except Exception as error:
             problem = error
@@ -356,9 +373,10 @@ class DrawSamples(Callback):
         return None
 
     def _find_failure(self, trainer: TrainingRun, problem: Exception | None) -> str | None:
-        """Returns the error of the first rank whose forward passes have failed; None, on all ranks, without one.
+        """Returns the first error of the forward passes on any rank; None, on all ranks, without one. Collective.
 
-        Raises the error, or RuntimeError on a rank without one, if the ranks have stopped at different collectives.
+        Raises `problem` (the error of this rank), or RuntimeError without one, if the ranks have stopped at different
+        collectives.
         """
         from worldsmith.distributed.fsdp import count_collectives
 
@@ -377,7 +395,9 @@ class DrawSamples(Callback):
             return None
         counts = self.peers.run(lambda: count_collectives(trainer.model.network, trainer.world))
         if len(set(counts)) > 1:
-            raise problem or RuntimeError(f"samples have failed at another collective than here: {failures[0]}")
+            raise problem or RuntimeError(
+                f"sample generation failed at another collective than on this rank: {failures[0]}"
+            )
         return failures[0]
 
     def _write(self, trainer: TrainingRun, samples: Mapping[Weights, Sequence[DrawnSample]]) -> Path:

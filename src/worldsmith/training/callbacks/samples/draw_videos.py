@@ -39,13 +39,13 @@ TRAINING, HELD_OUT = "training caption", "held-out caption"
 CANDIDATES = 8
 """Number of captions read from the data per sampled caption."""
 GOOD_STEPS, LEAST_STEPS = 8, 2
-"""Solver steps below which the number of prompts is reduced instead, and the minimum of it."""
+"""Solver steps below which the number of prompts is reduced instead, and the min number of solver steps."""
 DECODING = 8
 """Assumed cost of decoding and writing a sample, as a number of forward passes of a training sample."""
 REAL = "real"
 """Subfolder with the dataset's own clips."""
 REAL_BYTES = 64_000
-"""Max file size of a clip of the dataset, above which its quality is lowered: a page embeds it."""
+"""Max bytes of the file of a dataset's clip, above which its quality is lowered: the HTML report embeds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class DrawVideos(DrawSamples):
                 raise wrong(self, "guidance", why="no samples would be generated", remedy="use [1.0] for no guidance")
             if self.enabled and self.prompts and not FROM_TEXT & set(run.model.config.modes):
                 why = f"this model generates {', '.join(run.model.config.modes)}"
-                remedy = "set samples with their vision_path in prompt_files, or none of them"
+                remedy = "use prompt_files with samples that have a vision_path, or omit prompts"
                 raise wrong(self, "prompts", why=why, remedy=remedy)
 
         def fit(self, passes: float) -> DrawingSize:
@@ -116,7 +116,7 @@ class DrawVideos(DrawSamples):
     config: Config
     requests: Sequence[GenerationRequest] = ()
     captions: Sequence[ClipCaption] = ()
-    """Sources of the first prompts, if these are captions of the data."""
+    """Clips of the first prompts, if these are captions of the data."""
 
     @property
     def steps(self) -> int:
@@ -148,7 +148,7 @@ class DrawVideos(DrawSamples):
         found: dict[str, ClipCaption] = {}
         if not prompts and not requests:
             found = self._choose_captions(trainer, samplers[0])
-            prompts = of_data(found, model.config)
+            prompts = request_arguments(found, model.config)
         size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
         captions = [GenerationRequest(**given, seed=config.seed + i, **size) for i, given in enumerate(prompts)]
         requests = [*captions, *requests]
@@ -160,18 +160,22 @@ class DrawVideos(DrawSamples):
     def _choose_captions(self, trainer: TrainingRun, sampler: VideoSampler) -> dict[str, ClipCaption]:
         """Chooses `num_prompts` captions: alternately of training clips and, if the run validates, of held-out clips.
 
-        A caption that was also chosen from the training clips does not count as held out.
+        A caption of a held-out clip that was also chosen from the training clips is omitted. `sampler` must accept the
+        captions, see `_select_captions`.
         """
-        training = self._fitting(trainer.state.loader.dataset, sampler, TRAINING)
+        training = self._select_captions(trainer.state.loader.dataset, sampler, TRAINING)
         held_out: dict[str, ClipCaption] = {}
         if trainer.validator is not None:
-            held_out = self._fitting(trainer.validator.loader.dataset, sampler, HELD_OUT)
+            held_out = self._select_captions(trainer.validator.loader.dataset, sampler, HELD_OUT)
         others = [item for item in held_out.items() if item[0] not in training][: self.num_prompts // 2]
         pairs = zip_longest(list(training.items())[: self.num_prompts - len(others)], others)
         return dict(item for item in chain.from_iterable(pairs) if item is not None)
 
-    def _fitting(self, data: VideoDataset, sampler: VideoSampler, source: str) -> dict[str, ClipCaption]:
-        """Selects captions that sampling accepts, since it rejects those that training cuts; else the first ones."""
+    def _select_captions(self, data: VideoDataset, sampler: VideoSampler, source: str) -> dict[str, ClipCaption]:
+        """Returns up to `num_prompts` captions of `data` that `sampler` accepts, or the first ones if it rejects all.
+
+        The sampler rejects captions that are too long, which training truncates. `source`: label of the captions.
+        """
         from worldsmith.sampling.requests import GenerationRequest, read_request
         from worldsmith.sampling.training_data import first_windows
 
@@ -179,15 +183,15 @@ class DrawVideos(DrawSamples):
             caption: ClipCaption(window, data, source)
             for caption, window in first_windows(data, CANDIDATES * self.num_prompts).items()
         }
-        defaults, fitting = sampler.model.defaults, {}
+        defaults, accepted = sampler.model.defaults, {}
         size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
         for caption, origin in found.items():
             with suppress(ValueError):
                 read_request(sampler, GenerationRequest(prompt=caption, **size))
-                fitting[caption] = origin
-            if len(fitting) == self.num_prompts:
+                accepted[caption] = origin
+            if len(accepted) == self.num_prompts:
                 break
-        return fitting or dict(islice(found.items(), self.num_prompts))
+        return accepted or dict(islice(found.items(), self.num_prompts))
 
     def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
         from worldsmith.sampling.generate import generate_latents
@@ -198,10 +202,10 @@ class DrawVideos(DrawSamples):
         constant: dict[str, Any] = {} if "dynamic_guidance" in model.defaults.refused else {"dynamic_guidance": "off"}
         for number, scale in enumerate(config.guidance):
 
-            def tell(done: int, total: int, number: int = number) -> None:
-                self.give_way(trainer, (number + done / total) / len(config.guidance))
+            def report(done: int, total: int, number: int = number) -> None:
+                self.end_if_stopped(trainer, (number + done / total) / len(config.guidance))
 
-            settings = {"steps": self.steps, "guidance": scale, "progress": tell, **constant}
+            settings = {"steps": self.steps, "guidance": scale, "progress": report, **constant}
             latents = generate_latents(model, requests, **settings)
             if not trainer.world.is_main:
                 latents = []
@@ -218,7 +222,7 @@ class DrawVideos(DrawSamples):
 
         run = folder.parents[1]
         model: Any = trainer.model
-        real = self._write_real(trainer, folder.parent / REAL)
+        real = self._write_dataset_clips(trainer, folder.parent / REAL)
         requests = self.requests[: self.decision.prompts or None]
         nothing: list[Path | None] = [None] * len(requests)
         rows = []
@@ -249,7 +253,7 @@ class DrawVideos(DrawSamples):
         titles = [f"{source}{request.prompt}" for request, source in zip(requests, chain(sources, repeat("")))]
         contact_sheet(folder / "sheet.png", rows, titles)
 
-    def _write_real(self, trainer: TrainingRun, folder: Path) -> list[Path | None]:
+    def _write_dataset_clips(self, trainer: TrainingRun, folder: Path) -> list[Path | None]:
         """Writes the clips of the data whose captions are prompts, as seen in training, in the size of the samples.
 
         Existing files are not written again. The result contains None for a clip that cannot be read; it is empty if
@@ -297,8 +301,16 @@ def write_clip(stem: Path, frames: Tensor, fps: float, *, max_bytes: int | None 
     return file
 
 
-def of_data(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, Any]]:
-    """Returns the prompts for captions of the data, with first frames if the model with this config reads an image."""
+def request_arguments(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, Any]]:
+    """Returns the arguments of a generation request for each caption of the data.
+
+    Args:
+        captions: Clip of each caption.
+        model: Model config.
+
+    Returns:
+        Dicts with `prompt` and, unless the model generates from text, the first frame of the clip as `condition`.
+    """
     from worldsmith.sampling.training_data import read_first_frame
 
     if FROM_TEXT & set(model.modes):
@@ -314,9 +326,16 @@ def of_data(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, A
 
 
 def read_requests(files: Sequence[str], defaults: GenerationDefaults, model: Any) -> list[GenerationRequest]:
-    """Returns the generation requests in files, for a model with this config.
+    """Reads generation requests for samples from files.
 
-    Raises UserError or ValueError for a request with settings that must be the same for all.
+    Args:
+        files: Files or glob patterns in the format of `worldsmith generate`.
+        defaults: Values of settings that a sample does not state.
+        model: Model config.
+
+    Raises:
+        UserError: If a file or sample is invalid.
+        ValueError: If a sample has a setting that must be the same for all, or transforms a video.
     """
     from worldsmith.data.clips.latent_grid import LatentGrid
     from worldsmith.sampling.sample_args import decide

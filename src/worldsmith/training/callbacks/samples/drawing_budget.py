@@ -20,7 +20,7 @@ in a short run, with all prompts in a resumed run, where only the time since the
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Decision of rank 0 after a step."""
+    """Decision of rank 0 after a step: how many samples to generate now, and when to decide again."""
 
     prompts: int
     """Number of prompts to generate now; 0: none."""
@@ -31,9 +31,9 @@ class Decision:
 class DrawingBudget:
     """Decides on rank 0 after which steps samples are generated, based on measured times.
 
-    A "drawing" is one generation of samples. The first drawing between the ends happens after `FIRST_BETWEEN` of the
-    steps at the latest, with fewer prompts if a complete one does not fit into `fraction` of the expected total time.
-    Each later one happens when the time spent on drawings, including the next one, is at most `fraction` of the elapsed
+    A "drawing" is one generation of samples. The first intermediate drawing happens after `FIRST_BETWEEN` of the steps
+    at the latest, with fewer prompts if a complete one does not fit into `fraction` of the expected total time. Each
+    later one happens when the time spent on drawings, including the next one, is at most `fraction` of the elapsed
     time. Enough of the expected total time is reserved for the drawing after the last step.
 
     Args:
@@ -65,20 +65,25 @@ class DrawingBudget:
         self.last_drawing = first_step
 
     def add(self, step: int, prompts: int, seconds: float, *, once: float = 0.0) -> None:
-        """Records a drawing.
+        """Records a drawing, which is one generation of samples.
 
         Args:
             step: Number of completed steps.
             prompts: Number of prompts.
             seconds: Duration.
-            once: Part of the duration that later drawings do not need, such as loading.
+            once: Seconds of the duration that later drawings do not need, such as loading.
         """
         self.spent += seconds
         self.seconds_per_prompt = (seconds - once) / prompts
         self.last_drawing = step
 
     def decide(self, step: int, prompts: int) -> Decision:
-        """Returns whether to generate samples after `step` steps; a complete drawing has `prompts` prompts."""
+        """Decides whether samples are generated after a step.
+
+        Args:
+            step: Number of completed steps.
+            prompts: Number of prompts of a complete drawing.
+        """
         elapsed = self.clock() - self.start
         per_step = (elapsed - self.spent) / max(1, step - self.first_step)
         cost = self.seconds_per_prompt
@@ -109,7 +114,13 @@ class DrawingBudget:
         return Decision(0, min(self.last_step, step + wait))
 
     def affordable(self, cost: float, prompts: int, elapsed: float) -> int:
-        """Returns the number of prompts after the last step that the budget allows, at most `prompts`."""
+        """Returns the number of prompts that the budget allows after the last step.
+
+        Args:
+            cost: Seconds per prompt.
+            prompts: Max number of prompts.
+            elapsed: Seconds since the start of the run's clock.
+        """
         room = (self.fraction * elapsed - self.spent) / (1 - self.fraction) if self.fraction < 1 else math.inf
         if self.first_step:
             room = max(room, SMALL_DRAWING)
@@ -120,7 +131,7 @@ class DrawingBudget:
 
 
 def first_drawing_between(first_step: int, last_step: int) -> int:
-    """Returns the step after which the first drawing between the ends happens at the latest.
+    """Returns the step after which samples are generated at the latest for the first time during training.
 
     Args:
         first_step: Steps that were completed before this process started.
