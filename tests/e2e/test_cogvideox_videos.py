@@ -96,7 +96,7 @@ def test_a_video_is_made_anew_and_frames_are_rounded_up(models: dict[str, Path],
     args = generate(models["run"], tmp_path / "out", vision_path=str(tmp_path / "clip.mp4"), num_frames=5)[0]
     assert (args["model_mode"], args["strength"], args["num_frames"]) == ("video2video", 0.8, 9)
     assert args["condition_frame_indexes_vision"] == []
-    assert "5 would not be complete latent frames" in args["sources"]["num_frames"]
+    assert "rounded up from 5 to complete latent frames" in args["sources"]["num_frames"]
 
 
 def test_videos_are_drawn_while_it_trains_and_measured_afterwards(models: dict[str, Path], tmp_path: Path) -> None:

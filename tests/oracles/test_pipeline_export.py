@@ -240,7 +240,7 @@ def test_an_export_is_a_model_of_ours_again(exported) -> None:
     reloaded = load_model(folder)
     assert reloaded.defaults == generator.defaults
     assert torch.equal(generate(reloaded, [REQUEST])[0], generate(generator, [REQUEST])[0])
-    with pytest.raises(ValueError, match="has only the raw weights"):
+    with pytest.raises(ValueError, match="contains only the raw weights"):
         load_model(folder, weights="ema")
 
 

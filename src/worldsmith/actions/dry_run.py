@@ -46,15 +46,16 @@ if TYPE_CHECKING:
 
 
 class DryRun(RunAction):
-    """Dry run of a training: reports what it would do, or why it would not start."""
+    """Dry run of `worldsmith train`: reports what the run would do, or the error with which it would not start."""
 
     class Config(RunAction.Config):
         resume_changed: bool = False
         """Whether the run folder may belong to a run with another config or other data."""
         gpus: Count | None = None
-        """Number of processes of the run; null: WORLD_SIZE, or one."""
+        """Number of processes of the run; null: the environment variable WORLD_SIZE, else 1."""
         gpu: str | None = None
-        """GPU for which a step is planned; null: the one in this machine. Without any the dry run is quick."""
+        """GPU type for which memory and time of a step are estimated; null: that of this machine. Without a GPU,
+        nothing is estimated."""
 
     config: Config
 
@@ -62,7 +63,7 @@ class DryRun(RunAction):
         return Result(self.lines())
 
     def lines(self) -> Iterator[str]:
-        """Yields the lines of the plan; one line if the run is complete."""
+        """Yields the output lines of the dry run; only one line if the run is complete already."""
         tree, gpu = self.tree, find_gpu_of_plan(self.config.gpu)
         folder, processes = run_path(tree.job), self.config.gpus or int(os.environ.get("WORLD_SIZE", "1"))
         complete = completion(folder, resolve(tree))
@@ -82,7 +83,9 @@ def plan_run(
     resume_changed: bool = False,
     variables: Mapping[Keys, str] | None = None,
 ) -> Iterator[str]:
-    """Yields the lines of a training plan as they become available. Only reads files, also of a run that is training.
+    """Yields lines that describe what a training would do before its first step. Changes no files.
+
+    The lines come as soon as they are known. The run may be training in another process.
 
     Args:
         config: Unresolved config of the run.
@@ -92,8 +95,8 @@ def plan_run(
         variables: Environment variables that set config values, to be named in messages.
 
     Raises:
-        UserError: And other errors that the run itself would raise before its first step. Too little disk space is
-            raised last, because the machine that plans a run is often not the one that trains it.
+        UserError: If the run would fail before its first step; other errors are raised as in the run itself. Too
+            little disk space is raised last, because the run is often planned on another machine.
     """
     from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
     from worldsmith.training.validation import Validator
@@ -146,7 +149,10 @@ def plan_run(
 
 
 def find_gpu_of_plan(word: str | None) -> Gpu | None:
-    """Returns the GPU that is named, else the GPU of this machine, else None. Raises UserError for an unknown name."""
+    """Returns the GPU type named `word`, such as "h100-80"; None: that of this machine, or None without a GPU.
+
+    Raises UserError if no GPU type has this name.
+    """
     device = present_device()
     if word is None and device.startswith("cuda"):
         word = word_of_device(device)
@@ -154,17 +160,17 @@ def find_gpu_of_plan(word: str | None) -> Gpu | None:
 
 
 def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iterator[str]:
-    """Yields lines with memory and time estimates from a simulated step: seconds to a minute of CPU time.
+    """Yields lines with memory and time estimates of a step on `ranks` GPUs; one line with advice if `gpu` is None.
 
-    Errors of the simulation are reported as a line and do not prevent a run from starting.
+    The step is simulated, which needs seconds to a minute of CPU time. If that fails, the error is yielded as a line.
     """
     if gpu is None:
-        yield "plan         add --gpu h100-80 or another GPU: peak memory, whether the run fits, seconds and hours"
+        yield "plan         add --gpu h100-80 (or another GPU) to estimate peak memory, seconds per step and hours"
         return
     try:
         plan = make_plan(config, ranks, gpu)
     except Exception as error:
-        yield f"note         the step cannot be simulated: {type(error).__name__}: {error}"
+        yield f"note         no estimates: the step cannot be simulated: {type(error).__name__}: {error}"
         return
     yield from wrap_row("plan", f"simulated step on {ranks} × {gpu.name}: {plan.data}")
     yield from memory_lines(plan)

@@ -19,23 +19,23 @@ from worldsmith.sampling.sample_files import Layer, SampleEntry, is_image_file, 
 from worldsmith.sampling.sample_settings import SampleSettings
 
 STRENGTH = 0.8
-"""Default strength of diffusers' video-to-video pipelines."""
+"""Default of `strength`, as in the video-to-video pipelines of diffusers."""
 
 
 MOST_VALUES = 4
-"""Max different values of a setting that are printed one by one."""
+"""Max number of different values of a setting that are printed one by one."""
 
 
 SAID = ("name", "extra", "prompt", "sources")
-"""Arguments that are not settings with a source."""
+"""Fields of `SampleArgs` that are not printed as settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleArgs:
-    """Arguments of a generated sample as stored in `sample_args.json`, without the model."""
+    """Final settings of one generated image or video, as stored in `sample_args.json`, without the model."""
 
     name: str
-    """Folder of the sample, relative to the output folder."""
+    """Name of the sample: path of its folder, relative to the output folder."""
     model_mode: str
     prompt: str
     negative_prompt: str | None
@@ -58,7 +58,7 @@ class SampleArgs:
     strength: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    """Source of each value."""
+    """Field name -> source of the value, such as a file with line number, or the flags."""
 
     @property
     def is_image(self) -> bool:
@@ -71,7 +71,7 @@ class SampleArgs:
 
     @property
     def sampling(self) -> Sampling:
-        """Sampling settings, which are equal for samples that share forward passes."""
+        """Settings of the solver and guidance; samples in the same forward pass must have equal ones."""
         return Sampling(
             steps=self.num_steps,
             guidance=self.guidance,
@@ -85,10 +85,13 @@ class SampleArgs:
         return asdict(self)
 
     def request(self, grid: LatentGrid) -> GenerationRequest:
-        """Builds the generation request; reads the conditioning frames if the sample has any.
+        """Returns the generation request of the sample; reads its conditioning frames from `vision_path`, if any.
+
+        Args:
+            grid: Number of frames and pixels per latent of the model.
 
         Raises:
-            ValueError: If the file cannot be read, or no video can be generated for the request.
+            ValueError: If the file cannot be read, or the request is invalid.
         """
         frames = len(self.condition_frame_indexes_vision)
         condition = None
@@ -114,7 +117,11 @@ class SampleArgs:
 
 
 class Chooser:
-    """Selects each setting from layers and records the sources of the values; earlier layers have precedence."""
+    """Selects the value of each setting from several sources, and records in `sources` which one was used.
+
+    Args:
+        layers: Settings from the sources, such as flags and files; earlier ones have precedence.
+    """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = layers
@@ -125,14 +132,14 @@ class Chooser:
         return next((one for one in self.layers if any(getattr(one.settings, n) is not None for n in names)), None)
 
     def pick(self, name: str, *below: tuple[Any, str]) -> Any:
-        """Returns the value of a setting and records its source.
+        """Returns the value of a setting from the first layer that sets it, and records its source.
 
         Args:
-            name: Name of the setting.
-            below: (value, source) pairs to use if no layer sets it; the first value that is not None counts.
+            name: Name of the setting, a field of `SampleSettings`.
+            below: (value, source) pairs of defaults if no layer sets it; the first value that is not None is used.
 
         Returns:
-            The value; None if none exists.
+            The value; None if neither a layer nor a default has one.
         """
         layer = self.find(name)
         said = [] if layer is None else [(getattr(layer.settings, name), layer.source)]
@@ -142,7 +149,7 @@ class Chooser:
         return value
 
     def path(self, name: str) -> str | None:
-        """Returns the path in a file setting, relative to the folder of its layer; None if no layer sets it."""
+        """Returns the value of the path setting `name`, joined to the folder of its layer; None if no layer sets it."""
         layer = self.find(name)
         if layer is None:
             return None
@@ -158,18 +165,20 @@ def decide(
     told_by: str,
     modes: Sequence[Mode] = MODES,
 ) -> list[SampleArgs]:
-    """Determines the final settings of an entry; flags have precedence over files, files over the model's defaults.
+    """Returns the final settings of the samples that one entry of a sample file describes.
+
+    Flags have precedence over the sample file, the sample file over the defaults of the model.
 
     Args:
-        entry: The sample in a file, with its defaults file.
+        entry: The entry, with the settings of its defaults file.
         flags: Settings from the command line.
-        defaults: Defaults of the model.
-        grid: Latent grid of the model.
-        told_by: Source of `defaults`, for messages.
+        defaults: Default generation settings of the model.
+        grid: Number of frames and pixels per latent of the model.
+        told_by: Name of the source of `defaults`, to be recorded and for messages.
         modes: Generation modes that the model supports.
 
     Returns:
-        One sample per output (`num_outputs`), with consecutive seeds.
+        One element per output (`num_outputs`), with consecutive seeds.
 
     Raises:
         UserError: If settings contradict each other, are missing or are not supported by the model.
@@ -206,13 +215,13 @@ def decided(
     values = {"height": height, "width": width, "num_frames": num_frames, "fps": fps}
     if missing := [name for name, value in values.items() if value is None]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise ValueError(f"the model does not state its training {', '.join(missing)}; set {flags}")
+        raise ValueError(f"the {', '.join(missing)} of the model's training is unknown; set {flags}")
     if shift is None and "shift" not in told.refused and not told.shift_of_size:
-        raise ValueError("the model does not state one shift of the noise schedule; set --shift")
+        raise ValueError("the shift of the model's noise schedule is unknown, or depends on the size; set --shift")
     assert num_frames is not None  # none is missing
     whole = grid.pixel_frames(grid.latent_frames(num_frames))
     if whole != num_frames:
-        chooser.sources["num_frames"] += f"; {num_frames} would not be complete latent frames"
+        chooser.sources["num_frames"] += f"; rounded up from {num_frames} to complete latent frames"
     own = told.sampling()
     negative, metadata = choose_negative(chooser)
     strength = choose_strength(chooser, mode, told)
@@ -247,7 +256,16 @@ def decided(
 def choose_mode(
     chooser: Chooser, vision: str | None, trained: tuple[int | None, str], modes: Sequence[Mode]
 ) -> tuple[str, int | None]:
-    """Selects the generation mode and number of frames.
+    """Selects the generation mode and the number of frames of a sample.
+
+    Args:
+        chooser: Selects the value of each setting.
+        vision: Path of the conditioning image or video; None: text only.
+        trained: (number of frames in training or None, source of this value).
+        modes: Generation modes that the model supports.
+
+    Returns:
+        (mode such as "text2video", number of frames or None if it is not known).
 
     Raises:
         ValueError: If mode, number of frames and conditioning input contradict each other.
@@ -255,7 +273,7 @@ def choose_mode(
     begin = "text" if vision is None else "image" if is_image_file(vision) else "video"
     asked = chooser.pick("num_frames")
     alone = asked == 1 or (vision is None and asked is None and set(modes) == {"text2image"})
-    mode = chooser.pick("model_mode", (f"{begin}2{'image' if alone else 'video'}", "what is given"))
+    mode = chooser.pick("model_mode", (f"{begin}2{'image' if alone else 'video'}", "the given inputs"))
     source, made = mode.split("2")
     if source != begin:
         given = f"begins with {vision}" if vision else "has no vision_path"
@@ -272,7 +290,19 @@ def choose_mode(
 def choose_size(
     chooser: Chooser, trained: tuple[int | None, int | None], told_by: str
 ) -> tuple[int | None, int | None]:
-    """Returns (height, width): pixels or a resolution bucket, from the first layer that states a size."""
+    """Selects the size of a sample from the first layer that sets pixels or a resolution bucket.
+
+    Args:
+        chooser: Selects the value of each setting.
+        trained: (height, width) in training, in pixels; None: not known.
+        told_by: Name of the source of `trained`.
+
+    Returns:
+        (height, width) in pixels; None: not known.
+
+    Raises:
+        ValueError: If the resolution bucket is unknown or missing.
+    """
     pixels, tier = ("height", "width"), ("resolution", "aspect_ratio")
     layer = chooser.find(*pixels, *tier)
     if layer is None or any(getattr(layer.settings, name) is not None for name in pixels):
@@ -282,7 +312,7 @@ def choose_size(
     resolution = chooser.pick("resolution", (known, told_by))
     if resolution is None:
         raise ValueError(
-            "aspect_ratio requires a resolution, but the model's size is in no resolution bucket; set --resolution"
+            "aspect_ratio requires a resolution, but the size in training is in no resolution bucket; set --resolution"
         )
     check_tier(resolution)
     aspect = chooser.pick("aspect_ratio", ("16,9", "default"))
@@ -291,14 +321,14 @@ def choose_size(
 
 
 def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str | None]:
-    """Chooses the latent frames of the given image or video that a sample keeps.
+    """Selects which latent frames of the conditioning image or video a sample keeps.
 
     Args:
-        chooser: Gives the value of a setting from flags, the sample file or the defaults.
-        vision: Path of the image or video; None: none is given.
+        chooser: Selects the value of each setting.
+        vision: Path of the conditioning image or video; None: text only.
 
     Returns:
-        Indices of the latent frames, and the end of the video that they are taken from: first, last or None.
+        (indices of the latent frames, whether they are the "first" or "last" ones of the video; None for an image).
 
     Raises:
         ValueError: If frames are requested without a conditioning image or video, or do not fit it.
@@ -307,7 +337,7 @@ def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str 
     asked = {name: chooser.pick(name) for name in names}
     if vision is None:
         if any(asked.values()):
-            raise ValueError(f"{' and '.join(n for n in names if asked[n])} need a vision_path to take the frames from")
+            raise ValueError(f"{' and '.join(n for n in names if asked[n])} require a vision_path with the frames")
         return [], None
     image = is_image_file(vision)
     if asked[names[0]] == [] or (image and asked[names[0]] not in (None, [0])):
@@ -319,7 +349,12 @@ def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str 
 
 
 def choose_strength(chooser: Chooser, mode: str, defaults: GenerationDefaults) -> float | None:
-    """Returns the fraction of solver steps for video-to-video; None for conditioning frames.
+    """Selects the fraction of solver steps with which a video is regenerated; None if no video is regenerated.
+
+    Args:
+        chooser: Selects the value of each setting.
+        mode: Generation mode.
+        defaults: Default generation settings of the model.
 
     Raises:
         ValueError: If strength is given without a video.
@@ -328,12 +363,22 @@ def choose_strength(chooser: Chooser, mode: str, defaults: GenerationDefaults) -
         strength: float = chooser.pick("strength", (STRENGTH, "default"))
         return strength
     if chooser.pick("strength") is not None:
-        raise ValueError("strength needs a vision_path of a video to regenerate")
+        raise ValueError("strength requires a vision_path of a video to regenerate")
     return None
 
 
 def choose_negative(chooser: Chooser) -> tuple[str | None, str | None]:
-    """Returns the negative prompt, and the mode of the metadata sentences after it."""
+    """Selects the negative prompt and the metadata sentences after it.
+
+    Args:
+        chooser: Selects the value of each setting.
+
+    Returns:
+        (negative prompt or None, value of `negative_metadata_mode` or None).
+
+    Raises:
+        ValueError: If the file with the negative prompt cannot be read.
+    """
     text = chooser.pick("negative_prompt")
     layer = chooser.find("negative_prompt", "negative_prompt_file")
     if layer is not None and layer.settings.negative_prompt_file is not None:
@@ -352,7 +397,7 @@ def choose_negative(chooser: Chooser) -> tuple[str | None, str | None]:
 
 
 def read_prompt(entry: SampleEntry) -> str:
-    """Returns the prompt of an entry, from its file if it names one.
+    """Returns the prompt of a sample: the content of its file `prompt_path`, else the value of `prompt`.
 
     Raises:
         ValueError: If the file cannot be read.
@@ -370,9 +415,10 @@ def read_text(path: Path, name: str) -> str:
 
 
 def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
-    """Formats each setting with its source; samples that agree in both share a line.
+    """Returns output lines with the values and the source of each setting, over all samples.
 
-    Line numbers in sources are ignored, and a file's folder is omitted if no other file has its name.
+    Values from the same source share a line. Line numbers in sources are omitted, and so is the folder of a file whose
+    name is unique.
     """
     files = {re.sub(r":\d+$", "", source) for sample in samples for source in sample.sources.values()}
     names = Counter(Path(file).name for file in files)

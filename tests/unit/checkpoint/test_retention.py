@@ -180,6 +180,6 @@ def test_what_torch_makes_anew_where_the_folder_was_is_no_checkpoint(
 
     one = checkpointer(tmp_path / "run" / "checkpoints")
     monkeypatch.setattr(dcp, "save_part", move_and_save)
-    with pytest.raises(SaveError, match="it was moved during the save"):
+    with pytest.raises(SaveError, match="the run folder was moved during the save"):
         one.save(1, {"model": weights(1)}, texts={"config.yaml": "x: 1"})
     assert [path.name for path in tmp_path.iterdir()] == ["away"]

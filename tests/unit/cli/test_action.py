@@ -361,7 +361,7 @@ def test_the_model_chooses_the_kind_and_one_that_nothing_is_known_for_is_refused
     run = tmp_path / "run"
     Trainer(toy_config(make_world(tmp_path / "world"), steps=4), run_folder=run).train()
     assert main(["evaluate", str(run), "--prompts", "p", "-o", "x"]) == 2
-    assert "'toy' generate no known output; `worldsmith evaluate` needs a model that generates videos" in (
+    assert "'toy' generate no known output; `worldsmith evaluate` requires a model that generates videos" in (
         capsys.readouterr().err
     )
     monkeypatch.setattr(ToyModel.Config, "makes", "numbers")

@@ -68,7 +68,7 @@ def test_each_mode_has_its_defaults(
     args = one({}, settings, defaults=defaults)
     assert (args.model_mode, args.num_frames, args.num_steps, args.guidance, args.shift) == expected
     if settings.get("num_frames") == 30:
-        assert args.sources["num_frames"] == "file; 30 would not be complete latent frames"
+        assert args.sources["num_frames"] == "file; rounded up from 30 to complete latent frames"
 
 
 @pytest.mark.parametrize(

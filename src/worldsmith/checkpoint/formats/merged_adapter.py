@@ -29,30 +29,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAMED_BY = 16
-"""Hex digits of the fingerprint that make a folder's name."""
+"""Number of hex digits of the fingerprint that are the name of a folder with merged weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A folder with merged weights, and statistics of the merge."""
+    """A folder with the weights of a model and a merged LoRA adapter, and statistics of the merge."""
 
     folder: str
     fingerprint: str
-    """Fingerprint of base weights, adapter and dtype."""
+    """SHA-256 over the fingerprints of base weights and adapter and the dtype."""
     layers: int
-    """Number of adapted weights; each matrix of the adapter belongs to one of them."""
+    """Number of weights that the adapter adapts."""
     changed: int
     """Number of weights that differ from the base weights."""
     max_change: float
-    """Largest absolute change of an element, in the number format of the folder."""
+    """Max absolute change of an element, computed from the stored values."""
     dtype: DType
 
 
 def use_adapter(model: StoredModel, adapter: str | None) -> StoredModel:
-    """Returns the model with the adapter of `--adapter`; without an adapter, the model unchanged.
+    """Returns `model` with the adapter folder `adapter`, the value of `--adapter`; None: the model unchanged.
 
     Raises:
-        UserError: If the model has adapters already, or the adapter was trained on another base.
+        UserError: If the model has adapters already, or the adapter was trained on another base model.
     """
     if adapter is None:
         return model
@@ -75,18 +75,18 @@ def require_no_adapters(model: StoredModel, adapter: Path) -> None:
 
 
 def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> None:
-    """Checks that an adapter, according to its files, was trained on the model that it is used with.
+    """Checks on rank 0 that an adapter was trained on the base model that it is used with.
 
-    If only the base name in the adapter's files differs, a warning is logged. Only rank 0 checks.
+    The fingerprint of the base model in the adapter's `lineage.json` is compared. Without it, the base model's name in
+    the adapter's files is compared, and a difference is only logged as a warning.
 
     Args:
         model: Base model.
         adapter: Adapter folder.
-        is_given: Whether the user named the base with `--base`; a difference is then only a warning.
+        is_given: Whether the user named the base model with `--base`; a difference is then only a warning.
 
     Raises:
-        UserError: If the fingerprint of the base in the adapter's `lineage.json` differs from those of the model and of
-            the inputs of the model.
+        UserError: If the fingerprint differs from those of the model and of the inputs in the model's lineage record.
     """
     if os.environ.get("RANK", "0") != "0":
         return
@@ -118,7 +118,7 @@ def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> 
 
 
 def base_folders(model: StoredModel) -> list[Path]:
-    """Returns the folders of a model that a run which starts from it may record as its base."""
+    """Returns the folders that a run that starts from `model` may record as its base model."""
     if model.weights == "untrained":
         start = model.base or (model.start.path if model.start is not None else str(model.folder))
         return [Path(start) if is_local(start) else model.folder]
@@ -129,13 +129,13 @@ def base_folders(model: StoredModel) -> list[Path]:
 
 
 def inputs_of(folder: Path) -> list[dict[str, Any]]:
-    """Returns the inputs in the `lineage.json` of `folder`; empty if the file does not exist."""
+    """Returns the inputs (role, path, fingerprint) in the `lineage.json` of `folder`; empty without that file."""
     found = read_optional_json(folder / LINEAGE).get("inputs")
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
 def is_called(folder: Path, name: str) -> bool:
-    """Returns whether a folder or one of its parents has the base name that an adapter states."""
+    """Returns whether `folder` may be the base model `name`, a path or Hub name, according to its path only."""
     if is_local(name):
         return folder.resolve().is_relative_to(Path(name).resolve())
     repository = name.removeprefix("hf://").partition("@")[0].rstrip("/")
@@ -144,16 +144,17 @@ def is_called(folder: Path, name: str) -> bool:
 
 
 def merge_adapter(model: StoredModel, place: Path) -> Merged:
-    """Merges the adapter of `model` into its weights and exports them to a folder in `place`, tensor by tensor.
+    """Merges the adapter of `model` into its weights and writes the result to a new folder in `place`.
 
-    The folder is published atomically. An intact folder of the same base and adapter is reused.
+    The weights are merged tensor by tensor, and the folder appears only when complete. An intact folder of the same
+    base model and adapter is reused.
 
     Args:
         model: Model with an adapter.
-        place: Parent folder of merged weights.
+        place: Parent folder of the folders with merged weights; created if missing.
 
     Raises:
-        UserError: If the adapter does not fit the model, or its changes are lost when rounding the weights.
+        UserError: If the adapter does not fit the model, or all its changes are smaller than the rounding errors.
     """
     assert model.adapter is not None
     source = model.open()
@@ -179,7 +180,7 @@ def merge_adapter(model: StoredModel, place: Path) -> Merged:
 
 
 def read_merged(folder: Path, facts: Path) -> Merged | None:
-    """Returns the description of a merged folder; None if the folder is not complete."""
+    """Returns the JSON description `facts` of a folder with merged weights; None if either is incomplete."""
     if not facts.is_file() or not (folder / ABOUT).is_file():
         return None
     if not is_whole(folder, read_json_object(folder / ABOUT)):
@@ -191,7 +192,7 @@ def read_merged(folder: Path, facts: Path) -> Merged | None:
 
 
 def stored_dtype(source: WeightSource) -> DType:
-    """Returns the smallest export dtype that represents all base weights exactly."""
+    """Returns "bfloat16" if all weights of `source` are stored in bfloat16, else "float32"."""
     import torch
 
     found = {source.dtype(name) for name in source.shapes}
@@ -199,7 +200,13 @@ def stored_dtype(source: WeightSource) -> DType:
 
 
 def count_changes(source: MergedWeights, dtype: DType, *, average: bool) -> tuple[int, float]:
-    """Returns the number of weights that differ from the base when stored in `dtype`, and the max difference."""
+    """Returns how many weights the merge changes when they are stored in `dtype`, and the max change of an element.
+
+    Args:
+        source: Base weights with their adapters.
+        dtype: Dtype of the merged weights.
+        average: Whether the EMA weights are used if they exist.
+    """
     import torch
 
     stored, changed, largest = getattr(torch, dtype), 0, 0.0

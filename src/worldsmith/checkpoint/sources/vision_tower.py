@@ -20,19 +20,19 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.files.model_folder import read_weight_map
 
 ENCODER = "vision_encoder"
-"""Folder and name prefix of the vision tower in a diffusers repository."""
+"""Name of the folder with the vision tower in a diffusers repository, and prefix of its tensor names."""
 INSIDE = re.compile(r"(?:(?:model\.)?net\.)?(?:language_model\.|model\.)?visual\.(?P<name>.+)")
-"""Names of vision tower weights within a complete model."""
+"""Tensor names of a vision tower within a complete model; the group `name` is the name within the tower."""
 
 
 def find_tower(source: WeightSource) -> WeightSource | None:
-    """Returns the vision tower of some weights: among them, or in the folder `vision_encoder/` next to them.
+    """Finds the vision tower of a model: among the weights `source`, or in the folder `vision_encoder/` next to them.
 
     Returns:
-        Source of the tower's weights under its own names; None if the model has no tower.
+        Weights of the tower by their names within the tower; None if the model has no vision tower.
 
     Raises:
-        UserError: If a config or index states that there is a tower, but it is missing.
+        UserError: If a config or index file states that the model has a vision tower, but it is missing.
     """
     if not isinstance(source, SafetensorsWeights):
         inside = tower_names(source.shapes)
@@ -50,14 +50,20 @@ def find_tower(source: WeightSource) -> WeightSource | None:
     claim = claim_of_tower(source.path)
     if claim is not None:
         raise UserError(
-            f"{claim}, but there is no vision tower, neither among the tensors nor in {ENCODER}/. Download it, too; "
-            "the tower of another model differs from the trained one"
+            f"{claim}, but no vision tower was found among the tensors or in {ENCODER}/. Download it, too; "
+            "the vision tower of another model would not match"
         )
     return None
 
 
 def tower_in(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str]) -> SafetensorsWeights:
-    """Returns the tower's weights in a folder; raises FileNotFoundError if a listed file does not exist."""
+    """Returns the weights of a vision tower; raises FileNotFoundError if one of its files does not exist.
+
+    Args:
+        folder: Folder of the files, for messages.
+        files: Tensor name in the files → file.
+        keys: Name within the tower → tensor name in the files.
+    """
     for key in keys.values():
         if not files[key].is_file():
             raise FileNotFoundError(f"{folder} lacks the weight file {files[key].name}, with the vision tower's {key}")
@@ -65,12 +71,12 @@ def tower_in(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str]) -
 
 
 def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False) -> dict[str, str]:
-    """Returns the tower's own names → these keys.
+    """Returns name within the vision tower → tensor name, for those names in `keys` that belong to a vision tower.
 
     Args:
         keys: Tensor names.
-        beside: Also accept names with the prefix of the tower's folder.
-        bare: Also accept names without a prefix.
+        beside: Whether names with the prefix `vision_encoder.` are accepted, too.
+        bare: Whether names without a prefix are accepted, too.
     """
     found = {}
     for key in keys:
@@ -84,7 +90,7 @@ def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False
 
 
 def claim_of_tower(folder: Path) -> str | None:
-    """Returns the evidence in or around `folder` that the model has a vision tower; None without evidence."""
+    """Returns a clause that names the file that states that the model in `folder` has a vision tower; else None."""
     config = folder / "config.json"
     if config.is_file() and says_visual(read_json_object(config)):
         return f"{config} states include_visual"
