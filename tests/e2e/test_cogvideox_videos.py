@@ -76,7 +76,7 @@ def test_settings_that_the_family_has_not_are_refused_with_the_reason(models: di
     cases = {
         "shift: the noise schedule of the training": {"shift": 3.0},
         "scheduler: expected ddim or dpm, found unipc": {"scheduler": "unipc"},
-        "strength needs a vision_path of a video": {"strength": 0.5},
+        "strength requires a vision_path of a video": {"strength": 0.5},
         "this model does not support image2video; supported: text2image": {
             "vision_path": str(tmp_path / "picture.png")
         },

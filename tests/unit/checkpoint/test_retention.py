@@ -112,12 +112,12 @@ def test_what_a_run_that_goes_back_will_lose_is_said(tmp_path: Path, caplog: pyt
     for iteration in (1, 2, 3):
         save(one, iteration)
     one.latest()
-    assert "goes back" not in messages(caplog)
+    assert "the run resumes from" not in messages(caplog)
     (tmp_path / POINTER).write_text("iter_000000001\n")
     one.latest()
-    assert "removes the later ones: iter_000000002, iter_000000003 (checkpoint.keep_latest_k = 3)" in messages(caplog)
+    assert "removes the later checkpoints: iter_000000002, iter_000000003 (checkpoint.keep_latest_k = 3)" in messages(caplog)
     checkpointer(tmp_path).latest()
-    assert messages(caplog).count("goes back") == 1
+    assert messages(caplog).count("the run resumes from") == 1
 
 
 def test_a_checkpoint_that_another_process_reads_stays_until_it_has_read_it(tmp_path: Path) -> None:

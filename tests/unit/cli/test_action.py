@@ -254,7 +254,7 @@ def test_every_mistake_of_words_and_file_is_in_one_report(tries: None, tmp_path:
         (["w", "--settings"], "--settings needs a value"),
         (["w", "--settings", "nowhere.toml"], "nowhere.toml: cannot be read"),
         (["w", "--note", "refuse"], "no such thing"),
-        (["w", "--note", "large"], "this needs more memory than the machine has: Unable to allocate 1.05 TiB"),
+        (["w", "--note", "large"], "the command needs more memory than the machine has: Unable to allocate 1.05 TiB"),
         (["--help", "wrod"], "no flag has 'wrod' in its name or description"),
     ],
 )

@@ -63,7 +63,7 @@ def test_all_mistakes_of_all_files_in_one_report(tmp_path: Path) -> None:
         *('height = 3 and resolution = "256": each sets the same value', "shift must be finite and above 0, found -1"),
         *(f"{b}:1:17: sed: Sample has no field 'sed'", "did you mean 'seed'?"),
         f"{b}:2:25: seed: references are not supported in sample files",
-        f'{b}:3:10: name = "a/b": it becomes a folder name',
+        f'{b}:3:10: name = "a/b": the name is also a folder name',
         f"{b}:5:1: expected a table of the sample's settings, found a list of 1",
         f"{b}:4:5: not valid JSON",
         f"{c}:2:35: condition_frame_indexes_vision = [1]: only the first frames can be kept",
@@ -86,7 +86,7 @@ def test_published_fields_without_effect_are_refused_unless_they_ask_for_nothing
     text = report(write(tmp_path, b_json={"prompt": "x", **asked}))
     assert text.count("this field of the released sample format has no effect here") == 4
     assert "enable_sound: " in text
-    assert "the same guidance at every step" in text
+    assert "the same guidance scale at every step" in text
 
 
 def test_two_samples_of_one_name(tmp_path: Path) -> None:
