@@ -213,7 +213,7 @@ def evaluate(
         OSError: A file cannot be read or written.
     """
     settings = {"model": model, "out": out, "device": device, "force": force, **flags}
-    if dataset is not None:  # a reasoner's has no such default
+    if dataset is not None:  # only the class for video generators has a default
         settings["dataset"] = dataset
     return _run_for_model("evaluate", settings)
 

@@ -29,7 +29,7 @@ class Result:
     """Exit code."""
 
 
-NAMED = 10
+MAX_LISTED = 10
 """Max number of skipped records or clips that are printed one by one."""
 
 
@@ -40,7 +40,7 @@ def left_out_lines(found: Iterable[str]) -> list[str]:
         found: One string per skipped item: its name and the reason.
     """
     lines = [f"skipped {text}" for text in found]
-    return lines[:NAMED] + ([f"skipped {len(lines) - NAMED} more"] if len(lines) > NAMED else [])
+    return lines[:MAX_LISTED] + ([f"skipped {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else [])
 
 
 class Action(Configurable, ABC):
@@ -100,13 +100,13 @@ def share_done(what: str) -> Callable[[int, int], None]:
     if not sys.stderr.isatty():
         tenth = -1
 
-        def say(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             nonlocal tenth
             if 10 * done // total > tenth:
                 tenth = 10 * done // total
                 print(f"{what}: {100 * done // total} %", file=sys.stderr, flush=True)
 
-        return say
+        return report
     from rich.console import Console
     from rich.progress import Progress, TimeRemainingColumn
 

@@ -64,7 +64,7 @@ class DryRun(RunAction):
 
     def lines(self) -> Iterator[str]:
         """Yields the output lines of the dry run; only one line if the run is complete already."""
-        tree, gpu = self.tree, find_gpu_of_plan(self.config.gpu)
+        tree, gpu = self.tree, find_planned_gpu(self.config.gpu)
         folder, processes = run_path(tree.job), self.config.gpus or int(os.environ.get("WORLD_SIZE", "1"))
         complete = completion(folder, resolve(tree))
         if complete is not None:
@@ -103,7 +103,7 @@ def plan_run(
 
     degrees = plan_degrees(config.model.config.parallelism, world_size)
     require_files(config, run_folder, variables=variables)
-    place = nearest_folder(run_folder)
+    disk_folder = nearest_folder(run_folder)
     checkpoint = find_latest(run_folder / "checkpoints", World())
     changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)
     model: Model = config.model.config.build(device="meta")
@@ -115,11 +115,11 @@ def plan_run(
     yield from (f"{word:<13}{line}" for word, line in task.remarks())
     optimizer = build_optimizer(config, model.network)
     yield from model_lines(config, model.network, task, optimizer)
-    yield from state_lines(config, model, world_size, place)
+    yield from state_lines(config, model, world_size, disk_folder)
     yield from memory_notes(config, model, world_size)
     too_small = None
     try:
-        yield from (f"note         {remark}" for remark in check_space(config, model, world_size, place))
+        yield from (f"note         {remark}" for remark in check_space(config, model, world_size, disk_folder))
     except UserError as error:
         too_small = error
     state, may_change = checkpoint, resume_changed
@@ -148,15 +148,15 @@ def plan_run(
         raise too_small
 
 
-def find_gpu_of_plan(word: str | None) -> Gpu | None:
-    """Returns the GPU type named `word`, such as "h100-80"; None: that of this machine, or None without a GPU.
+def find_planned_gpu(name: str | None) -> Gpu | None:
+    """Returns the GPU type with this name, such as "h100-80"; for None that of this machine, or None without a GPU.
 
     Raises UserError if no GPU type has this name.
     """
     device = present_device()
-    if word is None and device.startswith("cuda"):
-        word = word_of_device(device)
-    return None if word is None else find_gpu(word)
+    if name is None and device.startswith("cuda"):
+        name = word_of_device(device)
+    return None if name is None else find_gpu(name)
 
 
 def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iterator[str]:

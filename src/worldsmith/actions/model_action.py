@@ -134,11 +134,11 @@ class AnswerAction(ModelAction):
         A changed `processor` config has priority, then the config of the run that trained the model. Otherwise it is
         the default config, and the files in the model folder determine the preprocessing.
         """
-        asked, data = self.config.processor, (model.tree or {}).get("dataloader_train", {})
-        if asked == ChatProcessor.Config() and "processor" in data:
+        configured, data = self.config.processor, (model.tree or {}).get("dataloader_train", {})
+        if configured == ChatProcessor.Config() and "processor" in data:
             trained: ChatProcessor.Config = from_dict(data["processor"], ChatProcessor.Config)
             return trained
-        return asked
+        return configured
 
     def how(self, model: StoredModel) -> dict[str, Any]:
         """Returns the settings other than the weights that determine the answers, as JSON data.

@@ -76,7 +76,7 @@ def find_parent(name: str) -> Parent:
     """
     match = CHOICE.fullmatch(name)
     place, choice = (match["place"], match["choice"]) if match and not Path(name).exists() else (name, "")
-    parent = follow(find_place(place), choice, name)
+    parent = resolve(find_place(place), choice, name)
     return replace(parent, processor=processor_of(parent.model))
 
 
@@ -134,13 +134,15 @@ def find_place(name: str, label: str = PARENT) -> Path:
     found = [place for place in sorted(set(runs)) if place.is_dir()]
     found = found or [folder for folder in folders_below(root) if folder.name == name and is_run(folder)]
     if not found and re.fullmatch(rf"[0-9a-f]{{{SHORTEST_ID},}}", name):
-        found = [place_of(record) for record in map(read_lineage, records_below(root)) if record.id.startswith(name)]
+        found = [
+            recorded_path(record) for record in map(read_lineage, records_below(root)) if record.id.startswith(name)
+        ]
     if not found:
         raise UserError(
             f"{label} {name}: no such folder, no run of this name below {root}, and no lineage record with this "
             f"id there; use a path{did_you_mean_folder(path)}"
         )
-    return one_of(found, f"{label} {name}", "use its path")
+    return require_single(found, f"{label} {name}", "use its path")
 
 
 def folders_below(root: Path, depth: int | None = None) -> Iterator[Path]:
@@ -158,12 +160,12 @@ def records_below(root: Path) -> Iterator[Path]:
         yield from (file for file in sorted(folder.iterdir()) if is_record(file.name) and file.is_file())
 
 
-def place_of(record: Lineage) -> Path:
+def recorded_path(record: Lineage) -> Path:
     """Returns the folder or file that a lineage record describes."""
     return record.folder if record.file.name == LINEAGE else record.file
 
 
-def one_of(found: list[Path], what: str, advice: str) -> Path:
+def require_single(found: list[Path], what: str, advice: str) -> Path:
     """Returns the only path in `found`; raises UserError if there are several.
 
     The message is `what` (option and value), the number of paths, `advice` on how to choose one, and the paths.
@@ -174,12 +176,12 @@ def one_of(found: list[Path], what: str, advice: str) -> Path:
     return found[0]
 
 
-def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -> Parent:
+def resolve(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -> Parent:
     """Returns the model that `folder`, a folder or the file of a result, refers to; follows lineage records.
 
     Args:
         folder: Folder or file.
-        choice: Checkpoint to select in a run, see `choose`.
+        choice: Checkpoint to select in a run, see `choose_checkpoint`.
         name: Value of `--parent`, for messages.
         seen: Paths that were followed before, to detect cycles.
     """
@@ -188,25 +190,25 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
     seen = (*seen, folder.resolve())
     if folder.is_file():
         record = folder if is_record(folder.name) else record_of(folder)
-        return of_result(read_lineage(record or folder), choice, name, seen)
+        return resolve_result(read_lineage(record or folder), choice, name, seen)
     if is_run(folder):
-        return of_checkpoint(choose(folder, choice, name))
+        return resolve_checkpoint(choose_checkpoint(folder, choice, name))
     if choice and (is_model(folder) or (folder / "model").is_dir()):
         raise UserError(f"{PARENT} {name}: only a run has several checkpoints to choose from; {folder} is not one")
     if NAME.fullmatch(folder.resolve().name) and (folder / "model").is_dir():
-        return of_checkpoint(folder)
+        return resolve_checkpoint(folder)
     if (folder / LINEAGE).is_file():
-        return of_result(read_lineage(folder), choice, name, seen)
+        return resolve_result(read_lineage(folder), choice, name, seen)
     if is_adapter(folder):
-        return of_adapter(folder, None)
+        return resolve_adapter(folder, None)
     if is_model(folder):
         return Parent(folder)
-    inside = [child for child in sorted(folder.iterdir()) if child.is_dir() and (is_model(child) or is_run(child))]
+    candidates = [child for child in sorted(folder.iterdir()) if child.is_dir() and (is_model(child) or is_run(child))]
     # A spec's results folder has its runs in results_dir/output_dir/TIME.
-    inside = inside or [child for child in folders_below(folder, RESULT_DEPTH) if is_run(child)]
-    if not inside:
+    candidates = candidates or [child for child in folders_below(folder, RESULT_DEPTH) if is_run(child)]
+    if not candidates:
         raise UserError(f"{PARENT} {name}: {folder} contains no run, no checkpoint, no model and no {LINEAGE}")
-    return follow(one_of(inside, f"{PARENT} {name}", "name one"), choice, name, seen)
+    return resolve(require_single(candidates, f"{PARENT} {name}", "name one"), choice, name, seen)
 
 
 def is_run(folder: Path) -> bool:
@@ -222,7 +224,7 @@ def is_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in MODEL_FILES)
 
 
-def choose(run: Path, choice: str, name: str) -> Path:
+def choose_checkpoint(run: Path, choice: str, name: str) -> Path:
     """Returns the folder of the checkpoint that `choice` selects; UserError if there is no such complete checkpoint.
 
     Args:
@@ -238,7 +240,9 @@ def choose(run: Path, choice: str, name: str) -> Path:
     last = named if named in found else found[0]
 
     def refusal(reason: str) -> UserError:
-        steps = "".join(f"\n  {run}:iter={folder_iteration(f)}{remark(f, best, last)}" for f in reversed(found))
+        steps = "".join(
+            f"\n  {run}:iter={folder_iteration(f)}{label_checkpoint(f, best, last)}" for f in reversed(found)
+        )
         return UserError(f"{PARENT} {name}: {reason}; its checkpoints:{steps}")
 
     if choice == "best":
@@ -259,7 +263,7 @@ def choose(run: Path, choice: str, name: str) -> Path:
     return last
 
 
-def remark(folder: Path, best: Path | None, last: Path) -> str:
+def label_checkpoint(folder: Path, best: Path | None, last: Path) -> str:
     """Returns "  (best)", "  (last)" or "  (best and last)" if `folder` is that checkpoint of its run, else ""."""
     known = [word for word, place in (("best", best), ("last", last)) if folder == place]
     return f"  ({' and '.join(known)})" if known else ""
@@ -274,7 +278,7 @@ def is_finished(run: Path, last: Path) -> bool:
     return isinstance(steps, int) and folder_iteration(last) >= steps
 
 
-def of_checkpoint(folder: Path) -> Parent:
+def resolve_checkpoint(folder: Path) -> Parent:
     """Returns the model in the checkpoint `folder`.
 
     If the checkpoint contains only trained weights and its base model was moved, `base` is the new path of that model.
@@ -282,46 +286,47 @@ def of_checkpoint(folder: Path) -> Parent:
     if not is_partial(folder) or (file := record_of(folder.resolve())) is None:
         return Parent(folder)
     record = read_lineage(file)
-    moved = [place for place in of_role(record, "base") if str(place) not in [e["path"] for e in record.inputs]]
+    moved = [place for place in find_inputs(record, "base") if str(place) not in [e["path"] for e in record.inputs]]
     return Parent(folder, base=str(moved[0].resolve()) if moved else None)
 
 
-def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -> Parent:
+def resolve_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -> Parent:
     """Returns the model that the result of `record` is or contains, else the model that the result was computed with.
 
     Args:
         record: Lineage record of the result.
-        choice: Checkpoint to select in a run, see `choose`.
+        choice: Checkpoint to select in a run, see `choose_checkpoint`.
         name: Value of `--parent`, for messages.
         seen: Paths that were followed before, to detect cycles.
     """
-    folder, made = record.folder, []
+    folder, written = record.folder, []
     for entry in record.outputs:
         place = folder / entry["path"]
         if not is_model(place) and not is_run(place):
             continue
-        problem = None if is_run(place) else record.change(entry, place, look())  # a run may have gone on
+        # A run may have continued since, so its content is not compared.
+        problem = None if is_run(place) else record.change(entry, place, fingerprint_on_rank_0())
         if problem is not None:
             raise UserError(f"{PARENT} {name}: {place} {problem}: its {record.action} wrote {entry['fingerprint']}")
-        made.append(place)
-    if folder.resolve() in [place.resolve() for place in made]:
-        return of_adapter(folder, record) if is_adapter(folder) else Parent(folder)
-    if made:
-        return follow(one_of(made, f"{PARENT} {name}", "name one"), choice, name, seen)
+        written.append(place)
+    if folder.resolve() in [place.resolve() for place in written]:
+        return resolve_adapter(folder, record) if is_adapter(folder) else Parent(folder)
+    if written:
+        return resolve(require_single(written, f"{PARENT} {name}", "name one"), choice, name, seen)
     if choice:
         raise UserError(f"{PARENT} {name}: {folder} refers to one model, which `{record.action}` used; omit :{choice}")
-    adapters, models = of_role(record, "adapter"), of_role(record, "model")
+    adapters, models = find_inputs(record, "adapter"), find_inputs(record, "model")
     if adapters:
-        base = [*of_role(record, "base"), *models]
+        base = [*find_inputs(record, "base"), *models]
         return Parent(adapters[0], base=str(base[0]) if base else None, is_adapter=True)
     if not models:
         raise UserError(f"{PARENT} {name}: {folder} was created by {record.action}, which used no model")
-    return follow(one_of(models, f"{PARENT} {name}", "name one"), "", name, seen)
+    return resolve(require_single(models, f"{PARENT} {name}", "name one"), "", name, seen)
 
 
-def of_adapter(folder: Path, record: Lineage | None) -> Parent:
+def resolve_adapter(folder: Path, record: Lineage | None) -> Parent:
     """Returns the adapter in `folder` with its base weights: those in its lineage record, else as its files state."""
-    bases = [] if record is None else of_role(record, "base")
+    bases = [] if record is None else find_inputs(record, "base")
     about = read_json_object(folder / ABOUT) if (folder / ABOUT).is_file() else {}
     base = str(bases[0]) if bases else about.get("base_model") or base_of_adapter(folder)
     if not base:
@@ -329,7 +334,7 @@ def of_adapter(folder: Path, record: Lineage | None) -> Parent:
     return Parent(folder, base=base, is_adapter=True)
 
 
-def of_role(record: Lineage, role: str) -> list[Path]:
+def find_inputs(record: Lineage, role: str) -> list[Path]:
     """Returns the current paths of the inputs of a lineage record with a role such as "base", "model" or "adapter".
 
     Raises UserError if the content of such an input has changed.
@@ -338,7 +343,7 @@ def of_role(record: Lineage, role: str) -> list[Path]:
     for entry in record.inputs:
         if entry["role"] == role:
             place = record.locate(entry)
-            problem = record.change(entry, place, look())
+            problem = record.change(entry, place, fingerprint_on_rank_0())
             if problem is not None:
                 was = f"it was {entry['path']} with {entry['fingerprint']} when {record.folder} was created"
                 raise UserError(f"the {role} {place} {problem}; {was}. Restore it, or name the model itself")
@@ -346,7 +351,7 @@ def of_role(record: Lineage, role: str) -> list[Path]:
     return places
 
 
-def look() -> Callable[[Path], str] | None:
+def fingerprint_on_rank_0() -> Callable[[Path], str] | None:
     """Returns the function `fingerprint` on rank 0, and None on other ranks, so that only rank 0 reads the files."""
     return fingerprint if os.environ.get("RANK", "0") == "0" else None
 
@@ -384,8 +389,8 @@ def training_tree_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
     record = record_of(folder)
     if record is None or depth == 0:
         return None
-    told = read_lineage(record)
-    places = [told.locate(entry) for entry in told.inputs if entry["role"] in ("adapter", "model")]
+    lineage = read_lineage(record)
+    places = [lineage.locate(entry) for entry in lineage.inputs if entry["role"] in ("adapter", "model")]
     return next((found for place in places if (found := training_tree_of(place, depth - 1)) is not None), None)
 
 

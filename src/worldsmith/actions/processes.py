@@ -93,8 +93,8 @@ def run_worker(work: Callable[..., Any], number: int, count: int, pipe: Connecti
 
     The process exits immediately on SIGINT or SIGTERM, or when the process with the id `parent` ends.
     """
-    for asked in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(asked, signal.SIG_DFL)
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop_signal, signal.SIG_DFL)
     signal_at_parents_end(signal.SIGTERM, parent)
     try:
         pipe.send(("result", work(number, count, lambda done: pipe.send(("done", done)))))

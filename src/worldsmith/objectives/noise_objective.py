@@ -86,7 +86,7 @@ class NoiseObjective(Objective):
         """
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
+def stack_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """Stacks n tensors of equal shape to one tensor [n, …]; an argument that is one tensor is returned unchanged."""
     import torch
 

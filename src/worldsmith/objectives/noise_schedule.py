@@ -20,7 +20,7 @@ POSTERIOR_STREAM = 2
 NETWORK_STREAM = 5
 """Stream of the random values that a network uses itself, such as dropout masks."""
 
-MOST_DRAWS = 10_000
+MAX_ATTEMPTS = 10_000
 """Max attempts to sample a noise level from a range before the range counts as empty."""
 
 # The ltx2 distribution: quantiles that are stretched to [0, 1], its floor, and the fraction of uniform samples.
@@ -88,13 +88,13 @@ def sample_sigma(
         ValueError: If the distribution is unknown, or hardly ever has a value in the range.
     """
     rng, (low, high) = random_stream(seed, position, SIGMA_STREAM), within
-    for _ in range(MOST_DRAWS):
+    for _ in range(MAX_ATTEMPTS):
         sigma = draw_sigma(rng, distribution, shift)
         if low <= sigma < high or sigma == high == 1:
             return sigma
     raise ValueError(
         f"the distribution '{distribution}' with a shift of {shift:g} has hardly any noise level from {low:g} to "
-        f"{high:g} (none in {MOST_DRAWS} samples); use another distribution or shift"
+        f"{high:g} (none in {MAX_ATTEMPTS} samples); use another distribution or shift"
     )
 
 

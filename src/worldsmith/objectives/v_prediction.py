@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range
-from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, stacked, sum_by_noise
+from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, stack_tensors, sum_by_noise
 from worldsmith.objectives.objective import LossSum
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class VPrediction(NoiseObjective):
         """
         import torch
 
-        clean = stacked(latents)
+        clean = stack_tensors(latents)
         signal, spread = self._levels(draws, clean)
         noise = torch.stack([draw.noise for draw in draws])
         timesteps = torch.tensor([draw.timestep for draw in draws], device=clean.device)
@@ -152,10 +152,10 @@ class VPrediction(NoiseObjective):
         """
         import torch
 
-        clean = stacked(latents)
+        clean = stack_tensors(latents)
         signal, spread = self._levels(draws, clean)
         target = signal * torch.stack([draw.noise for draw in draws]) - spread * clean.float()
-        error = stacked(answers).float() - target
+        error = stack_tensors(answers).float() - target
         weights = spread.square().reciprocal().clamp(max=self.config.max_weight or math.inf)
         if self.config.loss_type == "l1":
             return (weights * spread * error.abs()).flatten(1).mean(dim=1)

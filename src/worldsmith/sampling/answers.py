@@ -70,7 +70,7 @@ class Answerer:
 
     def answers(
         self,
-        asked: Iterable[tuple[str, Sequence[Turn]]],
+        conversations: Iterable[tuple[str, Sequence[Turn]]],
         *,
         batch_size: int,
         max_new_tokens: int,
@@ -80,7 +80,7 @@ class Answerer:
         """Generates the next turn of each conversation, batch by batch.
 
         Args:
-            asked: (key that names the conversation, turns before the answer) of each conversation.
+            conversations: (key that names the conversation, turns before the answer) of each conversation.
             batch_size: Number of conversations per call of the model.
             max_new_tokens: Max number of generated tokens per answer.
             decoding: Temperature, top-p, repetition penalty and seed.
@@ -90,13 +90,13 @@ class Answerer:
         Yields:
             The answers in the order of the conversations, as soon as their batch is complete.
         """
-        waiting = iter(asked)
+        waiting = iter(conversations)
         while batch := list(islice(waiting, batch_size)):
             read = [self._read(key, turns) for key, turns in batch]
             prompts = [prompt for prompt in read if not isinstance(prompt, Answer)]
-            told = self._answer(prompts, max_new_tokens, decoding, forgiving) if prompts else []
-            said = iter(told)
-            yield from (prompt if isinstance(prompt, Answer) else next(said) for prompt in read)
+            generated = self._answer(prompts, max_new_tokens, decoding, forgiving) if prompts else []
+            generated_answers = iter(generated)
+            yield from (prompt if isinstance(prompt, Answer) else next(generated_answers) for prompt in read)
 
     def _read(self, key: str, turns: Sequence[Turn]) -> ChatSample | Answer:
         """Returns the prompt for the model of conversation `key`, or an answer with the error if that fails."""

@@ -198,13 +198,13 @@ def make_packs(
     guided = is_guided(sampler)
     pack: list[int] = []
     used = 0
-    for place, request in enumerate(requests):
+    for index, request in enumerate(requests):
         branches = [sampler.num_tokens(request.conditional), sampler.num_tokens(request.unconditional)]
         size = branches[0] if not guided else max(branches) if shared else sum(branches)
         if pack and (used + size > limit or len(pack) == most):
             yield pack
             pack, used = [], 0
-        pack.append(place)
+        pack.append(index)
         used += size
     if pack:
         yield pack

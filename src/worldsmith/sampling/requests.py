@@ -141,21 +141,23 @@ def read_request(sampler: VideoSampler, request: GenerationRequest) -> ReadReque
     return ReadRequest(request, *layouts)
 
 
-def begin(sampler: VideoSampler, known: ReadRequest) -> Beginning:
+def begin(sampler: VideoSampler, request_layouts: ReadRequest) -> Beginning:
     """Returns the initial state of the solver for one request: noise, and conditioning frames in the requested size.
 
     Args:
         sampler: Sampler of the model.
-        known: The checked request.
+        request_layouts: The checked request.
     """
-    request = known.request
+    request = request_layouts.request
     condition = request.condition
     if condition is not None:
         grid = LatentGrid(*sampler.model.latent_grid)
         frames = grid.pixel_frames(request.condition_frames) if request.condition_frames else request.num_frames
         with real_values():
             condition = fit(condition[:, :frames], request.height, request.width)
-    return sampler.begin(known.conditional, known.unconditional, seed=request.seed, condition=condition)
+    return sampler.begin(
+        request_layouts.conditional, request_layouts.unconditional, seed=request.seed, condition=condition
+    )
 
 
 def text_ids(sampler: VideoSampler, text: str, *, dropped: bool) -> Sequence[int]:
@@ -225,7 +227,7 @@ def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -
     """
     wanted = request.structured_metadata
     if (defaults.structured_metadata if wanted is None else wanted) and is_structured(request.prompt):
-        return filled(request)
+        return add_metadata(request)
     if not defaults.ends_captions:
         return request.prompt
     return training_text(request, defaults, dropped=not request.prompt.strip())
@@ -263,7 +265,7 @@ def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults)
     return " ".join(own + sentences)
 
 
-def filled(request: GenerationRequest) -> str:
+def add_metadata(request: GenerationRequest) -> str:
     """Returns a structured prompt, a JSON object, with duration, frame rate, size and aspect ratio of the request.
 
     The format is that of the released sampling code: existing keys keep their order, new ones are appended, an image

@@ -26,7 +26,7 @@ MOST_VALUES = 4
 """Max number of different values of a setting that are printed one by one."""
 
 
-SAID = ("name", "extra", "prompt", "sources")
+UNPRINTED = ("name", "extra", "prompt", "sources")
 """Fields of `SampleArgs` that are not printed as settings."""
 
 
@@ -142,8 +142,8 @@ class Chooser:
             The value; None if neither a layer nor a default has one.
         """
         layer = self.find(name)
-        said = [] if layer is None else [(getattr(layer.settings, name), layer.source)]
-        value, source = next((pair for pair in (*said, *below) if pair[0] is not None), (None, ""))
+        layer_values = [] if layer is None else [(getattr(layer.settings, name), layer.source)]
+        value, source = next((pair for pair in (*layer_values, *below) if pair[0] is not None), (None, ""))
         if source:
             self.sources[name] = source
         return value
@@ -162,7 +162,7 @@ def decide(
     flags: Layer,
     defaults: GenerationDefaults,
     grid: LatentGrid,
-    told_by: str,
+    defaults_source: str,
     modes: Sequence[Mode] = MODES,
 ) -> list[SampleArgs]:
     """Returns the final settings of the samples that one entry of a sample file describes.
@@ -174,7 +174,7 @@ def decide(
         flags: Settings from the command line.
         defaults: Default generation settings of the model.
         grid: Number of frames and pixels per latent of the model.
-        told_by: Name of the source of `defaults`, to be recorded and for messages.
+        defaults_source: Name of the source of `defaults`, to be recorded and for messages.
         modes: Generation modes that the model supports.
 
     Returns:
@@ -185,7 +185,7 @@ def decide(
     """
     where = entry.layers[0].source
     try:
-        first = decided(entry, Chooser([flags, *entry.layers]), defaults, grid, told_by, modes)
+        first = decide_first(entry, Chooser([flags, *entry.layers]), defaults, grid, defaults_source, modes)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
     outputs = Chooser([flags, *entry.layers]).pick("num_outputs") or 1
@@ -194,37 +194,37 @@ def decide(
     return [replace(first, name=f"{first.name}/{i}", seed=first.seed + i) for i in range(outputs)]
 
 
-def decided(
+def decide_first(
     entry: SampleEntry,
     chooser: Chooser,
     defaults: GenerationDefaults,
     grid: LatentGrid,
-    told_by: str,
+    defaults_source: str,
     modes: Sequence[Mode],
 ) -> SampleArgs:
     for layer in chooser.layers:
         defaults.refuse({field.name: getattr(layer.settings, field.name) for field in fields(SampleSettings)})
     vision = chooser.path("vision_path")
-    mode, num_frames = choose_mode(chooser, vision, (defaults.num_frames, told_by), modes)
+    mode, num_frames = choose_mode(chooser, vision, (defaults.num_frames, defaults_source), modes)
     if mode not in modes:
         raise ValueError(f"this model does not support {mode}; supported: {', '.join(modes)}")
-    told = defaults.image_defaults() if mode == "text2image" else defaults
-    height, width = choose_size(chooser, (told.height, told.width), told_by)
-    fps = chooser.pick("fps", (told.fps, told_by))
-    shift = chooser.pick("shift", (told.shift, told_by))
+    mode_defaults = defaults.image_defaults() if mode == "text2image" else defaults
+    height, width = choose_size(chooser, (mode_defaults.height, mode_defaults.width), defaults_source)
+    fps = chooser.pick("fps", (mode_defaults.fps, defaults_source))
+    shift = chooser.pick("shift", (mode_defaults.shift, defaults_source))
     values = {"height": height, "width": width, "num_frames": num_frames, "fps": fps}
     if missing := [name for name, value in values.items() if value is None]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise ValueError(f"the {', '.join(missing)} of the model's training is unknown; set {flags}")
-    if shift is None and "shift" not in told.refused and not told.shift_of_size:
+    if shift is None and "shift" not in mode_defaults.refused and not mode_defaults.shift_of_size:
         raise ValueError("the shift of the model's noise schedule is unknown, or depends on the size; set --shift")
-    assert num_frames is not None  # none is missing
+    assert num_frames is not None  # checked above
     whole = grid.pixel_frames(grid.latent_frames(num_frames))
     if whole != num_frames:
         chooser.sources["num_frames"] += f"; rounded up from {num_frames} to complete latent frames"
-    own = told.sampling()
+    own = mode_defaults.sampling()
     negative, metadata = choose_negative(chooser)
-    strength = choose_strength(chooser, mode, told)
+    strength = choose_strength(chooser, mode, mode_defaults)
     indexes, keep = choose_frames(chooser, vision) if strength is None else ([], None)
     return SampleArgs(
         name=entry.name,
@@ -232,7 +232,7 @@ def decided(
         prompt=read_prompt(entry),
         negative_prompt=negative,
         negative_metadata_mode=metadata,
-        structured_metadata=chooser.pick("structured_metadata", (defaults.structured_metadata, told_by)),
+        structured_metadata=chooser.pick("structured_metadata", (defaults.structured_metadata, defaults_source)),
         vision_path=vision,
         condition_frame_indexes_vision=indexes,
         condition_video_keep=keep,
@@ -242,11 +242,11 @@ def decided(
         fps=float(fps),
         seed=chooser.pick("seed", (0, "default")),
         num_steps=chooser.pick("num_steps", (own.steps, mode)),
-        guidance=chooser.pick("guidance", (own.guidance, told_by if told is defaults else mode)),
+        guidance=chooser.pick("guidance", (own.guidance, defaults_source if mode_defaults is defaults else mode)),
         shift=None if shift is None else float(shift),
         image_save_quality=chooser.pick("image_save_quality", (95, "default")),
-        scheduler=chooser.pick("scheduler", (own.scheduler, told_by)),
-        dynamic_guidance=chooser.pick("dynamic_guidance", (own.dynamic_guidance, told_by)),
+        scheduler=chooser.pick("scheduler", (own.scheduler, defaults_source)),
+        dynamic_guidance=chooser.pick("dynamic_guidance", (own.dynamic_guidance, defaults_source)),
         strength=strength,
         extra=entry.sample.extra,
         sources=chooser.sources,
@@ -270,32 +270,32 @@ def choose_mode(
     Raises:
         ValueError: If mode, number of frames and conditioning input contradict each other.
     """
-    begin = "text" if vision is None else "image" if is_image_file(vision) else "video"
-    asked = chooser.pick("num_frames")
-    alone = asked == 1 or (vision is None and asked is None and set(modes) == {"text2image"})
-    mode = chooser.pick("model_mode", (f"{begin}2{'image' if alone else 'video'}", "the given inputs"))
-    source, made = mode.split("2")
-    if source != begin:
+    input_type = "text" if vision is None else "image" if is_image_file(vision) else "video"
+    requested = chooser.pick("num_frames")
+    is_single_frame = requested == 1 or (vision is None and requested is None and set(modes) == {"text2image"})
+    mode = chooser.pick("model_mode", (f"{input_type}2{'image' if is_single_frame else 'video'}", "the given inputs"))
+    source, output_type = mode.split("2")
+    if source != input_type:
         given = f"begins with {vision}" if vision else "has no vision_path"
         raise ValueError(f"model_mode {mode} does not fit a sample that {given}")
-    if made == "image" and asked not in (None, 1):
-        raise ValueError(f"model_mode {mode} generates one frame, found num_frames {asked}")
-    if made == "video" and asked == 1:
+    if output_type == "image" and requested not in (None, 1):
+        raise ValueError(f"model_mode {mode} generates one frame, found num_frames {requested}")
+    if output_type == "video" and requested == 1:
         raise ValueError(f"model_mode {mode} generates more than one frame, found num_frames 1")
-    if made == "image" and begin != "text":
+    if output_type == "image" and input_type != "text":
         raise ValueError(f"{mode}: images are generated from text only; omit vision_path, or use more num_frames")
-    return mode, chooser.pick("num_frames", (1, mode) if made == "image" else trained)
+    return mode, chooser.pick("num_frames", (1, mode) if output_type == "image" else trained)
 
 
 def choose_size(
-    chooser: Chooser, trained: tuple[int | None, int | None], told_by: str
+    chooser: Chooser, trained: tuple[int | None, int | None], defaults_source: str
 ) -> tuple[int | None, int | None]:
     """Selects the size of a sample from the first layer that sets pixels or a resolution bucket.
 
     Args:
         chooser: Selects the value of each setting.
         trained: (height, width) in training, in pixels; None: not known.
-        told_by: Name of the source of `trained`.
+        defaults_source: Name of the source of `trained`.
 
     Returns:
         (height, width) in pixels; None: not known.
@@ -306,10 +306,10 @@ def choose_size(
     pixels, tier = ("height", "width"), ("resolution", "aspect_ratio")
     layer = chooser.find(*pixels, *tier)
     if layer is None or any(getattr(layer.settings, name) is not None for name in pixels):
-        height, width = (chooser.pick(name, (side, told_by)) for name, side in zip(pixels, trained))
+        height, width = (chooser.pick(name, (side, defaults_source)) for name, side in zip(pixels, trained))
         return height, width
     known = next((t for t, sizes in RESOLUTIONS.items() if trained[::-1] in sizes.values()), None)
-    resolution = chooser.pick("resolution", (known, told_by))
+    resolution = chooser.pick("resolution", (known, defaults_source))
     if resolution is None:
         raise ValueError(
             "aspect_ratio requires a resolution, but the size in training is in no resolution bucket; set --resolution"
@@ -334,15 +334,17 @@ def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str 
         ValueError: If frames are requested without a conditioning image or video, or do not fit it.
     """
     names = "condition_frame_indexes_vision", "condition_video_keep"
-    asked = {name: chooser.pick(name) for name in names}
+    requested = {name: chooser.pick(name) for name in names}
     if vision is None:
-        if any(asked.values()):
-            raise ValueError(f"{' and '.join(n for n in names if asked[n])} require a vision_path with the frames")
+        if any(requested.values()):
+            raise ValueError(f"{' and '.join(n for n in names if requested[n])} require a vision_path with the frames")
         return [], None
     image = is_image_file(vision)
-    if asked[names[0]] == [] or (image and asked[names[0]] not in (None, [0])):
-        raise ValueError(f"{names[0]} {asked[names[0]]} does not match {vision}; {'write [0]' if image else 'omit it'}")
-    if image and asked[names[1]]:
+    if requested[names[0]] == [] or (image and requested[names[0]] not in (None, [0])):
+        raise ValueError(
+            f"{names[0]} {requested[names[0]]} does not match {vision}; {'write [0]' if image else 'omit it'}"
+        )
+    if image and requested[names[1]]:
         raise ValueError(f"{names[1]} selects frames of a video, but {vision} is an image; omit it")
     kept: list[int] = chooser.pick(names[0], ([0] if image else [0, 1], "image" if image else "video"))
     return kept, None if image else chooser.pick(names[1], ("first", "default"))
@@ -424,7 +426,7 @@ def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
     names = Counter(Path(file).name for file in files)
     counts: dict[tuple[str, str], Counter[str]] = {}
     for sample in samples:
-        values: Mapping[str, Any] = {k: v for k, v in sample.record().items() if k not in SAID}
+        values: Mapping[str, Any] = {k: v for k, v in sample.record().items() if k not in UNPRINTED}
         for name, value in values.items():
             if name in sample.sources and name != "seed":
                 source = re.sub(r":\d+$", "", sample.sources[name])

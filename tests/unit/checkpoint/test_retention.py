@@ -115,7 +115,9 @@ def test_what_a_run_that_goes_back_will_lose_is_said(tmp_path: Path, caplog: pyt
     assert "the run resumes from" not in messages(caplog)
     (tmp_path / POINTER).write_text("iter_000000001\n")
     one.latest()
-    assert "removes the later checkpoints: iter_000000002, iter_000000003 (checkpoint.keep_latest_k = 3)" in messages(caplog)
+    assert "removes the later checkpoints: iter_000000002, iter_000000003 (checkpoint.keep_latest_k = 3)" in messages(
+        caplog
+    )
     checkpointer(tmp_path).latest()
     assert messages(caplog).count("the run resumes from") == 1
 

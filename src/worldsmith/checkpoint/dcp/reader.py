@@ -132,7 +132,7 @@ def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process knows
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # intended here
     try:
         load(state, storage_reader=TensorReader(folder), no_dist=no_dist)
     except CheckpointException as error:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 WEIGHT_FILES = (".safetensors", ".distcp", ".pt", METADATA)
 """Suffixes or names of the files whose checksums are verified when an export is opened; users may edit the others."""
-LOOSE = ("files", "checksums", "versions", "worldsmith", "base_model", "card")
+IGNORED_KEYS = ("files", "checksums", "versions", "worldsmith", "base_model", "card")
 """Keys of `worldsmith.json` that are ignored when two exports are compared."""
 
 
@@ -213,19 +213,21 @@ def find_export_damage(out: Path, about: Mapping[str, Any]) -> str | None:
     return next((change for change in changes if change is not None), None) or find_damage(out)
 
 
-def is_whole(out: Path, about: Mapping[str, Any]) -> bool:
+def is_intact(out: Path, about: Mapping[str, Any]) -> bool:
     """Returns whether all files of the export `out` are unchanged; `about` is the content of its `worldsmith.json`."""
     return find_export_damage(out, about) is None
 
 
 def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
-    """Returns whether two exports are the same, apart from the keys in `LOOSE` (files, versions, model card).
+    """Returns whether two exports are the same, apart from the keys in `IGNORED_KEYS` (files, versions, model card).
 
     Args:
         present: Content of `worldsmith.json` of the one export.
         about: Content of `worldsmith.json` of the other.
     """
-    return {k: v for k, v in present.items() if k not in LOOSE} == {k: v for k, v in about.items() if k not in LOOSE}
+    return {k: v for k, v in present.items() if k not in IGNORED_KEYS} == {
+        k: v for k, v in about.items() if k not in IGNORED_KEYS
+    }
 
 
 def state_versions(format: str, *packages: str) -> dict[str, Any]:

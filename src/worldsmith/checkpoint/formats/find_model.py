@@ -17,7 +17,7 @@ from worldsmith.checkpoint.run.find_checkpoint import NAME, find_latest, folder_
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.stored_config import written_here
-from worldsmith.checkpoint.sources.verify import WEIGHTS, require_whole
+from worldsmith.checkpoint.sources.verify import WEIGHTS, require_intact
 from worldsmith.config.declare.value_types import fits, misfit
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
@@ -75,10 +75,10 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
     model, checkpoint = identify(path, base)
     is_given = base is not None
     if model.adapter is not None:
-        base = None  # it is the model
+        base = None  # `model` is the base model already
         if weights == "auto" and model.tree is not None:
             weights = read_optional_json(model.adapter / ABOUT).get(BASE_WEIGHTS, "live")
-    choose = choose_of_export if model.tree is None else choose_of_run
+    choose = choose_export_weights if model.tree is None else choose_run_weights
     model = choose(replace(model, base=base), checkpoint, weights)
     if model.adapter is not None:
         require_no_adapters(model, model.adapter)
@@ -174,7 +174,7 @@ def read_run(config_file: Path, path: Path) -> StoredModel:
     )
 
 
-def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights) -> StoredModel:
+def choose_run_weights(model: StoredModel, checkpoint: Path | None, weights: Weights) -> StoredModel:
     """Returns the model of a run with the requested weights of a checkpoint.
 
     Args:
@@ -191,14 +191,14 @@ def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights)
         if checkpoint is None:
             raise FileNotFoundError(f"no checkpoint in {model.folder / 'checkpoints'}")
     else:
-        require_whole(checkpoint, World(), only=WEIGHTS)
+        require_intact(checkpoint, World(), only=WEIGHTS)
     if model.base is not None and not is_partial(checkpoint):
         raise needs_no_base(checkpoint, "it contains all its weights")
-    averaged = bool(CheckpointWeights(checkpoint / "model").average_shapes)
-    if weights == "ema" and not averaged:
+    has_ema = bool(CheckpointWeights(checkpoint / "model").average_shapes)
+    if weights == "ema" and not has_ema:
         raise ValueError(f"{checkpoint} has no EMA weights (model.config.ema was off): use the raw weights (live)")
-    kind: Literal["ema", "live"] = "live" if weights == "live" or not averaged else "ema"
-    return replace(model, folder=checkpoint, iteration=folder_iteration(checkpoint.resolve()), weights=kind)
+    chosen: Literal["ema", "live"] = "live" if weights == "live" or not has_ema else "ema"
+    return replace(model, folder=checkpoint, iteration=folder_iteration(checkpoint.resolve()), weights=chosen)
 
 
 def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> StoredModel:
@@ -213,13 +213,13 @@ def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> Stor
     formats.place_components(spec.config, folder)
     source = section(about, "source")
     if about:
-        told = read_generation(formats, about, folder)
+        defaults = read_generation(formats, about, folder)
     else:
-        told = formats.published_defaults(spec.config, folder)
+        defaults = formats.published_defaults(spec.config, folder)
     return StoredModel(
         folder=folder,
         spec=spec,
-        defaults=told,
+        defaults=defaults,
         run=source.get("run", ""),
         iteration=source.get("iteration", 0),
         weights=source.get("weights", "live"),
@@ -250,10 +250,10 @@ def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any
     return formats.read_defaults(generation)
 
 
-def choose_of_export(model: StoredModel, _: Path | None, weights: Weights) -> StoredModel:
+def choose_export_weights(model: StoredModel, _: Path | None, weights: Weights) -> StoredModel:
     """Returns `model`, an export, if it has the requested weights; else raises ValueError.
 
-    The unused argument is the checkpoint of `choose_of_run`. Raises UserError if base weights are given.
+    The unused argument is the checkpoint of `choose_run_weights`. Raises UserError if base weights are given.
     """
     if model.base is not None:
         raise needs_no_base(model.folder, "an exported folder contains all weights")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.export_folder import is_whole, read_source
+from worldsmith.checkpoint.formats.export_folder import is_intact, read_source
 from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import DType, ExportOptions
 from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NAMED_BY = 16
+NAME_DIGITS = 16
 """Number of hex digits of the fingerprint that are the name of a folder with merged weights."""
 
 
@@ -110,7 +110,7 @@ def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> 
         logger.warning("%s; used nevertheless, because --base names it", message)
         return
     named = base_of_adapter(adapter)
-    if named and not any(is_called(folder, named) for folder in folders):
+    if named and not any(may_be_named(folder, named) for folder in folders):
         logger.warning(
             "%s names the base %s, but is applied to %s: the answers are right only if these are the same weights",
             adapter, named, folders[0],
@@ -134,7 +134,7 @@ def inputs_of(folder: Path) -> list[dict[str, Any]]:
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
-def is_called(folder: Path, name: str) -> bool:
+def may_be_named(folder: Path, name: str) -> bool:
     """Returns whether `folder` may be the base model `name`, a path or Hub name, according to its path only."""
     if is_local(name):
         return folder.resolve().is_relative_to(Path(name).resolve())
@@ -160,10 +160,10 @@ def merge_adapter(model: StoredModel, place: Path) -> Merged:
     source = model.open()
     assert isinstance(source, MergedWeights)
     dtype = stored_dtype(source)
-    made_of = [fingerprint(model.folder), model.weights, fingerprint(model.adapter), dtype]
-    mark = hashlib.sha256("\n".join(made_of).encode()).hexdigest()
-    folder, facts = place / mark[:NAMED_BY], place / f"{mark[:NAMED_BY]}.json"
-    if (known := read_merged(folder, facts)) is not None and known.fingerprint == mark:
+    inputs = [fingerprint(model.folder), model.weights, fingerprint(model.adapter), dtype]
+    merged_fingerprint = hashlib.sha256("\n".join(inputs).encode()).hexdigest()
+    folder, facts = place / merged_fingerprint[:NAME_DIGITS], place / f"{merged_fingerprint[:NAME_DIGITS]}.json"
+    if (known := read_merged(folder, facts)) is not None and known.fingerprint == merged_fingerprint:
         return known
     changed, largest = count_changes(source, dtype, average=model.average)
     if not changed:
@@ -172,9 +172,9 @@ def merge_adapter(model: StoredModel, place: Path) -> Merged:
             f"of {dtype}"
         )
     place.mkdir(parents=True, exist_ok=True)
-    form = next(iter(exports_of(model.spec.name).values()))
-    form.write(model, folder, ExportOptions(dtype=dtype, force=folder.exists()))
-    merged = Merged(str(folder), mark, len(source.adapted), changed, largest, dtype)
+    export_format = next(iter(exports_of(model.spec.name).values()))
+    export_format.write(model, folder, ExportOptions(dtype=dtype, force=folder.exists()))
+    merged = Merged(str(folder), merged_fingerprint, len(source.adapted), changed, largest, dtype)
     write_text(facts, json.dumps(asdict(merged), indent=2) + "\n")
     return merged
 
@@ -183,7 +183,7 @@ def read_merged(folder: Path, facts: Path) -> Merged | None:
     """Returns the JSON description `facts` of a folder with merged weights; None if either is incomplete."""
     if not facts.is_file() or not (folder / ABOUT).is_file():
         return None
-    if not is_whole(folder, read_json_object(folder / ABOUT)):
+    if not is_intact(folder, read_json_object(folder / ABOUT)):
         return None
     try:
         return Merged(**{**read_json_object(facts), "folder": str(folder)})

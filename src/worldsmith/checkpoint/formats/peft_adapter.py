@@ -23,7 +23,7 @@ from worldsmith.checkpoint.formats.stored_adapter import PREFIX, AdapterLayout, 
 from worldsmith.checkpoint.formats.weight_formats import full_name
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
-from worldsmith.checkpoint.sources.verify import require_whole
+from worldsmith.checkpoint.sources.verify import require_intact
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.files.json_file import are_numbers, json_type, read_json_object
@@ -269,7 +269,7 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}; expected an adapter folder in PEFT format")
     if (folder / ABOUT).is_file():
-        require_whole(folder, World())
+        require_intact(folder, World())
     config = read_json_object(folder / CONFIG)
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; only LORA is supported")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.checkpoint.dcp import parts as dcp
 from worldsmith.checkpoint.run.find_checkpoint import find_latest, folder_name, gone_back
 from worldsmith.checkpoint.run.save_error import SaveError, describe_causes, is_disk_full, is_expected
-from worldsmith.checkpoint.run.staging_buffer import StagedLayout, Stager, private_memory
+from worldsmith.checkpoint.run.staging_buffer import StagedLayout, Stager, allocate_private
 from worldsmith.checkpoint.run.write_checkpoint import Save, WriterProcess, tidy_up, write_checkpoint
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count
@@ -117,7 +117,7 @@ class Checkpointer(Configurable):
         self.folder = folder
         self.world = world or World()
         self._saving: Future[Path] | None = None
-        # Made now: later, the ranks of a launcher that has died would find each other no more, and have a save to do.
+        # Connected now: if the launcher dies later, the ranks could not connect any more, but must still save.
         self._peers = SideGroup(self.world.rank, self.world.size)
         self._process = process or start_writer(config)
         if self.world.is_main:
@@ -159,7 +159,7 @@ class Checkpointer(Configurable):
         position, settings = None if dataloader is None else json.dumps(dataloader), self.config
         keep = settings.keep_latest_k if retire else None
         save = Save(target, texts or {}, position, self.world.data_rank, keep, settings.keep_every, is_best)
-        staged: list[tuple[StagedLayout, Tensor]] = []  # not what `run` returns, since that goes to all ranks
+        staged: list[tuple[StagedLayout, Tensor]] = []  # not the result of `run`, which is sent to all ranks
         with self._all_or_nothing(target, needed):
             self._peers.run_on_main(partial(require_space, self.folder, needed))
             if background:
@@ -225,7 +225,7 @@ class Checkpointer(Configurable):
 
     @cached_property
     def _stager(self) -> Stager:
-        allocate = private_memory if self._process is None else self._process.allocate
+        allocate = allocate_private if self._process is None else self._process.allocate
         return Stager(allocate, on_cuda=self.world.device.startswith("cuda"))
 
     def _write_staged(self, save: Save, needed: int, layout: StagedLayout, buffer: Tensor) -> Path:
@@ -272,7 +272,7 @@ class Checkpointer(Configurable):
             yield
         except Exception as error:
             if self.world.is_main:
-                with suppress(OSError):  # it is the first error that counts
+                with suppress(OSError):  # only the first error is reported
                     tidy_up(self.folder)
             if not is_expected(error):
                 logger.warning("an unexpected error in a save", exc_info=error)

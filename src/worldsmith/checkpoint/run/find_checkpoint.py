@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.sources.verify import damage
+from worldsmith.checkpoint.sources.verify import find_checkpoint_damage
 from worldsmith.config.errors import UserError
 from worldsmith.files import atomic
 from worldsmith.files.locks import lease
@@ -139,7 +139,7 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
     Args:
         parent: Folder of the checkpoints.
         world: Ranks of the run.
-        weights_only: Whether only the files of the weights are verified, see `damage`.
+        weights_only: Whether only the files of the weights are verified, see `find_checkpoint_damage`.
         own: Whether this process trains the run. False: another process may train the run, so the returned checkpoint
             is locked against removal until this process ends.
 
@@ -155,11 +155,11 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
     while found.checkpoints:
         candidate = found.checkpoints.pop(0)
         if not own and not all(world.gather(lease(candidate / MANIFEST) or candidate.is_dir())):
-            # It was removed just now, for a later one: list them again.
+            # It was removed just now because a later one was saved: list the checkpoints again.
             found = world.broadcast(list_candidates(parent) if world.is_main else None)
             problems = [found.pointer.problem] if found.pointer.problem else []
             continue
-        problem = damage(candidate, world, weights_only=weights_only)
+        problem = find_checkpoint_damage(candidate, world, weights_only=weights_only)
         if problem is None:
             for line in problems:
                 logger.warning("DAMAGED CHECKPOINT skipped: %s", line)

@@ -97,7 +97,7 @@ class Stager:
         layout = lay_out(parts)
         if self._pinned and self._staged is not None:
             unpin(self._staged[1])
-        self._staged, self._views = None, []  # the old buffer goes before the new one comes
+        self._staged, self._views = None, []  # frees the old buffer before the new one is allocated
         buffer = self._allocate(layout.size)
         self._pinned = self._on_cuda and pin(buffer)
         self._views = [layout.view(buffer, part, item) for part, plan in layout.plans.items() for item in plan.items]
@@ -147,7 +147,7 @@ def sharding(tensor: Any) -> Any:
     return (tensor.device_mesh, tensor.placements) if hasattr(tensor, "to_local") else None
 
 
-def private_memory(size: int) -> Tensor:
+def allocate_private(size: int) -> Tensor:
     """Allocates a uint8 tensor of `size` bytes in this process, not shared with other processes."""
     import torch
 
@@ -160,7 +160,7 @@ def pin(buffer: Tensor) -> bool:
 
     code = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
     if code != 0:
-        with suppress(RuntimeError):  # the next kernel reports the error of that call: let it be this one
+        with suppress(RuntimeError):  # the next kernel would report the error of that call
             torch.zeros(1, device="cuda")
         size = buffer.numel() / 2**30
         logger.warning("%.1f GiB of host RAM cannot be page-locked (CUDA error %d), so saves take longer", size, code)

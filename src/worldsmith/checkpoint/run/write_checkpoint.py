@@ -68,7 +68,7 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
         peers: Ranks that write the checkpoint together.
         staged: Whether the tensors are in host RAM and CUDA must not be used.
     """
-    aside, made = hidden(save.target), list[os.stat_result]()
+    aside, made = temporary_folder(save.target), list[os.stat_result]()
     peers.run_on_main(lambda: made.append(write_texts(aside, save.texts)))
     for part, planner in planners.items():
         peers.run_on_main(lambda: require_folder(aside, made[0], save.texts))
@@ -78,10 +78,10 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
     peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
     share = peers.scatter(lambda: divide_files(aside, peers.size))
     shares = peers.run(lambda: manifest.summarize_files(aside, [aside / name for name in share]))
-    peers.run_on_main(lambda: make_visible(save, shares))
+    peers.run_on_main(lambda: publish_checkpoint(save, shares))
 
 
-def hidden(target: Path) -> Path:
+def temporary_folder(target: Path) -> Path:
     """Returns the temporary folder next to `target` in which the checkpoint `target` is written."""
     return target.with_name(f"{atomic.SAVING}{target.name}")
 
@@ -92,14 +92,14 @@ def divide_files(aside: Path, shares: int) -> list[list[str]]:
     return [names[number::shares] for number in range(shares)]
 
 
-def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
+def publish_checkpoint(save: Save, shares: list[dict[str, list[int]]]) -> None:
     """Publishes a complete checkpoint: writes its manifest, renames the folder, sets pointers, removes old checkpoints.
 
     Args:
         save: Target and metadata.
         shares: Relative path -> (size, checksum) of the files that each rank has read.
     """
-    aside, target = hidden(save.target), save.target
+    aside, target = temporary_folder(save.target), save.target
     manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})
     atomic.publish_folder(aside, target)
     atomic.write_text(target.parent / POINTER, f"{target.name}\n")
@@ -119,7 +119,7 @@ def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) 
     if keep_latest_k is None:
         return
     found = checkpoint_folders(newest.parent)
-    # Later steps than the newest one's belong to a past that the run has gone back from: they go first.
+    # Checkpoints of later steps than the newest one exist if the run was resumed from an earlier step: remove them.
     before = [path for path in found if is_later(newest, path)][: keep_latest_k - 1]
     best = read_best(newest.parent)
     for path in found:
@@ -154,29 +154,29 @@ def tidy_up(folder: Path) -> None:
         logger.info("removed the remains of an interrupted save in %s: %s", folder, ", ".join(leftovers))
 
 
-def require_folder(aside: Path, made: os.stat_result, texts: Iterable[str]) -> None:
+def require_folder(aside: Path, created: os.stat_result, texts: Iterable[str]) -> None:
     """Raises FileNotFoundError if the run folder was moved during the save.
 
     A new folder that torch has created at the old path in the meantime is removed.
 
     Args:
         aside: Temporary folder of the checkpoint.
-        made: Stat result of the folder when it was created, as its identity.
+        created: Stat result of the folder when it was created, as its identity.
         texts: Names of text files that the folder must contain; a folder that torch created lacks them.
     """
-    if os.path.samestat(aside.stat(), made):
+    if os.path.samestat(aside.stat(), created):
         return
     if not any((aside / name).exists() for name in texts):
         shutil.rmtree(aside)
         for place in list(aside.parents)[:2]:
-            with suppress(OSError):  # others have put something there
+            with suppress(OSError):  # not empty: it contains files of others
                 place.rmdir()
     raise FileNotFoundError(errno.ENOENT, "the run folder was moved during the save", str(aside))
 
 
 def write_texts(aside: Path, texts: Mapping[str, str]) -> os.stat_result:
     """Creates the folder `aside` with the text files `texts` (name -> content); returns the folder's stat result."""
-    aside.mkdir()  # not with the folders above it: the run has made them, and may have lost them
+    aside.mkdir()  # without parents: if they are missing, the run folder was moved
     for name, text in texts.items():
         (aside / name).write_text(text, encoding="utf-8")
     return aside.stat()
@@ -210,7 +210,7 @@ class WriterProcess:
         other.close()
         self._connection, self._pid = own, pid
         self._layout: StagedLayout | None = None
-        self.close = weakref.finalize(self, end, own, pid, owner=os.getpid())
+        self.close = weakref.finalize(self, end_process, own, pid, owner=os.getpid())
         """Ends the writer process; called automatically when this object is garbage-collected."""
 
     @property
@@ -226,12 +226,12 @@ class WriterProcess:
         handle = os.memfd_create("worldsmith")
         try:
             os.ftruncate(handle, size)
-            memory = mapped(handle, size)
+            memory = map_memory(handle, size)
             if self.is_alive:
                 self._connection.send(Memory(size))
                 send_handle(self._connection, handle, self._pid)
         except ConnectionError:
-            logger.warning("%s", self._buried())
+            logger.warning("%s", self._process_died())
         finally:
             os.close(handle)
         return memory
@@ -258,7 +258,7 @@ class WriterProcess:
                 self._connection.send(layout)
                 self._layout = layout
             self._connection.send(Job(save, peers.rank, peers.size))
-            while isinstance(message := self._connection.recv(), Meeting):
+            while isinstance(message := self._connection.recv(), ExchangeRequest):
                 answer: Any
                 try:
                     answer = peers.exchange(*message)
@@ -267,15 +267,15 @@ class WriterProcess:
                 self._connection.send(answer)
             outcome = message
         except (EOFError, OSError):
-            outcome = self._buried()
-        except Exception as error:  # something that cannot be sent: what the process waits for is unknown
+            outcome = self._process_died()
+        except Exception as error:  # not picklable: the state of the connection is unknown
             self.close()
             outcome = error
         if failure is not None:
             raise failure
         return outcome
 
-    def _buried(self) -> ChildProcessError:
+    def _process_died(self) -> ChildProcessError:
         self.close()
         what = "the process that writes checkpoints has died (out of memory?); a thread writes the next ones"
         return ChildProcessError(errno.ECHILD, what)
@@ -295,7 +295,7 @@ class Job(NamedTuple):
     size: int
 
 
-class Meeting(NamedTuple):
+class ExchangeRequest(NamedTuple):
     """Message from the writer process: call `Peers.exchange` with these arguments and send back its result or error."""
 
     kind: Kind
@@ -311,7 +311,7 @@ class Relay(Peers):
         self._connection = connection
 
     def exchange(self, kind: Kind, payload: bytes | list[bytes] | None, error: Exception | None) -> Any:
-        self._connection.send(Meeting(kind, payload, error))
+        self._connection.send(ExchangeRequest(kind, payload, error))
         answer = self._connection.recv()
         if isinstance(answer, Exception):
             raise answer
@@ -328,8 +328,8 @@ def serve(connection: Connection, parent: int) -> None:
     try:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork, and code that needs them waits forever
         for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # a stop is for the run, which may have a save to finish
-        # No save continues after its run: the next run would meet it in the same folder.
+            signal.signal(number, signal.SIG_IGN)  # only the training process handles it: it may have to finish a save
+        # No save continues after its run, since the next run would write to the same folder.
         signal_at_parents_end(signal.SIGKILL, parent)
         layout: Any = None
         memory: Any = None
@@ -337,21 +337,21 @@ def serve(connection: Connection, parent: int) -> None:
             message = connection.recv()
             if isinstance(message, Memory):
                 handle = recv_handle(connection)
-                memory = mapped(handle, message.size)
+                memory = map_memory(handle, message.size)
                 os.close(handle)
             elif isinstance(message, Job):
-                connection.send(outcome(message, layout, memory, connection))
+                connection.send(run_job(message, layout, memory, connection))
             else:
                 layout = message
-    except (EOFError, ConnectionError):  # the owner has gone
+    except (EOFError, ConnectionError):  # the training process has ended
         pass
-    except BaseException:  # the owner only learns that this process has died
+    except BaseException:  # the training process only sees that this process has died
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
-def outcome(job: Job, layout: StagedLayout, memory: Tensor, connection: Connection) -> Exception | None:
+def run_job(job: Job, layout: StagedLayout, memory: Tensor, connection: Connection) -> Exception | None:
     """Writes the checkpoint of `job` in the writer process; returns the error, or None if no error occurred.
 
     Args:
@@ -367,14 +367,14 @@ def outcome(job: Job, layout: StagedLayout, memory: Tensor, connection: Connecti
     return None
 
 
-def mapped(handle: int, size: int) -> Tensor:
+def map_memory(handle: int, size: int) -> Tensor:
     """Maps the open file `handle` of `size` bytes into memory, shared with other processes; returns a uint8 tensor."""
     import torch
 
     return torch.frombuffer(mmap.mmap(handle, size), dtype=torch.uint8)
 
 
-def end(connection: Connection, pid: int, *, owner: int) -> None:
+def end_process(connection: Connection, pid: int, *, owner: int) -> None:
     """Kills the writer process `pid` and closes its connection.
 
     No effect unless this process has the id `owner`: a fork, such as a data loader worker, must not end the writer.
@@ -382,6 +382,6 @@ def end(connection: Connection, pid: int, *, owner: int) -> None:
     if os.getpid() != owner:
         return
     connection.close()
-    with suppress(ProcessLookupError, ChildProcessError):  # somebody else has waited for it, or nobody has to
+    with suppress(ProcessLookupError, ChildProcessError):  # it has ended and was waited for already
         os.kill(pid, signal.SIGKILL)  # a fork that lives on keeps its copy of the connection open
         os.waitpid(pid, 0)

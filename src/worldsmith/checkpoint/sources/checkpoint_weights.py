@@ -45,8 +45,8 @@ class CheckpointWeights(WeightSource):
         self.describe = f"checkpoint {folder.parent if folder.name == 'model' else folder}"
         self.entries = read_entries(folder)
         stored = {name: list(entry.size) for name, entry in self.entries.items()}
-        self.average_shapes = without_prefix(stored, AVERAGE)
-        self.own = without_prefix(stored, LIVE)
+        self.average_shapes = strip_prefix(stored, AVERAGE)
+        self.own = strip_prefix(stored, LIVE)
         self.shapes = {**(below.shapes if below else {}), **self.own}
         self.copies = {}
         self.unknown = [name for name in stored if not name.startswith((LIVE, AVERAGE))]
@@ -125,5 +125,5 @@ def read_model(model: Any, place: Path) -> tuple[str, dict[str, Any]]:
         raise UserError(f"{place}: {error}") from error
 
 
-def without_prefix(shapes: Mapping[str, list[int]], prefix: str) -> dict[str, list[int]]:
+def strip_prefix(shapes: Mapping[str, list[int]], prefix: str) -> dict[str, list[int]]:
     return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}

@@ -12,7 +12,7 @@ from worldsmith.checkpoint.run.find_checkpoint import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH, start_in
-from worldsmith.checkpoint.sources.verify import WEIGHTS, has_checksums, require_whole
+from worldsmith.checkpoint.sources.verify import WEIGHTS, has_checksums, require_intact
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
@@ -54,7 +54,7 @@ def open_weights(
         UserError: If a file is damaged or the format is not supported.
     """
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
-    from worldsmith.checkpoint.sources.verify import require_whole
+    from worldsmith.checkpoint.sources.verify import require_intact
     from worldsmith.models.model_files import local_folder
 
     root = local_folder(full_name(str(path)), file_patterns=FILES, field=field)
@@ -65,13 +65,13 @@ def open_weights(
     require_same_kind(root, world, field=field)
     if foreign is not None:
         if root.is_dir():
-            require_whole(root, world)
+            require_intact(root, world)
         return foreign()
     model_folder = find_model_folder(root, world)
     if model_folder is not None:
         return open_checkpoint(model_folder, world=world)
     if has_safetensors(root):
-        require_whole(root, world)
+        require_intact(root, world)
         return open_safetensors(root, family)
     raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {OURS}, or {describe_readable()}")
 
@@ -93,7 +93,7 @@ def require_weights(path: str, *, field: str, family: str = "") -> None:
     from worldsmith.models.model_files import look_for
 
     root = look_for(full_name(path), file_patterns=FILES, field=field)
-    if root is None:  # the hub has it
+    if root is None:  # it exists on the Hub
         return
     foreign = find_source(root)
     if foreign is not None:
@@ -149,7 +149,7 @@ def find_model_folder(root: Path, world: World) -> Path | None:
     model = own_model_folder(root)
     if model is not None:
         if model.name == "model":  # otherwise files next to it are unrelated
-            require_whole(model.parent, world, only=WEIGHTS)
+            require_intact(model.parent, world, only=WEIGHTS)
         return model
     for checkpoints in (root, root / "checkpoints"):
         latest = find_latest(checkpoints, world, weights_only=True)

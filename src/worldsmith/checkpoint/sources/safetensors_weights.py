@@ -46,8 +46,8 @@ class SafetensorsWeights(WeightSource):
         self.copies = dict(naming.copies)
         self.shapes |= {name: self.shapes[source] for name, source in self.copies.items()}
 
-    def lacks_by_nature(self, name: str) -> bool:
-        return super().lacks_by_nature(name) or (name not in self.shapes and self.naming.lacks(name))
+    def is_optional(self, name: str) -> bool:
+        return super().is_optional(name) or (name not in self.shapes and self.naming.lacks(name))
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
         from safetensors import SafetensorError
@@ -126,7 +126,7 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
         raise FileNotFoundError(f"{root} has no safetensors files")
     files, config = tensor_files(folder), read_optional_json(folder / "config.json")
     try:
-        plain = unwrapped(files)
+        plain = strip_wrappers(files)
         naming = find_naming(plain, config, wanted=family)
     except ValueError as error:
         raise UserError(f"{folder}: {error}") from error
@@ -137,7 +137,7 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
             f"native export, or {describe_readable()}"
         )
     naming = replace(naming, keys={name: plain[key] for name, key in naming.keys.items()})
-    wrappers = wrappers_in(naming.keys.values())
+    wrappers = find_wrappers(naming.keys.values())
     if wrappers:
         logger.warning(
             "%s: the tensor names contain the prefix %s of a wrapped model, which is ignored",
@@ -149,7 +149,7 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
     return source
 
 
-def unwrapped(files: Iterable[str]) -> dict[str, str]:
+def strip_wrappers(files: Iterable[str]) -> dict[str, str]:
     """Returns tensor name without prefixes of wrappers, such as `module.` of DDP → tensor name in the file.
 
     Args:
@@ -167,7 +167,7 @@ def unwrapped(files: Iterable[str]) -> dict[str, str]:
     return keys
 
 
-def wrappers_in(keys: Iterable[str]) -> list[str]:
+def find_wrappers(keys: Iterable[str]) -> list[str]:
     """Returns the prefixes of wrappers, such as `module.` of DDP, that occur in the tensor names `keys`."""
     keys = list(keys)
     found = [wrapper for wrapper in WRAPPERS if any(wrapper in key for key in keys)]

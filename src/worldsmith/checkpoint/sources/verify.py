@@ -34,7 +34,7 @@ def has_checksums(folder: Path) -> bool:
     return isinstance(manifest, dict) and "files" in manifest
 
 
-def damage(folder: Path, world: World, *, weights_only: bool = False) -> str | None:
+def find_checkpoint_damage(folder: Path, world: World, *, weights_only: bool = False) -> str | None:
     """Verifies the checksums of a checkpoint; returns a description of the first damage, or None if it is intact.
 
     Collective: each rank reads a part of the files, and all ranks get the same result.
@@ -52,7 +52,7 @@ def damage(folder: Path, world: World, *, weights_only: bool = False) -> str | N
     return next((found for found in world.gather(problem) if found is not None), None)
 
 
-def require_whole(folder: Path, world: World, *, only: tuple[str, ...] = ("",)) -> None:
+def require_intact(folder: Path, world: World, *, only: tuple[str, ...] = ("",)) -> None:
     """Raises UserError if a folder with checksums is damaged; a folder without checksums is accepted. Collective.
 
     Args:

@@ -232,7 +232,7 @@ def compare_weights(
                 report.started_live.append(name)
         elif average and (average_as_live or not source.average_shapes) and live_name(name) in wanted:
             report.started_live.append(name)
-        elif stored is None and (source.lacks_by_nature(bare) or any(key in name for key in allow_initialised)):
+        elif stored is None and (source.is_optional(bare) or any(key in name for key in allow_initialised)):
             report.initialised.append(name)
         elif stored is None:
             report.missing.append(name)
@@ -252,7 +252,7 @@ def compare_weights(
         if before != now:
             report.notes.append(f"converters that the weights were trained with: {before}; now: {now}")
     else:
-        refuse(report, NetworkDifference(), keys_to_skip)
+        require_loadable(report, NetworkDifference(), keys_to_skip)
     if average_as_live:
         report.notes.append("the raw weights are the EMA weights of the source (load_ema_to_reg)")
     return report
@@ -279,7 +279,7 @@ def require_same_network(
         raise UserError(f"{source.describe} contains a model of the family '{source.family}', expected '{spec.name}'")
     formats = weight_formats(spec.name)
     difference = formats.difference(source.settings, spec.config)
-    refuse(report, difference, keys_to_skip, advice=formats.advice)
+    require_loadable(report, difference, keys_to_skip, advice=formats.advice)
     surplus = [name.removeprefix(LIVE) for name in report.unexpected if not name.startswith(AVERAGE)]
     surplus = [n for n in surplus if n in source.shapes and not any(key in LIVE + n for key in keys_to_skip)]
     refused = [name for name in surplus if difference.is_required(name)]
@@ -291,7 +291,9 @@ def require_same_network(
     return difference
 
 
-def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequence[str], *, advice: str = "") -> None:
+def require_loadable(
+    report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequence[str], *, advice: str = ""
+) -> None:
     """Raises UserError if weights must not be loaded: missing tensors, other shapes or settings, or unused adapters.
 
     Args:

@@ -44,7 +44,7 @@ class WeightSource(ABC):
     unknown: list[str]
     """Names of tensors in the files that do not belong to the network, such as those of a vision encoder."""
 
-    def lacks_by_nature(self, name: str) -> bool:
+    def is_optional(self, name: str) -> bool:
         """Returns whether the weight `name` need not be in this source, such as a LoRA adapter in base weights."""
         return is_adapter(name) and not any(is_adapter(other) for other in self.shapes)
 
