@@ -187,7 +187,9 @@ def test_ranks_that_see_different_copies_are_told_and_do_not_wait(run: Path) -> 
         UserError, match=r"process 0 finds safetensors there but process 1 finds a run; copy the folder to all nodes"
     ):
         open_weights(run, world=Different(other="safetensors"))
-    with pytest.raises(UserError, match=r"damaged: processes \[0\] find no manifest.json in it, but the others do"):
+    with pytest.raises(
+        UserError, match=r"damaged: processes \[0\] find no manifest.json in the folder, but the others do"
+    ):
         require_intact(run / "checkpoints" / "iter_000000002", Different(other=(False, None)))
 
 

@@ -100,7 +100,7 @@ def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> 
             return
         message = (
             f"{adapter} was trained on {recorded[0]['path']} with the fingerprint {recorded[0]['fingerprint']}, but "
-            f"{folders[0]} has other content"
+            f"{folders[0]} has another fingerprint"
         )
         if not is_given:
             raise UserError(
@@ -112,7 +112,7 @@ def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> 
     named = base_of_adapter(adapter)
     if named and not any(may_be_named(folder, named) for folder in folders):
         logger.warning(
-            "%s names the base %s, but is applied to %s: the answers are right only if these are the same weights",
+            "%s names the base %s, but is applied to %s: the results are correct only if these are the same weights",
             adapter, named, folders[0],
         )  # fmt: skip
 

@@ -50,8 +50,8 @@ def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
             raise UserError(f"{adapter.folder} is damaged: it lacks a matrix of the layer {path}")
         if shape is None:
             raise UserError(
-                f"{adapter.folder} adapts the layer {path}, which {source.describe} does not have: it belongs to "
-                "another model"
+                f"{adapter.folder} adapts the layer {path}, which {source.describe} does not have: the adapter belongs "
+                "to another model"
             )
         if [len(high), low.shape[1]] != list(shape) or not len(low) == high.shape[1] == adapter.rank:
             raise UserError(

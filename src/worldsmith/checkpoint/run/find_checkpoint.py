@@ -167,7 +167,7 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
                 logger.warning("%s is used instead", candidate.name)
             named = found.pointer.checkpoint
             if named is not None and is_later(candidate, named):
-                logger.warning("%s is later than %s: the run had gone back from it", candidate.name, named.name)
+                logger.warning("%s is used, although it is later than %s in %s", candidate.name, named.name, POINTER)
             return candidate
         problems.append(f"{candidate.name}: {problem}")
         passed_over += 1

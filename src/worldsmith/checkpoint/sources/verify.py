@@ -66,6 +66,6 @@ def require_intact(folder: Path, world: World, *, only: tuple[str, ...] = ("",))
     problem = next((problem for _, problem in found if problem is not None), None)
     if problem is None and len({checked for checked, _ in found}) > 1:
         lacking = [rank for rank, (checked, _) in enumerate(found) if not checked]
-        problem = f"processes {lacking} find no {MANIFEST} in it, but the others do"
+        problem = f"processes {lacking} find no {MANIFEST} in the folder, but the others do"
     if problem is not None:
         raise UserError(f"[E118] {folder} is damaged: {problem}. Copy it again, or use another checkpoint")
