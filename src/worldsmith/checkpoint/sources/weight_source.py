@@ -31,7 +31,7 @@ class WeightSource(ABC):
     settings: dict[str, Any]
     """Field name of the network config -> value, for the settings that the files state; may be empty."""
     converters: Sequence[str] = ()
-    """Class names of the network's converters, such as float8 layers, that a continued training must use, too."""
+    """Class names of the converters that the network was trained with and still needs for inference."""
     shapes: dict[str, list[int]]
     """Name -> shape of the raw weights, including those in `copies`."""
     average_shapes: dict[str, list[int]]
