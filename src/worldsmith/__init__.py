@@ -34,15 +34,15 @@ __all__ = [
 __version__ = "0.1.0"
 
 FAMILIES = "worldsmith.families"
-"""Package of the model families: a name, so that no module is imported before it is used."""
+"""Name of the package with the model families; a string, so that it is imported only when it is used."""
 DIALECTS = "worldsmith.dialects"
-"""Package of the config dialects of other systems, as a name for the same reason."""
+"""Name of the package that reads the config files of other training systems."""
 TOOLS = "worldsmith.tools"
-"""Package of the commands around a run, as a name for the same reason."""
+"""Name of the package with the commands other than training, such as `worldsmith export`."""
 DEMO = "worldsmith.demo"
-"""Package of the synthetic datasets, as a name for the same reason."""
+"""Name of the package with the synthetic datasets."""
 ROOT = "worldsmith.training.trainer.Trainer"
-"""Component at the root of a config, by its name in files."""
+"""Import path of the class whose `Config` is the root of a run's config."""
 
 _MODULES = {
     "ConfigError": "config.errors",
@@ -54,12 +54,12 @@ _MODULES = {
     "UserError": "config.errors",
     "recipe": "config.recipes.registry",
 }
-"""Modules that define the public names that are not in `worldsmith.api`."""
+"""Public name -> module that defines it, for the names that are not defined in `worldsmith.api`."""
 
 if not TYPE_CHECKING:  # so that a type checker refuses names that do not exist
 
     def __getattr__(name):
-        """Imports a public name when it is first used."""
+        """Returns the public object `name`, imported on first access; raises AttributeError for an unknown name."""
         if name not in __all__:
             raise AttributeError(f"module 'worldsmith' has no attribute '{name}'")
         import importlib

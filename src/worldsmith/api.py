@@ -69,7 +69,7 @@ def plan(
 
     Args:
         run: A config, or any source that `load_config` accepts.
-        gpus: Number of GPUs; None: the min number that the run's parallelism degrees allow.
+        gpus: Number of GPUs; None: the minimum that the run's parallelism degrees allow.
         gpu: Type of the GPUs, such as ``"h100-80"``, or their memory, such as ``"24GB"``.
         encoded: Whether all clips are in the latent cache before the run.
 
@@ -213,13 +213,13 @@ def evaluate(
         OSError: A file cannot be read or written.
     """
     settings = {"model": model, "out": out, "device": device, "force": force, **flags}
-    if dataset is not None:  # a reasoner's has no such default
+    if dataset is not None:  # only the class for video generators has a default
         settings["dataset"] = dataset
     return _run_for_model("evaluate", settings)
 
 
 def _run_for_model(name: str, settings: Mapping[str, Any]) -> Result:
-    """Runs the command `name` in the variant for the output type of `settings["model"]`."""
+    """Runs the class of the command `name` that supports the output type of the model `settings["model"]`."""
     with mistakes_of_the_user():
         base = settings.get("base")
         kind = kind_for_model(name, fspath(settings["model"]), base=None if base is None else fspath(base))
@@ -227,7 +227,10 @@ def _run_for_model(name: str, settings: Mapping[str, Any]) -> Result:
 
 
 def _run(name: str, kind: type[Action], settings: Mapping[str, Any]) -> Result:
-    """Builds the command `name` from its settings and runs it. Raises UserError."""
+    """Builds the class `kind` of the command `name` from `settings` (field -> value), runs it and returns its result.
+
+    Raises UserError for invalid settings.
+    """
     draft = Draft(source=name)
     data = {key: _to_plain(value) for key, value in settings.items()}
     draft.tree = read_tree(data, kind.Config, draft.problems)
@@ -244,7 +247,7 @@ def _run(name: str, kind: type[Action], settings: Mapping[str, Any]) -> Result:
 
 
 def _to_plain(value: Any) -> Any:
-    """Returns an argument as plain data: paths as text, tuples as lists, configs with their class."""
+    """Converts an argument to plain data: paths to strings, tuples to lists, configs to dicts with their class."""
     if isinstance(value, (list, tuple)):
         return [_to_plain(item) for item in value]
     return fspath(value) if isinstance(value, PathLike) else to_plain(value)

@@ -30,5 +30,5 @@ def test_the_latents_of_two_ranks_equal_those_of_one(tmp_path: Path) -> None:
 def test_without_guidance_there_is_no_branch_to_share() -> None:
     generator, requests = guidance_ranks.make_generator(), guidance_ranks.make_requests()
     share = BranchShare(0, lambda tensor: [tensor, tensor])
-    with pytest.raises(ValueError, match="guidance 1 has no unconditional branch"):
+    with pytest.raises(ValueError, match="at guidance 1, no unconditional branch exists"):
         generate_latents(generator, requests[:1], steps=1, guidance=1.0, shift=3.0, share=share)

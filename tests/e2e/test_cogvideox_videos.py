@@ -76,7 +76,7 @@ def test_settings_that_the_family_has_not_are_refused_with_the_reason(models: di
     cases = {
         "shift: the noise schedule of training": {"shift": 3.0},
         "scheduler: expected ddim or dpm, found unipc": {"scheduler": "unipc"},
-        "strength needs a vision_path of a video": {"strength": 0.5},
+        "strength requires a vision_path of a video": {"strength": 0.5},
         "this model does not support image2video; supported: text2image": {
             "vision_path": str(tmp_path / "picture.png")
         },
@@ -96,7 +96,7 @@ def test_a_video_is_made_anew_and_frames_are_rounded_up(models: dict[str, Path],
     args = generate(models["run"], tmp_path / "out", vision_path=str(tmp_path / "clip.mp4"), num_frames=5)[0]
     assert (args["model_mode"], args["strength"], args["num_frames"]) == ("video2video", 0.8, 9)
     assert args["condition_frame_indexes_vision"] == []
-    assert "5 would not be complete latent frames" in args["sources"]["num_frames"]
+    assert "rounded up from 5 to complete latent frames" in args["sources"]["num_frames"]
 
 
 def test_videos_are_drawn_while_it_trains_and_measured_afterwards(models: dict[str, Path], tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_commands_and_code_of_the_page(
     run_lines(converting)
     said = capsys.readouterr().out
     assert "copied from other tensors of the source" in said
-    assert "never in such a source, initialized: 8 " in said
+    assert "not in the source, initialized: 8 " in said
     variables: dict[str, object] = {}
     exec(transformer_code, variables)
     assert variables["transformer"].config.hidden_size == 32  # type: ignore[attr-defined]

@@ -184,7 +184,7 @@ def test_a_launch_checks_and_plans_before_there_are_processes(
     [
         ([], "no prompt: use --prompt TEXT or --input-files FILE"),
         (["--prompt", "x", "--height", "50"], "height must be a multiple of 16, found 50; the nearest is 48"),
-        (["--prompt", "x", "--condition-frame-indexes-vision", "0"], "need a vision_path to take the frames from"),
+        (["--prompt", "x", "--condition-frame-indexes-vision", "0"], "require a vision_path with the frames"),
         (["--prompt", "x", "--model-mode", "image2video"], "does not fit a sample that has no vision_path"),
         (["--prompt", "x", "--model-mode", "text2image", "--num-frames", "5"], "one frame, found num_frames 5"),
         (["--prompt", "x", "--resolution", "77"], "it is not a resolution bucket"),

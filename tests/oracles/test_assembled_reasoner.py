@@ -212,14 +212,14 @@ class TestMistakes:
         """The stock tower never takes the place of a trained one in silence."""
         self.without(source, ".visual.")
         edit_config(source, vlm_config={"include_visual": True})
-        self.refused(source, stock, r"config\.json states include_visual, but there is no vision tower")
+        self.refused(source, stock, r"config\.json states include_visual, but no vision tower was found")
 
     def test_a_tower_that_an_index_lists(self, trained: Any, stock: Path, tmp_path: Path) -> None:
         """A repository of which a part was downloaded."""
         source = write_generator(tmp_path / "repository", "diffusers", trained, None)
         weight_map = {"vision_encoder.pos_embed.weight": "vision_encoder/model.safetensors"}
         (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-        self.refused(source, stock, r"index\.json lists files in vision_encoder/, but there is no vision tower")
+        self.refused(source, stock, r"index\.json lists files in vision_encoder/, but no vision tower was found")
 
     def test_another_language_model(self, source: Path, stock: Path) -> None:
         text = json.loads((stock / "config.json").read_text())["text_config"]

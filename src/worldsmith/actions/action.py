@@ -14,12 +14,12 @@ from worldsmith.data.stream.errors import DataError
 
 
 class ColoredLine(str):
-    """Output line with terminal colors; text from outside in it is already escaped."""
+    """Output line with terminal color codes, which is printed unescaped; untrusted text in it is already escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of an action."""
+    """Result of a command: output lines, data for `--json` and the exit code."""
 
     lines: Iterable[str] = ()
     """Output lines for the terminal; may be a generator that yields them as they become available."""
@@ -29,28 +29,29 @@ class Result:
     """Exit code."""
 
 
-NAMED = 10
-"""Skipped records or clips, with a reason each."""
+MAX_LISTED = 10
+"""Max number of skipped records or clips that are printed one by one."""
 
 
 def left_out_lines(found: Iterable[str]) -> list[str]:
-    """Returns output lines for skipped records or clips: at most `NAMED` lines, then the number of the others.
+    """Returns output lines for skipped records or clips: one per item for the first 10, then the number of the others.
 
     Args:
-        found: One text per skipped item: its name and the reason.
+        found: One string per skipped item: its name and the reason.
     """
     lines = [f"skipped {text}" for text in found]
-    return lines[:NAMED] + ([f"skipped {len(lines) - NAMED} more"] if len(lines) > NAMED else [])
+    return lines[:MAX_LISTED] + ([f"skipped {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else [])
 
 
 class Action(Configurable, ABC):
-    """A command. The class docstring is its description; the field docstrings of its config are the help of its flags.
+    """Base class of commands.
 
+    The class docstring is the command's description; the field docstrings of its config are the help of its flags.
     `run` and `plan` raise ValueError, UserError or OSError for problems that the user can fix.
     """
 
     places: ClassVar[tuple[str, ...]] = ()
-    """Fields that positional arguments set, in this order."""
+    """Config fields that the positional arguments set, in this order."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Short flags of fields: ``-o`` → ``out``."""
 
@@ -62,12 +63,13 @@ class Action(Configurable, ABC):
 
     @abstractmethod
     def run(self) -> Result:
-        """Performs the action and returns its result."""
+        """Runs the command and returns its result."""
 
     def plan(self) -> Iterable[str]:
-        """Yields lines that describe what `run` would do, after all checks that need no changes. Changes no files.
+        """Yields the output lines of a dry run, which describe what `run` would do. Changes no files.
 
-        Raises UserError if the action has no dry run (the default).
+        Raises the errors of `run` that can be found without changes; UserError if the command has no dry run (the
+        default).
         """
         raise UserError(f"{type(self).__name__} has no dry run: it changes no files")
 
@@ -82,11 +84,13 @@ def mistakes_of_the_user() -> Iterator[None]:
     except (ValueError, DataError) as error:
         raise UserError(str(error)) from error
     except MemoryError as error:
-        raise UserError(f"this needs more memory than the machine has{f': {error}' if str(error) else ''}") from error
+        raise UserError(
+            f"the command needs more memory than the machine has{f': {error}' if str(error) else ''}"
+        ) from error
 
 
 def share_done(what: str) -> Callable[[int, int], None]:
-    """Returns a function `report(done, total)` that shows the progress of a task on stderr.
+    """Returns a function `report(done, total)` that shows on stderr how many of `total` items are done.
 
     On a terminal it is a progress bar with the remaining time; otherwise it prints one line for each 10 %.
 
@@ -96,13 +100,13 @@ def share_done(what: str) -> Callable[[int, int], None]:
     if not sys.stderr.isatty():
         tenth = -1
 
-        def say(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             nonlocal tenth
             if 10 * done // total > tenth:
                 tenth = 10 * done // total
                 print(f"{what}: {100 * done // total} %", file=sys.stderr, flush=True)
 
-        return say
+        return report
     from rich.console import Console
     from rich.progress import Progress, TimeRemainingColumn
 

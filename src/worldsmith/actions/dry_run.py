@@ -46,15 +46,16 @@ if TYPE_CHECKING:
 
 
 class DryRun(RunAction):
-    """Dry run of a training: reports what it would do, or why it would not start."""
+    """Dry run of `worldsmith train`: reports what the run would do, or the error with which it would not start."""
 
     class Config(RunAction.Config):
         resume_changed: bool = False
         """Whether the run folder may belong to a run with another config or other data."""
         gpus: Count | None = None
-        """Number of processes of the run; null: WORLD_SIZE, or one."""
+        """Number of processes of the run; null: the environment variable WORLD_SIZE, else 1."""
         gpu: str | None = None
-        """GPU for which a step is planned; null: the one in this machine. Without any the dry run is quick."""
+        """GPU type for which memory and time of a step are estimated; null: that of this machine. Without a GPU,
+        nothing is estimated."""
 
     config: Config
 
@@ -62,8 +63,8 @@ class DryRun(RunAction):
         return Result(self.lines())
 
     def lines(self) -> Iterator[str]:
-        """Yields the lines of the plan; one line if the run is complete."""
-        tree, gpu = self.tree, find_gpu_of_plan(self.config.gpu)
+        """Yields the output lines of the dry run; only one line if the run is complete already."""
+        tree, gpu = self.tree, find_planned_gpu(self.config.gpu)
         folder, processes = run_path(tree.job), self.config.gpus or int(os.environ.get("WORLD_SIZE", "1"))
         complete = completion(folder, resolve(tree))
         if complete is not None:
@@ -82,7 +83,9 @@ def plan_run(
     resume_changed: bool = False,
     variables: Mapping[Keys, str] | None = None,
 ) -> Iterator[str]:
-    """Yields the lines of a training plan as they become available. Only reads files, also of a run that is training.
+    """Yields lines that describe what a training would do before its first step. Changes no files.
+
+    The lines come as soon as they are known. The run may be training in another process.
 
     Args:
         config: Unresolved config of the run.
@@ -92,15 +95,15 @@ def plan_run(
         variables: Environment variables that set config values, to be named in messages.
 
     Raises:
-        UserError: And other errors that the run itself would raise before its first step. Too little disk space is
-            raised last, because the machine that plans a run is often not the one that trains it.
+        UserError: If the run would fail before its first step; other errors are raised as in the run itself. Too
+            little disk space is raised last, because the run is often planned on another machine.
     """
     from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
     from worldsmith.training.validation import Validator
 
     degrees = plan_degrees(config.model.config.parallelism, world_size)
     require_files(config, run_folder, variables=variables)
-    place = nearest_folder(run_folder)
+    disk_folder = nearest_folder(run_folder)
     checkpoint = find_latest(run_folder / "checkpoints", World())
     changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)
     model: Model = config.model.config.build(device="meta")
@@ -112,11 +115,11 @@ def plan_run(
     yield from (f"{word:<13}{line}" for word, line in task.remarks())
     optimizer = build_optimizer(config, model.network)
     yield from model_lines(config, model.network, task, optimizer)
-    yield from state_lines(config, model, world_size, place)
+    yield from state_lines(config, model, world_size, disk_folder)
     yield from memory_notes(config, model, world_size)
     too_small = None
     try:
-        yield from (f"note         {remark}" for remark in check_space(config, model, world_size, place))
+        yield from (f"note         {remark}" for remark in check_space(config, model, world_size, disk_folder))
     except UserError as error:
         too_small = error
     state, may_change = checkpoint, resume_changed
@@ -145,26 +148,29 @@ def plan_run(
         raise too_small
 
 
-def find_gpu_of_plan(word: str | None) -> Gpu | None:
-    """Returns the GPU that is named, else the GPU of this machine, else None. Raises UserError for an unknown name."""
+def find_planned_gpu(name: str | None) -> Gpu | None:
+    """Returns the GPU type with this name, such as "h100-80"; for None that of this machine, or None without a GPU.
+
+    Raises UserError if no GPU type has this name.
+    """
     device = present_device()
-    if word is None and device.startswith("cuda"):
-        word = word_of_device(device)
-    return None if word is None else find_gpu(word)
+    if name is None and device.startswith("cuda"):
+        name = word_of_device(device)
+    return None if name is None else find_gpu(name)
 
 
 def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iterator[str]:
-    """Yields lines with memory and time estimates from a simulated step: seconds to a minute of CPU time.
+    """Yields lines with memory and time estimates of a step on `ranks` GPUs; one line with advice if `gpu` is None.
 
-    Errors of the simulation are reported as a line and do not prevent a run from starting.
+    The step is simulated, which needs seconds to a minute of CPU time. If that fails, the error is yielded as a line.
     """
     if gpu is None:
-        yield "plan         add --gpu h100-80 or another GPU: peak memory, whether the run fits, seconds and hours"
+        yield "plan         add --gpu h100-80 (or another GPU) to estimate peak memory, seconds per step and hours"
         return
     try:
         plan = make_plan(config, ranks, gpu)
     except Exception as error:
-        yield f"note         the step cannot be simulated: {type(error).__name__}: {error}"
+        yield f"note         no estimates: the step cannot be simulated: {type(error).__name__}: {error}"
         return
     yield from wrap_row("plan", f"simulated step on {ranks} × {gpu.name}: {plan.data}")
     yield from memory_lines(plan)

@@ -28,21 +28,22 @@ if TYPE_CHECKING:
 
 
 class ModelAction(Action):
-    """Base class of commands that load a trained or released model."""
+    """Base class of commands that load a trained or released model, which the first argument selects."""
 
     places: ClassVar[tuple[str, ...]] = ("model",)
     aliases: ClassVar[Mapping[str, str]] = {"--checkpoint-path": "model"}
 
     class Config(Action.Config):
         model: str
-        """Run folder, one of its checkpoints/iter_… folders, an export, the hub name of one, or adapters."""
+        """Run folder, one of its checkpoints/iter_… folders, an export, the Hub name of a model, or an adapter
+        folder."""
         base: str | None = None
         """Base weights of an adapter or of a checkpoint with trained weights only; null: as stated in the adapter or
         checkpoint."""
 
 
 class WritingAction(ModelAction):
-    """Base class of commands that write a result to `out`."""
+    """Base class of commands that load a model and write results to the path `out`."""
 
     aliases: ClassVar[Mapping[str, str]] = {"-o": "out", "--output": "out", **ModelAction.aliases}
 
@@ -52,37 +53,39 @@ class WritingAction(ModelAction):
 
 
 class VideoAction(WritingAction):
-    """Makes videos with a stored model."""
+    """Base class of commands that generate videos with a stored model."""
 
     class Config(WritingAction.Config):
         steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] | None = None
-        """Number of solver steps; null: the model's own, such as 35."""
+        """Number of solver steps; null: the model's default, such as 35."""
         guidance: Factor | None = None
-        """Scale of classifier-free guidance, 1 = off; null: the scale of the run's samples, otherwise the family's."""
+        """Scale of classifier-free guidance, 1 = off; null: the scale of the run's samples, otherwise the family's
+        default."""
         dynamic_guidance: DynamicGuidance | None = None
-        """Schedule of the guidance scale over the solver steps; null: the model's own. Not supported by all
-        families."""
+        """Schedule of the guidance scale over the solver steps; null: the model's default. Not supported by
+        all families."""
         shift: PositiveFactor | None = None
         """Shift of the noise schedule; null: as in training. Not supported by all families."""
         scheduler: str | None = None
-        """The solver, if the family has several, such as ddim or dpm; null: the model's own."""
+        """The solver, if the family has several, such as ddim or dpm; null: the model's default."""
         device: str | None = None
         """cpu or cuda; null: cuda if available."""
 
 
 class AnswerAction(ModelAction):
-    """Base class of commands that generate answers with a reasoner."""
+    """Base class of commands that generate answers with a vision-language model."""
 
     class Config(ModelAction.Config):
         weights: Literal["auto", "ema", "live", "untrained"] = "auto"
-        """auto: the EMA weights (ema) if they exist, otherwise the raw weights (live)."""
+        """EMA weights (ema), raw weights (live) or initial weights of the run (untrained); auto: the EMA weights if
+        they exist, otherwise the raw weights."""
         adapter: str | None = None
-        """A PEFT adapter folder, merged into the model, which is its base."""
+        """PEFT adapter folder to merge into the model, which must be the adapter's base model."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
-        """Preprocessing of images and videos; null: as in the run's training, or as in the files of another model
-        folder."""
+        """Preprocessing of images and videos; if not set: that of the run that trained the model, else that of the
+        files in the model folder."""
         dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-        """Number format of the computation; auto: that of the model."""
+        """Dtype of the computation; auto: that of the model."""
         max_new_tokens: Count = 256
         """Max new tokens per answer."""
         temperature: Factor = 0.0
@@ -107,13 +110,13 @@ class AnswerAction(ModelAction):
     config: Config
 
     def find(self) -> StoredModel:
-        """Returns the stored model with its adapter and precision; loads no weights."""
+        """Finds the model that the config selects, with its adapter and dtype; reads no weights."""
         config = self.config
         model = find_model(config.model, weights=config.weights, base=config.base)
         return self.with_dtype(use_adapter(model, config.adapter))
 
     def with_dtype(self, model: StoredModel) -> StoredModel:
-        """Returns the model with the precision that `dtype` requests; "auto" keeps the model's own."""
+        """Returns `model` with the computation dtype of the config; with "auto" the model is returned unchanged."""
         if self.config.dtype == "auto":
             return model
         config = replace(model.config, precision=self.config.dtype)
@@ -126,19 +129,22 @@ class AnswerAction(ModelAction):
         return Decoding(config.temperature, config.top_p, config.repetition_penalty, config.seed)
 
     def settings(self, model: StoredModel) -> ChatProcessor.Config:
-        """Returns the preprocessing of images and videos.
+        """Returns the preprocessing of images and videos for `model`.
 
         A changed `processor` config has priority, then the config of the run that trained the model. Otherwise it is
         the default config, and the files in the model folder determine the preprocessing.
         """
-        asked, data = self.config.processor, (model.tree or {}).get("dataloader_train", {})
-        if asked == ChatProcessor.Config() and "processor" in data:
+        configured, data = self.config.processor, (model.tree or {}).get("dataloader_train", {})
+        if configured == ChatProcessor.Config() and "processor" in data:
             trained: ChatProcessor.Config = from_dict(data["processor"], ChatProcessor.Config)
             return trained
-        return asked
+        return configured
 
     def how(self, model: StoredModel) -> dict[str, Any]:
-        """Returns the settings that determine the answers, in addition to the model's weights."""
+        """Returns the settings other than the weights that determine the answers, as JSON data.
+
+        The keys are "dtype", "processor", "max_new_tokens" and the fields of `Decoding`.
+        """
         return {
             "dtype": model.config.precision,
             "processor": to_dict(self.settings(model)),
@@ -147,12 +153,13 @@ class AnswerAction(ModelAction):
         }
 
     def answerer(self, model: StoredModel, *, device: str | None = None, merged: str | None = None) -> Answerer:
-        """Loads the model's weights and returns it as an `Answerer`.
+        """Loads the weights of a model and returns an `Answerer`, which generates its answers.
 
         Args:
             model: The stored model.
-            device: "cpu" or "cuda[:N]"; None: that of the config, else CUDA if available.
-            merged: Folder whose weights are loaded instead, such as `model` with merged adapters; None: `model`.
+            device: "cpu", "cuda" or "cuda:N"; None: that of the config, else CUDA if available.
+            merged: Folder with the merged weights of `model` and its adapter, which are loaded instead; None: those of
+                `model` are loaded.
         """
         from worldsmith.sampling.answers import Answerer
 
@@ -161,14 +168,14 @@ class AnswerAction(ModelAction):
         return Answerer(loaded, self.settings(model))
 
     def inputs(self, model: StoredModel) -> list[Input]:
-        """Returns the lineage inputs of the model: its folder, base weights and adapter."""
+        """Returns the inputs for a lineage record: the model's folder and, if any, its base weights and adapter."""
         adapter = [] if model.adapter is None else [Input("adapter", model.adapter)]
         base = [] if model.base is None else [Input("base", model.base)]
         return [Input("base" if adapter else "model", model.folder), *base, *adapter]
 
 
 def find_device(name: str | None) -> str:
-    """Returns the device to use.
+    """Returns the name of the torch device to use, such as "cuda:1".
 
     Args:
         name: "cpu", "cuda" or "cuda:N"; None: "cuda" if available, else "cpu".
@@ -191,7 +198,7 @@ def find_device(name: str | None) -> str:
 
 
 def require_outside(out: Path, model: StoredModel) -> None:
-    """Raises UserError if an output folder is inside the folder of a model, whose content it would change.
+    """Raises UserError if an output folder is inside a model's folder, so that results would change the model.
 
     Args:
         out: The output folder.

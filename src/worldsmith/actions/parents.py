@@ -47,20 +47,22 @@ RESULT_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A stored model, with its base weights and preprocessing."""
+    """A model that a command starts from (`--parent`), with its base weights and preprocessing."""
 
     model: Path
-    """A run's checkpoint, a complete model folder, or an adapter folder."""
+    """Folder of a run's checkpoint, of a complete model, or of an adapter."""
     base: str | None = None
-    """Base weights of an adapter or of a checkpoint with trained weights only."""
+    """Path or Hub name of the base weights of an adapter or of a checkpoint with trained weights only; None: of a
+    complete model, or as the checkpoint's config states."""
     is_adapter: bool = False
     """Whether `model` is an adapter folder."""
     processor: Mapping[str, Any] | None = None
-    """Preprocessing config of the run that trained the model; None if no run is known."""
+    """Preprocessing of images and videos in the run that trained the model, as plain data; None if the run or its
+    preprocessing is unknown."""
 
 
 def find_parent(name: str) -> Parent:
-    """Returns the model that `name` refers to.
+    """Finds the model that `name`, the value of `--parent`, refers to.
 
     Args:
         name: A path, the name of a run below the output root, or the id of a lineage record there (at least 6 hex
@@ -70,25 +72,26 @@ def find_parent(name: str) -> Parent:
             fingerprints in the record are compared with the files.
 
     Raises:
-        UserError: If no model is found, if its files changed, or if several models match; these are listed.
+        UserError: If no model is found, if its files changed, or if several models match (the message lists them).
     """
     match = CHOICE.fullmatch(name)
     place, choice = (match["place"], match["choice"]) if match and not Path(name).exists() else (name, "")
-    parent = follow(find_place(place), choice, name)
+    parent = resolve(find_place(place), choice, name)
     return replace(parent, processor=processor_of(parent.model))
 
 
 def start_of(name: str) -> tuple[str, str]:
-    """Returns the initial weights of a training that starts from a parent.
+    """Returns the paths that a new training needs to start from the model of `--parent`.
 
     Args:
-        name: As for `find_parent`.
+        name: Value of `--parent`, see `find_parent`.
 
     Returns:
-        Path of the weights, and the model name for a spec: the reasoner's backbone, else the path.
+        (path of the model, model name for a training spec); the latter is the backbone name in the config of the
+        model's run if it trained a vision-language model, else the same path.
 
     Raises:
-        UserError: For an adapter without base weights, and as `find_parent` does.
+        UserError: If the model is only an adapter; other errors as `find_parent`.
     """
     parent = find_parent(name)
     if parent.is_adapter:
@@ -101,7 +104,7 @@ def start_of(name: str) -> tuple[str, str]:
 
 
 def backbone_of(run: Path) -> str | None:
-    """Returns the backbone name in the config of a reasoner's run folder; None for any other folder."""
+    """Returns the backbone name in the config of a run that trained a vision-language model; None for other folders."""
     found: Any = read_tree(run / RUN_CONFIG) if (run / RUN_CONFIG).is_file() else {}
     for name in ("model", "config", "policy", "backbone", "model_name"):
         found = found.get(name) if isinstance(found, dict) else None
@@ -109,11 +112,12 @@ def backbone_of(run: Path) -> str | None:
 
 
 def find_place(name: str, label: str = PARENT) -> Path:
-    """Returns the folder, or the file with a lineage record, that a name without a checkpoint suffix refers to.
+    """Finds the run, model or result that `name` refers to; returns its folder, or the file if the result is a file.
 
     Args:
-        name: A path, the name of a run below the output root, or the beginning of a record id.
-        label: Option or argument that `name` belongs to, for messages.
+        name: A path, the name of a run below the output root, or the beginning of the id of a lineage record there;
+            without a checkpoint suffix such as `:best`.
+        label: Option that `name` is the value of, for messages.
 
     Raises:
         UserError: If no file or folder matches, or if several match.
@@ -130,17 +134,19 @@ def find_place(name: str, label: str = PARENT) -> Path:
     found = [place for place in sorted(set(runs)) if place.is_dir()]
     found = found or [folder for folder in folders_below(root) if folder.name == name and is_run(folder)]
     if not found and re.fullmatch(rf"[0-9a-f]{{{SHORTEST_ID},}}", name):
-        found = [place_of(record) for record in map(read_lineage, records_below(root)) if record.id.startswith(name)]
+        found = [
+            recorded_path(record) for record in map(read_lineage, records_below(root)) if record.id.startswith(name)
+        ]
     if not found:
         raise UserError(
-            f"{label} {name}: no such folder, no run of this name below {root}, and no record with this id there; "
-            f"use a path{did_you_mean_folder(path)}"
+            f"{label} {name}: no such folder, no run of this name below {root}, and no lineage record with this "
+            f"id there; use a path{did_you_mean_folder(path)}"
         )
-    return one_of(found, f"{label} {name}", "use its path")
+    return require_single(found, f"{label} {name}", "use its path")
 
 
 def folders_below(root: Path, depth: int | None = None) -> Iterator[Path]:
-    """Yields folders below `root`, at most `depth` levels deep (None: all), without hidden folders and `UNSEARCHED`."""
+    """Yields the folders in `root`, down to `depth` levels (None: all); skips hidden ones and those in `UNSEARCHED`."""
     for folder, folders, _ in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in UNSEARCHED and not name.startswith("."))
         yield from (Path(folder, name) for name in folders)
@@ -149,54 +155,64 @@ def folders_below(root: Path, depth: int | None = None) -> Iterator[Path]:
 
 
 def records_below(root: Path) -> Iterator[Path]:
-    """Yields the lineage records of runs and results in `root` and below."""
+    """Yields the lineage record files of runs and results in `root` and its subfolders."""
     for folder in [root, *folders_below(root)] if root.is_dir() else []:
         yield from (file for file in sorted(folder.iterdir()) if is_record(file.name) and file.is_file())
 
 
-def place_of(record: Lineage) -> Path:
+def recorded_path(record: Lineage) -> Path:
     """Returns the folder or file that a lineage record describes."""
     return record.folder if record.file.name == LINEAGE else record.file
 
 
-def one_of(found: list[Path], what: str, advice: str) -> Path:
-    """Returns the only path. Raises UserError, which lists all paths, if there are several."""
+def require_single(found: list[Path], what: str, advice: str) -> Path:
+    """Returns the only path in `found`; raises UserError if there are several.
+
+    The message is `what` (option and value), the number of paths, `advice` on how to choose one, and the paths.
+    """
     if len(found) > 1:
         listing = "".join(f"\n  {path}" for path in found)
         raise UserError(f"{what} could mean {len(found)} models; {advice}:{listing}")
     return found[0]
 
 
-def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -> Parent:
-    """Returns the model that a folder or file refers to; follows lineage records. `seen` are the paths on the way."""
+def resolve(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -> Parent:
+    """Returns the model that `folder`, a folder or the file of a result, refers to; follows lineage records.
+
+    Args:
+        folder: Folder or file.
+        choice: Checkpoint to select in a run, see `choose_checkpoint`.
+        name: Value of `--parent`, for messages.
+        seen: Paths that were followed before, to detect cycles.
+    """
     if folder.resolve() in seen:
         raise UserError(f"{PARENT} {name}: the lineage records of {folder} form a cycle; use the model's own folder")
     seen = (*seen, folder.resolve())
     if folder.is_file():
         record = folder if is_record(folder.name) else record_of(folder)
-        return of_result(read_lineage(record or folder), choice, name, seen)
+        return resolve_result(read_lineage(record or folder), choice, name, seen)
     if is_run(folder):
-        return of_checkpoint(choose(folder, choice, name))
+        return resolve_checkpoint(choose_checkpoint(folder, choice, name))
     if choice and (is_model(folder) or (folder / "model").is_dir()):
         raise UserError(f"{PARENT} {name}: only a run has several checkpoints to choose from; {folder} is not one")
     if NAME.fullmatch(folder.resolve().name) and (folder / "model").is_dir():
-        return of_checkpoint(folder)
+        return resolve_checkpoint(folder)
     if (folder / LINEAGE).is_file():
-        return of_result(read_lineage(folder), choice, name, seen)
+        return resolve_result(read_lineage(folder), choice, name, seen)
     if is_adapter(folder):
-        return of_adapter(folder, None)
+        return resolve_adapter(folder, None)
     if is_model(folder):
         return Parent(folder)
-    inside = [child for child in sorted(folder.iterdir()) if child.is_dir() and (is_model(child) or is_run(child))]
+    candidates = [child for child in sorted(folder.iterdir()) if child.is_dir() and (is_model(child) or is_run(child))]
     # A spec's results folder has its runs in results_dir/output_dir/TIME.
-    inside = inside or [child for child in folders_below(folder, RESULT_DEPTH) if is_run(child)]
-    if not inside:
+    candidates = candidates or [child for child in folders_below(folder, RESULT_DEPTH) if is_run(child)]
+    if not candidates:
         raise UserError(f"{PARENT} {name}: {folder} contains no run, no checkpoint, no model and no {LINEAGE}")
-    return follow(one_of(inside, f"{PARENT} {name}", "name one"), choice, name, seen)
+    return resolve(require_single(candidates, f"{PARENT} {name}", "name one"), choice, name, seen)
 
 
 def is_run(folder: Path) -> bool:
-    """Returns whether a folder is a run folder."""
+    """Returns whether `folder` is the folder of a run: it has a config and a folder of checkpoints."""
     return (folder / RUN_CONFIG).is_file() and (folder / "checkpoints").is_dir()
 
 
@@ -208,8 +224,14 @@ def is_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in MODEL_FILES)
 
 
-def choose(run: Path, choice: str, name: str) -> Path:
-    """Returns the checkpoint of a run that `choice` selects ("", "best", "last" or "iter=N")."""
+def choose_checkpoint(run: Path, choice: str, name: str) -> Path:
+    """Returns the folder of the checkpoint that `choice` selects; UserError if there is no such complete checkpoint.
+
+    Args:
+        run: Run folder.
+        choice: "best", "last" or "iter=N"; "": the last one, if the run is finished and no other one is its best.
+        name: Value of `--parent`, for messages.
+    """
     parent = run / "checkpoints"
     found = [folder for folder in checkpoint_folders(parent) if (folder / MANIFEST).is_file()]
     if not found:
@@ -218,7 +240,9 @@ def choose(run: Path, choice: str, name: str) -> Path:
     last = named if named in found else found[0]
 
     def refusal(reason: str) -> UserError:
-        steps = "".join(f"\n  {run}:iter={folder_iteration(f)}{remark(f, best, last)}" for f in reversed(found))
+        steps = "".join(
+            f"\n  {run}:iter={folder_iteration(f)}{label_checkpoint(f, best, last)}" for f in reversed(found)
+        )
         return UserError(f"{PARENT} {name}: {reason}; its checkpoints:{steps}")
 
     if choice == "best":
@@ -230,7 +254,7 @@ def choose(run: Path, choice: str, name: str) -> Path:
     if choice:
         wanted = parent / folder_name(int(choice.removeprefix("iter=")))
         if wanted not in found:
-            raise refusal("it has no complete checkpoint of that step")
+            raise refusal("the run has no complete checkpoint of that step")
         return wanted
     if best is not None and best != last:
         raise refusal("the run's best checkpoint is not its last; add :best or :last, or name a step")
@@ -239,14 +263,14 @@ def choose(run: Path, choice: str, name: str) -> Path:
     return last
 
 
-def remark(folder: Path, best: Path | None, last: Path) -> str:
-    """Returns which of the best and the last checkpoint a folder is, as text."""
+def label_checkpoint(folder: Path, best: Path | None, last: Path) -> str:
+    """Returns "  (best)", "  (last)" or "  (best and last)" if `folder` is that checkpoint of its run, else ""."""
     known = [word for word, place in (("best", best), ("last", last)) if folder == place]
     return f"  ({' and '.join(known)})" if known else ""
 
 
 def is_finished(run: Path, last: Path) -> bool:
-    """Returns whether a run has completed, according to its status file or its number of steps."""
+    """Returns whether a run is complete: its status file states it, or `last`, its last checkpoint, is at max_iter."""
     status = run / "status.json"
     if status.is_file() and read_json_object(status).get("state") == "finished":
         return True
@@ -254,49 +278,55 @@ def is_finished(run: Path, last: Path) -> bool:
     return isinstance(steps, int) and folder_iteration(last) >= steps
 
 
-def of_checkpoint(folder: Path) -> Parent:
-    """Returns the parent for a checkpoint of a run.
+def resolve_checkpoint(folder: Path) -> Parent:
+    """Returns the model in the checkpoint `folder`.
 
-    If the checkpoint holds only trained weights and its base model was moved, the base is the recorded file's new path.
+    If the checkpoint contains only trained weights and its base model was moved, `base` is the new path of that model.
     """
     if not is_partial(folder) or (file := record_of(folder.resolve())) is None:
         return Parent(folder)
     record = read_lineage(file)
-    moved = [place for place in of_role(record, "base") if str(place) not in [e["path"] for e in record.inputs]]
+    moved = [place for place in find_inputs(record, "base") if str(place) not in [e["path"] for e in record.inputs]]
     return Parent(folder, base=str(moved[0].resolve()) if moved else None)
 
 
-def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -> Parent:
-    """Returns the model that a result is, else a model that it wrote, else the model that it was computed with."""
-    folder, made = record.folder, []
+def resolve_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -> Parent:
+    """Returns the model that the result of `record` is or contains, else the model that the result was computed with.
+
+    Args:
+        record: Lineage record of the result.
+        choice: Checkpoint to select in a run, see `choose_checkpoint`.
+        name: Value of `--parent`, for messages.
+        seen: Paths that were followed before, to detect cycles.
+    """
+    folder, written = record.folder, []
     for entry in record.outputs:
         place = folder / entry["path"]
         if not is_model(place) and not is_run(place):
             continue
-        problem = None if is_run(place) else record.change(entry, place, look())  # a run may have gone on
+        # A run may have continued since, so its content is not compared.
+        problem = None if is_run(place) else record.change(entry, place, fingerprint_on_rank_0())
         if problem is not None:
             raise UserError(f"{PARENT} {name}: {place} {problem}: its {record.action} wrote {entry['fingerprint']}")
-        made.append(place)
-    if folder.resolve() in [place.resolve() for place in made]:
-        return of_adapter(folder, record) if is_adapter(folder) else Parent(folder)
-    if made:
-        return follow(one_of(made, f"{PARENT} {name}", "name one"), choice, name, seen)
+        written.append(place)
+    if folder.resolve() in [place.resolve() for place in written]:
+        return resolve_adapter(folder, record) if is_adapter(folder) else Parent(folder)
+    if written:
+        return resolve(require_single(written, f"{PARENT} {name}", "name one"), choice, name, seen)
     if choice:
-        raise UserError(
-            f"{PARENT} {name}: {folder} refers to one model, which its {record.action} used; omit :{choice}"
-        )
-    adapters, models = of_role(record, "adapter"), of_role(record, "model")
+        raise UserError(f"{PARENT} {name}: {folder} refers to one model, which `{record.action}` used; omit :{choice}")
+    adapters, models = find_inputs(record, "adapter"), find_inputs(record, "model")
     if adapters:
-        base = [*of_role(record, "base"), *models]
+        base = [*find_inputs(record, "base"), *models]
         return Parent(adapters[0], base=str(base[0]) if base else None, is_adapter=True)
     if not models:
         raise UserError(f"{PARENT} {name}: {folder} was created by {record.action}, which used no model")
-    return follow(one_of(models, f"{PARENT} {name}", "name one"), "", name, seen)
+    return resolve(require_single(models, f"{PARENT} {name}", "name one"), "", name, seen)
 
 
-def of_adapter(folder: Path, record: Lineage | None) -> Parent:
-    """Returns the parent for adapters with their base weights, as recorded or as the folder states."""
-    bases = [] if record is None else of_role(record, "base")
+def resolve_adapter(folder: Path, record: Lineage | None) -> Parent:
+    """Returns the adapter in `folder` with its base weights: those in its lineage record, else as its files state."""
+    bases = [] if record is None else find_inputs(record, "base")
     about = read_json_object(folder / ABOUT) if (folder / ABOUT).is_file() else {}
     base = str(bases[0]) if bases else about.get("base_model") or base_of_adapter(folder)
     if not base:
@@ -304,16 +334,16 @@ def of_adapter(folder: Path, record: Lineage | None) -> Parent:
     return Parent(folder, base=base, is_adapter=True)
 
 
-def of_role(record: Lineage, role: str) -> list[Path]:
-    """Returns the current paths of the inputs of a record that have the role `role`.
+def find_inputs(record: Lineage, role: str) -> list[Path]:
+    """Returns the current paths of the inputs of a lineage record with a role such as "base", "model" or "adapter".
 
-    Raises UserError if the content of an input has changed.
+    Raises UserError if the content of such an input has changed.
     """
     places = []
     for entry in record.inputs:
         if entry["role"] == role:
             place = record.locate(entry)
-            problem = record.change(entry, place, look())
+            problem = record.change(entry, place, fingerprint_on_rank_0())
             if problem is not None:
                 was = f"it was {entry['path']} with {entry['fingerprint']} when {record.folder} was created"
                 raise UserError(f"the {role} {place} {problem}; {was}. Restore it, or name the model itself")
@@ -321,32 +351,36 @@ def of_role(record: Lineage, role: str) -> list[Path]:
     return places
 
 
-def look() -> Callable[[Path], str] | None:
-    """Returns the fingerprint function on rank 0, None on other ranks, so that only one process reads the content."""
+def fingerprint_on_rank_0() -> Callable[[Path], str] | None:
+    """Returns the function `fingerprint` on rank 0, and None on other ranks, so that only rank 0 reads the files."""
     return fingerprint if os.environ.get("RANK", "0") == "0" else None
 
 
 def processor_of(folder: Path) -> Mapping[str, Any] | None:
-    """Returns the preprocessing config of the run that trained the model in `folder`; None if no run is known."""
+    """Returns the preprocessing of images and videos in the run that trained the model in `folder`, as plain data.
+
+    None if the run or its preprocessing is unknown.
+    """
     found = (training_data_of(folder) or {}).get("processor")
     return found if isinstance(found, dict) else None
 
 
 def training_data_of(folder: Path) -> Mapping[str, Any] | None:
-    """Returns `dataloader_train` of the run that trained a model; None if it is unknown.
+    """Returns the section `dataloader_train` of the config with which the model in `folder` was trained.
 
-    If the model was derived from other models, their lineage records are followed. The result is plain data.
+    The result is plain data; None if the config is unknown. For a derived model, such as an export, lineage records
+    are followed.
     """
     found = (training_tree_of(folder) or {}).get("dataloader_train")
     return found if isinstance(found, dict) else None
 
 
 def training_tree_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
-    """Returns the config of the run that trained a model, as plain data; None if it is unknown.
+    """Returns the config of the run that trained the model in `folder`, as plain data; None if it is unknown.
 
     Args:
         folder: Folder of a run, a checkpoint or a model. For a derived model, its lineage records are followed.
-        depth: Maximum number of records that are followed.
+        depth: Max number of lineage records that are followed one after the other.
     """
     folder = folder.resolve()
     run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
@@ -355,23 +389,23 @@ def training_tree_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
     record = record_of(folder)
     if record is None or depth == 0:
         return None
-    told = read_lineage(record)
-    places = [told.locate(entry) for entry in told.inputs if entry["role"] in ("adapter", "model")]
+    lineage = read_lineage(record)
+    places = [lineage.locate(entry) for entry in lineage.inputs if entry["role"] in ("adapter", "model")]
     return next((found for place in places if (found := training_tree_of(place, depth - 1)) is not None), None)
 
 
 def read_tree(file: Path) -> dict[str, Any]:
-    """Returns a YAML config as plain data; empty if it is not a table."""
+    """Returns the content of a YAML config file as plain data; empty if it is not a mapping."""
     tree = read_yaml(read_config_text(file), str(file)).data
     return tree if isinstance(tree, dict) else {}
 
 
 def as_words(parent: Parent, fields: Collection[str]) -> dict[str, str]:
-    """Returns the settings that a parent provides for an action: field name -> text of the flag's value.
+    """Returns the flags with which a command uses a parent model: name of a config field -> its value as a string.
 
     Args:
-        parent: The parent model.
-        fields: Fields of the action's config; settings for other fields are omitted.
+        parent: The model, for `model` and, if needed, `adapter`, `base` and `processor.*`.
+        fields: Field names of the command's config; other fields are omitted, except `model`.
     """
     words = {"model": str(parent.model)}
     if parent.is_adapter and "adapter" in fields:
@@ -384,7 +418,10 @@ def as_words(parent: Parent, fields: Collection[str]) -> dict[str, str]:
 
 
 def flatten_to_text(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the values of nested plain data as text, by dotted name; class tags and None are omitted."""
+    """Flattens nested plain data to dotted name -> value as a string (JSON unless it is a string already).
+
+    None and class tags (`type`) are omitted.
+    """
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in flatten(dict(tree)).items()

@@ -24,7 +24,7 @@ class WorkerProcessError(RuntimeError):
 def run_in_processes(
     work: Callable[[int, int, Callable[[int], None]], T], count: int, shown: Callable[[int], None]
 ) -> list[T]:
-    """Runs `work` in `count` processes and returns their results in order.
+    """Runs `work` in `count` processes and returns their results in the order of the process numbers.
 
     If one process fails, the others are terminated; if this process ends, all end. Processes are forked on Linux and
     spawned elsewhere.
@@ -33,7 +33,7 @@ def run_in_processes(
         work: Called as `work(number, count, report)` in process `number`; `report(done)` sends the amount of finished
             work. On platforms without fork it must be picklable, like its result.
         count: Number of processes.
-        shown: Called in this process with the sum of the reported amounts, after each report.
+        shown: Called in this process after each report with the sum of the last amounts of all processes.
 
     Raises:
         UserError: If `work` raises UserError, DataError, ValueError or OSError.
@@ -59,7 +59,13 @@ def run_in_processes(
 
 
 def collect_results(pipes: list[Connection], processes: list[Any], shown: Callable[[int], None]) -> list[Any]:
-    """Receives progress and results until all processes have finished; raises as `run_in_processes` does."""
+    """Receives the messages of all processes until each has sent its result; returns the results in process order.
+
+    Args:
+        pipes: One receiving end per process.
+        processes: The process objects, in the same order.
+        shown: As in `run_in_processes`, which also documents the errors.
+    """
     done = [0] * len(pipes)
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
@@ -71,7 +77,7 @@ def collect_results(pipes: list[Connection], processes: list[Any], shown: Callab
                 processes[number].join()
                 code = processes[number].exitcode
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                raise WorkerProcessError(f"process {number} {how}; the same command continues") from None
+                raise WorkerProcessError(f"process {number} {how}; run the same command again to continue") from None
             if kind == "refused":
                 raise UserError(value)
             if kind == "done":
@@ -83,9 +89,12 @@ def collect_results(pipes: list[Connection], processes: list[Any], shown: Callab
 
 
 def run_worker(work: Callable[..., Any], number: int, count: int, pipe: Connection, parent: int) -> None:
-    """Runs the work of a process; exits immediately on SIGINT or SIGTERM, or when its parent ends."""
-    for asked in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(asked, signal.SIG_DFL)
+    """Runs `work` in process `number` of `count` and sends progress, then the result or an expected error, to `pipe`.
+
+    The process exits immediately on SIGINT or SIGTERM, or when the process with the id `parent` ends.
+    """
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop_signal, signal.SIG_DFL)
     signal_at_parents_end(signal.SIGTERM, parent)
     try:
         pipe.send(("result", work(number, count, lambda done: pipe.send(("done", done)))))

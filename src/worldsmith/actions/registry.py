@@ -29,17 +29,17 @@ class Command:
 
     help: str
     kinds: Mapping[str, str]
-    """Implementing classes as module:class, by the value that selects them."""
+    """Value that selects an implementation (see `by`) -> its class as "module:class"."""
     by: Literal["", "model", "word"] = ""
     """What selects the implementation: "" (there is only one), `Model.Config.makes`, or the first argument of the
     command."""
     about_run: bool = False
-    """Whether it is a `RunAction`, whose arguments describe a run, as those of `worldsmith train` do."""
+    """Whether the command is a `RunAction`: its arguments describe a run, as those of `worldsmith train` do."""
 
 
 @cache
 def commands() -> dict[str, Command]:
-    """Returns all actions that are commands: command name -> entry, sorted by name."""
+    """Returns all commands: name -> registry entry, sorted by name."""
     package = importlib.import_module(worldsmith.TOOLS)
     found: dict[str, Command] = {}
     for module in pkgutil.iter_modules(package.__path__):
@@ -48,9 +48,10 @@ def commands() -> dict[str, Command]:
 
 
 def kinds_of(name: str) -> dict[str, type[Action]]:
-    """Returns the classes that implement a command, by the value that selects them (see `Command.by`).
+    """Imports and returns the classes that implement the command `name`: selecting value -> class.
 
-    Imports the classes; those of other packages (entry points) come last and replace classes of the same key.
+    `Command.by` states what the selecting value is. Classes of other packages (entry points) replace those of this
+    package with the same value.
     """
     from importlib.metadata import entry_points
 
@@ -68,32 +69,32 @@ def kinds_of(name: str) -> dict[str, type[Action]]:
 
 
 def demo_classes() -> dict[str, str]:
-    """Returns the classes of commands that `worldsmith/demo/` defines, as module:class."""
+    """Returns the command classes of the synthetic datasets: "command word" or "command --flag" -> "module:class"."""
     found: dict[str, str] = importlib.import_module(worldsmith.DEMO).CLASSES
     return found
 
 
 def kind_for_flag(name: str, flag: str) -> type[Action]:
-    """Returns the class that implements a command if a certain flag is given.
+    """Returns the class that implements a command when `flag` is given.
 
     Args:
         name: Name of the command.
-        flag: A flag with a class of its own in `CLASSES` of `worldsmith/demo/`, such as "--prompts".
+        flag: Flag such as "--prompts", for which `CLASSES` of `worldsmith.demo` has an entry; else KeyError is raised.
     """
     kind: type[Action] = pkgutil.resolve_name(demo_classes()[f"{name} {flag}"])
     return kind
 
 
 def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Action]:
-    """Returns the class that implements a command for a stored model, according to what the model's family produces.
+    """Returns the class that implements a command for a model, which depends on the output type of the model.
 
     Args:
         name: Name of the command.
-        model: Path or hub name of the model.
+        model: Path or Hub name of the model.
         base: Base weights of an adapter or of a partial checkpoint; None: as the model states.
 
     Raises:
-        UserError: If the command does not support the model, and as `identify` does.
+        UserError: If the command does not support the model; other errors as `find_model`.
     """
     from worldsmith.checkpoint.formats.find_model import identify
     from worldsmith.config.errors import UserError
@@ -103,13 +104,16 @@ def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Ac
     if made not in kinds:
         raise UserError(
             f"{model}: models of the family '{spec.name}' generate {made or 'no known output'}; `worldsmith {name}` "
-            f"needs a model that generates {' or '.join(kinds)}"
+            f"requires a model that generates {' or '.join(kinds)}"
         )
     return kinds[made]
 
 
 def kind_for_word(name: str, word: str) -> type[Action]:
-    """Returns the class that the first argument of a command selects. Raises UserError for an unknown word."""
+    """Returns the class that implements the command `name` for its first argument `word`.
+
+    Raises UserError for an unknown word.
+    """
     from worldsmith.config.errors import UserError
     from worldsmith.config.tree.suggest import did_you_mean
 

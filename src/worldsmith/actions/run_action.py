@@ -22,37 +22,37 @@ class RunWords(Protocol):
 
         Args:
             more: Additional overrides, applied last.
-            keep_unset: How environment variables that are not set are treated, see `Kept`; False: they are errors.
+            keep_unset: How references to unset environment variables are treated (see `Kept`); False: as errors.
         """
 
     def unknown_source(self) -> str | None:
-        """Returns the positional source argument if it is not a recipe, config file or run folder; else None."""
+        """Returns the first argument if it is not the name of a recipe, a config file or a run folder; else None."""
 
     def load_for_dataset(self, recipe: str, dataset: Any) -> Loaded:
-        """Loads a recipe with `dataset` as its training data and without validation.
+        """Loads the config of `recipe` with `dataset`, a dataset config, as training data and without validation.
 
         If the recipe's dataset has the same class, only its path is replaced.
         """
 
     def leave_parent_out(self) -> list[str]:
-        """Removes the parent model that a training spec names, so that its weights are not read.
+        """Removes from a training spec the model to start from, so that its weights are not read.
 
         Returns:
-            Notes about what was removed.
+            Output lines that state what was removed.
         """
 
     def repeat(self) -> list[str]:
-        """Returns the arguments for another command about the same run; more overrides can be appended."""
+        """Returns command-line arguments that describe the same run, for another command; overrides can be appended."""
 
 
 class RunAction(Action):
-    """An action on a run config. Its own fields are flags in addition to those of the run.
+    """Base class of commands on the config of a run. Its config fields are flags in addition to those of the run.
 
     The first paragraph of the class docstring is the command's description; the rest follows the list of flags.
     """
 
     metavars: ClassVar[Mapping[str, str]] = {}
-    """Placeholders of values in the help, by field; numbers are N."""
+    """Config field -> placeholder of its value in the help text; the default for numbers is N."""
 
     def __init__(self, config: Action.Config, *, run: Loaded | RunWords) -> None:
         super().__init__(config)
@@ -60,7 +60,7 @@ class RunAction(Action):
 
     @cached_property
     def loaded(self) -> Loaded:
-        """The loaded config of the run. Raises ConfigError or UserError."""
+        """Config of the run, loaded on first access. Raises ConfigError or UserError."""
         return self.given if isinstance(self.given, Loaded) else self.load(self.given)
 
     def load(self, words: RunWords) -> Loaded:
@@ -71,13 +71,13 @@ class RunAction(Action):
         return self.loaded.tree
 
     def print_warnings(self) -> None:
-        """Prints the warnings about the config, in the first process of a launch only."""
+        """Prints the warnings about the config to stderr; only rank 0 prints."""
         for warning in self.loaded.warnings if launched_as()[0] == 0 else ():
             print_warning(warning)
 
 
 def load_without_variables(words: RunWords) -> Loaded:
-    """Loads a run that does not start on this machine.
+    """Loads the config of a run that is not started on this machine, such as one that is only planned.
 
     Environment variables that are not set keep the text $NAME. Warnings about WORLD_SIZE are omitted, because --gpus
     gives the number of processes. Raises ConfigError or UserError.

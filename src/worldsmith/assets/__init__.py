@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def asset_path(name: str) -> Path:
-    """Returns the folder of a shipped asset, such as ``tiny_vae``; raises FileNotFoundError with the existing names."""
+    """Returns the folder of a shipped asset, such as ``tiny_vae``; raises FileNotFoundError for an unknown name."""
     root = Path(__file__).parent
     folder = root / name
     if not folder.is_dir():
@@ -16,7 +16,7 @@ def asset_path(name: str) -> Path:
 
 
 def asset_name(path: str | Path) -> str | None:
-    """Returns the name of the shipped asset at a path, also in another installation of the package; else None."""
+    """Returns the name of the shipped asset if `path` is its folder, in any installation of the package; else None."""
     *folders, name = Path(path).parts or [""]
     return name if folders[-2:] == ["worldsmith", "assets"] else None
 

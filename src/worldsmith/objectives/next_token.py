@@ -13,14 +13,12 @@ if TYPE_CHECKING:
 
 
 class NextToken(Objective):
-    """Next-token cross-entropy, with logits computed in chunks and in float32.
-
-    Logits are computed only at supervised positions.
-    """
+    """Next-token cross-entropy. Logits are computed only at supervised positions, in chunks, in float32."""
 
     class Config(Objective.Config):
         chunk_tokens: Count = 1024
-        """Max tokens whose logits exist at once; with more, each chunk's logits are recomputed in the backward pass."""
+        """Max number of tokens whose logits are in memory at once. If a batch has more, the logits of each chunk are
+        recomputed in the backward pass."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -30,7 +28,7 @@ class NextToken(Objective):
 
         Args:
             states: Hidden states from which the tokens are predicted, [S, width].
-            targets: Token ids [S].
+            targets: Token ids to predict, [S].
             head: Maps hidden states [n, width] to logits [n, vocabulary].
 
         Returns:

@@ -15,43 +15,46 @@ NOISE_BINS = 10
 
 
 class NoiseObjective(Objective):
-    """Base class of objectives on noisy latents. Call order: `draw`, `inputs`, (the network,) `losses`, `add_up`.
+    """Base class of diffusion objectives, which train a network on noisy latents.
 
+    - Call order: `draw` samples the noise, `inputs` returns the network's inputs, the caller runs the network, `losses`
+      compares its outputs with the targets, and `add_up` sums the losses of the batch.
     - Samples have a `position` in the data stream and further attributes that an objective needs.
     - `latents` are clean, one tensor [C, t, h, w] per sample.
     - Random values are a pure function of the seed and the sample's position.
     """
 
     within: tuple[float, float] = (0.0, 1.0)
-    """Range of sampled noise levels, 0 (none) to 1: at least the first, and below the second unless that is 1."""
+    """Range [low, high) of sampled noise levels, where 0 is no noise and 1 pure noise; high = 1 is included."""
 
     class Config(Objective.Config):
         def check_tier(self, tier: str) -> None:
-            """Raises ValueError if the objective has no noise level for clips of the resolution bucket `tier`."""
+            """Raises ValueError if the config has no settings for the resolution bucket `tier`, such as "480"."""
 
     @abstractmethod
     def draw(self, samples: Sequence[Any], latents: Sequence[Tensor], *, seed: int) -> list[Any]:
-        """Samples noise level and noise of each sample; the noise is float32, on the latents' device.
+        """Samples a noise level and noise for each sample of a batch.
 
         Args:
             samples: Samples of the batch.
-            latents: Clean latents of each sample.
+            latents: Clean latents of each sample, [C, t, h, w].
             seed: Seed of the run.
 
         Returns:
-            One object per sample, for `inputs`, `losses` and `add_up` of the same objective.
+            One object per sample with its noise level and noise (float32, on the latents' device), to be passed to
+            `inputs`, `losses` and `add_up`.
         """
 
     @abstractmethod
     def inputs(
         self, samples: Sequence[Any], latents: Sequence[Tensor], draws: Sequence[Any]
     ) -> tuple[list[Tensor], Tensor]:
-        """Returns the inputs of the network: noisy latents of each sample, float32, and timesteps [n].
+        """Returns the inputs of the network: noisy latents of each sample, float32 [C, t, h, w], and timesteps [n].
 
         Args:
             samples: Samples of the batch.
-            latents: Clean latents of each sample.
-            draws: Result of `draw`.
+            latents: Clean latents of each sample, [C, t, h, w].
+            draws: Noise levels and noise from `draw`.
         """
 
     @abstractmethod
@@ -61,41 +64,45 @@ class NoiseObjective(Objective):
         """Returns the loss of each sample, float32 [n].
 
         Args:
-            answers: Network outputs for the `inputs`, one per sample.
+            answers: Outputs of the network for the tensors from `inputs`, one per sample.
             samples: Samples of the batch.
-            latents: Clean latents of each sample.
-            draws: Result of `draw`.
+            latents: Clean latents of each sample, [C, t, h, w].
+            draws: Noise levels and noise from `draw`.
         """
 
     def weigh(self, samples: Sequence[Any]) -> float:
-        """Returns the weight of a batch in its step; here its number of samples."""
+        """Returns the weight of a batch in the mean loss of its training step; by default its number of samples."""
         return len(samples)
 
     @abstractmethod
     def add_up(self, losses: Tensor, samples: Sequence[Any], draws: Sequence[Any], *, tokens: int) -> LossSum:
-        """Returns the contribution of the batch to the loss of the step, with metrics to log.
+        """Returns the weighted sum of a batch's losses, with metrics to log.
 
         Args:
-            losses: Loss of each sample [n], from `losses`.
+            losses: Loss of each sample [n], from the method `losses`.
             samples: Samples of the batch.
-            draws: Result of `draw`.
+            draws: Noise levels and noise from `draw`.
             tokens: Number of tokens of the batch.
         """
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Stacks tensors of equal shape to [n, …]; a tensor is returned unchanged."""
+def stack_tensors(tensors: Sequence[Tensor]) -> Tensor:
+    """Stacks n tensors of equal shape to one tensor [n, …]; an argument that is one tensor is returned unchanged."""
     import torch
 
     return tensors if isinstance(tensors, torch.Tensor) else torch.stack(list(tensors))
 
 
 def sum_by_noise(losses: Tensor, bins: Sequence[int]) -> dict[str, tuple[Tensor, float]]:
-    """Returns (sum, count) of the losses per tenth of the noise levels; key 0.0 is the range from 0.0 to 0.1.
+    """Sums the losses of samples with similar noise levels, in ten equal ranges from 0 to 1.
 
     Args:
         losses: Loss of each sample [n].
-        bins: Index of each sample's tenth, 0 to 9.
+        bins: Index of the range that each sample's noise level is in, 0 to 9.
+
+    Returns:
+        Metric name -> (sum of the losses, number of samples); the name ends with the start of the range, such as
+        `loss_by_noise[0.3]`.
     """
     import torch
 

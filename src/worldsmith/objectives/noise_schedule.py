@@ -16,11 +16,11 @@ from torch import Tensor
 SIGMA_STREAM = 0
 NOISE_STREAM = 1
 POSTERIOR_STREAM = 2
-"""Random stream for sampling latents from the VAE's mean and variance."""
+"""Stream of the random values with which latents are sampled from the VAE's mean and variance."""
 NETWORK_STREAM = 5
-"""Seed streams of a network's own random numbers, such as dropout masks."""
+"""Stream of the random values that a network uses itself, such as dropout masks."""
 
-MOST_DRAWS = 10_000
+MAX_ATTEMPTS = 10_000
 """Max attempts to sample a noise level from a range before the range counts as empty."""
 
 # The ltx2 distribution: quantiles that are stretched to [0, 1], its floor, and the fraction of uniform samples.
@@ -31,7 +31,7 @@ LTX2_UNIFORM_SHARE = 0.1
 
 
 def random_stream(seed: int, position: int, stream: int) -> np.random.Generator:
-    """Returns an independent random generator for each (seed, position, stream).
+    """Returns a random generator whose values are independent for each combination of the arguments.
 
     Philox is a counter-based generator whose bits are the same on every CPU. NumPy computes normal variates from them
     by table lookup; torch uses different vectorized code on different CPUs.
@@ -39,7 +39,7 @@ def random_stream(seed: int, position: int, stream: int) -> np.random.Generator:
     Args:
         seed: Seed of the run.
         position: Position of the sample in the data stream.
-        stream: Purpose of the values, such as `NOISE_STREAM`.
+        stream: Number that stands for the purpose of the values, such as `NOISE_STREAM`.
 
     Raises:
         ValueError: If seed or position is negative.
@@ -50,19 +50,32 @@ def random_stream(seed: int, position: int, stream: int) -> np.random.Generator:
 
 
 def sample_noise(shape: Sequence[int], *, seed: int, position: int) -> Tensor:
-    """Returns the standard normal training noise of the sample at `position`, float32 on the CPU."""
+    """Returns the standard normal training noise of a sample, float32 on the CPU.
+
+    Args:
+        shape: Shape of the noise.
+        seed: Seed of the run.
+        position: Position of the sample in the data stream.
+    """
     return random_noise(shape, seed=seed, position=position, stream=NOISE_STREAM)
 
 
 def random_noise(shape: Sequence[int], *, seed: int, position: int, stream: int) -> Tensor:
-    """Returns standard normal noise from the random stream `stream` of the sample at `position`, float32 on the CPU."""
+    """Returns standard normal noise of a sample for any purpose, float32 on the CPU.
+
+    Args:
+        shape: Shape of the noise.
+        seed: Seed of the run.
+        position: Position of the sample in the data stream.
+        stream: Number that stands for the purpose of the noise, such as `POSTERIOR_STREAM`.
+    """
     return torch.from_numpy(random_stream(seed, position, stream).standard_normal(tuple(shape), dtype=np.float32))
 
 
 def sample_sigma(
     distribution: str, shift: float, *, seed: int, position: int, within: tuple[float, float] = (0.0, 1.0)
 ) -> float:
-    """Samples the noise level σ of the sample at `position`.
+    """Samples the noise level σ in [0, 1] of one training sample.
 
     Args:
         distribution: "waver", "logitnormal", "uniform" or "ltx2".
@@ -75,18 +88,18 @@ def sample_sigma(
         ValueError: If the distribution is unknown, or hardly ever has a value in the range.
     """
     rng, (low, high) = random_stream(seed, position, SIGMA_STREAM), within
-    for _ in range(MOST_DRAWS):
+    for _ in range(MAX_ATTEMPTS):
         sigma = draw_sigma(rng, distribution, shift)
         if low <= sigma < high or sigma == high == 1:
             return sigma
     raise ValueError(
-        f"the distribution '{distribution}' with a shift of {shift:g} has hardly a noise level from {low:g} to "
-        f"{high:g} (none in {MOST_DRAWS} samples); use another distribution or shift"
+        f"the distribution '{distribution}' with a shift of {shift:g} has hardly any noise level from {low:g} to "
+        f"{high:g} (none in {MAX_ATTEMPTS} samples); use another distribution or shift"
     )
 
 
 def draw_sigma(rng: np.random.Generator, distribution: str, shift: float) -> float:
-    """Samples one noise level σ in [0, 1]."""
+    """Samples one noise level σ in [0, 1] from a distribution with the given shift; ValueError for an unknown name."""
     if distribution == "ltx2":
         return ltx2(shift, z=rng.standard_normal(), choice=rng.random(), uniform=rng.random())
     if distribution == "logitnormal":
@@ -106,20 +119,21 @@ def waver(u: float) -> float:
 
 
 def shift_sigma(time: float, shift: float) -> float:
-    """Computes s·t / (1 + (s-1)·t), which shifts t towards noise for s > 1 and keeps 0 and 1."""
+    """Returns s·t / (1 + (s-1)·t) for time t and shift s; s > 1 shifts t in [0, 1] towards 1, pure noise."""
     return shift * time / (1.0 + (shift - 1.0) * time)
 
 
 def ltx2(shift: float, *, z: float, choice: float, uniform: float) -> float:
-    """Computes σ of the ltx2 distribution: a logit-normal of mean ln(shift), stretched between two of its quantiles.
+    """Returns a noise level σ of the ltx2 distribution, computed from three random values.
 
-    A fraction of the values is uniform. The mean contains the shift, so it is not applied again.
+    The distribution is a logit-normal of mean ln(shift), stretched to [0, 1] between two of its quantiles; a fraction
+    of the values is uniform instead. The shift is contained in the mean, so `shift_sigma` is not applied.
 
     Args:
         shift: Shift of the noise schedule.
-        z: Standard normal value.
-        choice: Uniform value that selects between logit-normal and uniform.
-        uniform: Uniform value for the second case.
+        z: Standard normal value, used for the logit-normal.
+        choice: Value in [0, 1) that selects between logit-normal and uniform.
+        uniform: Value in [0, 1), used for the uniform distribution.
     """
     if choice < LTX2_UNIFORM_SHARE:
         return LTX2_FLOOR + (1.0 - LTX2_FLOOR) * uniform

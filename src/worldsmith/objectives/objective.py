@@ -15,24 +15,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LossSum:
-    """Loss of one batch, summed with the weights that `Task.weigh` returned for it before the forward pass."""
+    """Summed loss of one batch, from which the trainer computes the mean loss of a step, with metrics to log."""
 
     sum: Tensor
-    """Scalar with gradients. Divided by the weight of the complete step it is the step's loss."""
+    """Loss sum of the batch, a scalar with gradients. The trainer divides it by the total weight (`Task.weigh`) of all
+    batches of the step."""
     samples: int
     tokens: int
     figures: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
-    """Means to log, as (sum, count) of this batch: the same names in every batch.
+    """Metric name -> (sum, count) of this batch, of which the mean over the step is logged. Every batch must have the
+    same names.
 
-    "loss" is shown as the step's loss; if it is missing, `sum` divided by the weight is shown. `name[key]` is an entry
-    of a mapping, omitted if its count is 0.
+    "loss" is logged as the loss of the step; without it, `sum` divided by the weight is logged. A name `metric[key]` is
+    logged as an entry of the mapping `metric`, and omitted if its count is 0.
     """
 
 
 class Objective(Configurable, ABC):
-    """Base class of training objectives: computes losses from network outputs.
+    """Base class of training objectives, which compute losses from outputs of the network.
 
-    An objective never calls the network; the task of the model family does.
+    An objective never calls the network; the `Task` of the model family does.
     """
 
     @abstractmethod

@@ -31,7 +31,7 @@ DYNAMIC_KEYS = {"video": "dynamic_shift_base_num_tokens_video", "image": "dynami
 
 
 class FlowSample(Protocol):
-    """The attributes of a training sample that the objective uses."""
+    """Attributes of a training sample that `RectifiedFlow` uses."""
 
     position: int
     latent_shape: tuple[int, int, int]
@@ -42,33 +42,36 @@ class FlowSample(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SigmaDraw:
-    """Sampled noise level σ in [0, 1] of one sample, and its noise, float32 in the shape of the latents."""
+    """Random values of one training sample: noise level σ in [0, 1], and noise, float32 in the shape of the latents."""
 
     sigma: float
     noise: Tensor
 
 
 class RectifiedFlow(NoiseObjective):
-    """Rectified-flow objective: samples σ and noise, builds the network's input, computes losses from velocities."""
+    """Rectified-flow (flow-matching) objective: the network predicts the velocity, noise minus clean latents."""
 
     class Config(NoiseObjective.Config):
         video_distribution: Distribution = "waver"
-        """Distribution of the noise level of videos, before the shift."""
+        """Distribution from which the noise level of videos is sampled, before the shift."""
         image_distribution: Distribution = "logitnormal"
-        """Distribution of the noise level of images (samples of one frame), before the shift."""
+        """Distribution from which the noise level of images (samples of one frame) is sampled, before the shift."""
         shift: Shift = field(default_factory=lambda: dict(DEFAULT_SHIFTS))
-        """Shift of noise levels towards noise: one number, a number per resolution bucket, or, under the key
-        dynamic_shift_base_num_tokens_video (or _image), the latent size at which sqrt(size / base) is 1."""
+        """Shift of noise levels towards more noise: one number, or a table with one number per resolution bucket. A
+        table with the key dynamic_shift_base_num_tokens_video (or _image) sets the shift to sqrt(latent size / value
+        of the key)."""
         shift_image: Shift | None = None
-        """Shift for images. None: `shift`."""
+        """Shift for images (samples of one frame), as for `shift`. None: `shift` applies to images, too."""
         loss_scale: PositiveFloat = 1.0
         """Factor of the loss."""
         image_loss_scale: PositiveFloat | None = None
         """Factor of the loss of images (samples of one frame). None: `loss_scale`."""
         normalize_loss_by_active: bool = False
-        """Whether clean conditioning frames are excluded from a sample's mean. False: they count as zero error."""
+        """Whether the mean error of a sample excludes its clean conditioning frames. False: they count as zero
+        error."""
         sample_level_loss_averaging: bool = True
-        """Whether a step's loss is the mean over all its samples. False: the mean over packs of each pack's mean."""
+        """Whether the loss of a step is the mean over all its samples. False: the mean over the mean losses of packs
+        (batches)."""
 
         def check(self) -> None:
             check_shift("shift", self.shift)
@@ -76,7 +79,7 @@ class RectifiedFlow(NoiseObjective):
                 check_shift("shift_image", self.shift_image)
 
         def check_tier(self, tier: str) -> None:
-            """Raises ValueError if a table of shifts has no entry for the resolution bucket `tier` of the data."""
+            """Raises ValueError if `shift` or `shift_image` is a table without the resolution bucket `tier`."""
             for name, shift in (("shift", self.shift), ("shift_image", self.shift_image)):
                 if isinstance(shift, dict) and not set(DYNAMIC_KEYS.values()) & set(shift):
                     tier_shift(name, shift, tier)
@@ -86,9 +89,9 @@ class RectifiedFlow(NoiseObjective):
         self.config = config
 
     def draw(self, samples: Sequence[FlowSample], latents: Sequence[Tensor], *, seed: int) -> list[SigmaDraw]:
-        """Samples σ and noise of each sample; the noise is on the latents' device.
+        """Samples noise level σ and noise of each sample; the noise is on the device of the latents.
 
-        Both are a pure function of `seed` and `sample.position`.
+        Both depend only on `seed` and `sample.position`.
         """
         from worldsmith.objectives.noise_schedule import sample_noise
 
@@ -101,7 +104,7 @@ class RectifiedFlow(NoiseObjective):
         ]
 
     def sigma(self, sample: FlowSample, *, seed: int) -> float:
-        """Samples the noise level σ of one sample."""
+        """Samples the noise level σ in [0, 1] of one sample."""
         from worldsmith.objectives.noise_schedule import sample_sigma
 
         distribution = self.config.image_distribution if is_image(sample) else self.config.video_distribution
@@ -109,7 +112,7 @@ class RectifiedFlow(NoiseObjective):
         return sample_sigma(distribution, shift, seed=seed, position=sample.position, within=self.within)
 
     def shift_of(self, sample: FlowSample) -> float:
-        """Returns the shift of one sample, which depends on image or video, resolution bucket and latent size.
+        """Returns the noise level shift of one sample from the config, its resolution bucket and its latent size.
 
         Raises:
             ValueError: If the table of shifts has no entry for the resolution bucket.
@@ -127,7 +130,7 @@ class RectifiedFlow(NoiseObjective):
     def inputs(
         self, samples: Sequence[FlowSample], latents: Sequence[Tensor], draws: Sequence[SigmaDraw]
     ) -> tuple[list[Tensor], Tensor]:
-        """Returns x_t [C, t, h, w] of each sample, float32, and the timesteps 1000·σ, float32 [n]."""
+        """Returns the noisy latents of each sample, float32 [C, t, h, w], and the timesteps 1000·σ, float32 [n]."""
         import torch
 
         noisy = [
@@ -144,22 +147,31 @@ class RectifiedFlow(NoiseObjective):
         latents: Sequence[Tensor],
         draws: Sequence[SigmaDraw],
     ) -> Tensor:
-        """Returns the loss of each sample, float32 [n], for the predicted velocities; see `per_sample_losses`."""
+        """Returns the loss of each sample, float32 [n], from the predicted velocities `answers` of the network."""
         targets = [velocity_target(x0, draw.noise) for x0, draw in zip(latents, draws, strict=True)]
         clean = [sample.condition_frames for sample in samples]
         return per_sample_losses(answers, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)
 
     def weigh(self, samples: Sequence[FlowSample]) -> float:
-        """Returns the weight of a pack in its step: its number of samples; 1 if not `sample_level_loss_averaging`."""
+        """Returns the weight of a batch in the mean loss of its step: its number of samples.
+
+        The weight is 1 if `sample_level_loss_averaging` is False.
+        """
         return len(samples) if self.config.sample_level_loss_averaging else 1
 
     def add_up(
         self, losses: Tensor, samples: Sequence[FlowSample], draws: Sequence[SigmaDraw], *, tokens: int
     ) -> LossSum:
-        """Returns the contribution of the pack to the loss of the step, with metrics to log.
+        """Returns the weighted sum of a batch's losses, with metrics to log.
 
         The sum is in float64, so that a weight reaches the gradient with a single rounding. The metric "loss" is the
-        mean without the loss scales; "loss_by_noise" is the same by tenths of σ.
+        loss without the loss scales; "loss_by_noise" is the same for ten ranges of σ.
+
+        Args:
+            losses: Loss of each sample [n], from the method `losses`.
+            samples: Samples of the batch.
+            draws: Noise levels from `draw`.
+            tokens: Number of tokens of the batch.
         """
         import torch
 
@@ -177,13 +189,13 @@ class RectifiedFlow(NoiseObjective):
 
 
 def noisy_input(latents: Tensor, noise: Tensor, sigma: float, condition_frames: int = 0) -> Tensor:
-    """Computes x_t in float32; the first `condition_frames` latent frames equal `latents` exactly.
+    """Returns noisy latents (1-σ)·latents + σ·noise in float32; conditioning frames stay equal to `latents`.
 
     Args:
         latents: Clean latents [C, t, h, w].
         noise: Standard normal noise, float32 [C, t, h, w].
         sigma: Noise level σ in [0, 1].
-        condition_frames: Number of clean latent frames.
+        condition_frames: Number of latent frames at the beginning that stay clean.
     """
     import torch
 
@@ -195,7 +207,7 @@ def noisy_input(latents: Tensor, noise: Tensor, sigma: float, condition_frames: 
 
 
 def velocity_target(latents: Tensor, noise: Tensor) -> Tensor:
-    """Computes the target velocity ε - x0 in float32."""
+    """Returns the target velocity, noise minus clean latents, in float32."""
     return noise - latents.float()
 
 
@@ -257,7 +269,14 @@ def per_sample_losses(
 
 
 def group_losses(velocity: Tensor, target: Tensor, condition_frames: list[int], normalize_by_active: bool) -> Tensor:
-    """Computes the losses [n] of samples with the same shape, stacked to [n, C, t, h, w]."""
+    """Returns the losses, float32 [n], of samples of equal shape.
+
+    Args:
+        velocity: Predicted velocities [n, C, t, h, w].
+        target: Target velocities in the same shape.
+        condition_frames: Number of clean latent frames of each sample; their error counts as zero.
+        normalize_by_active: Whether the mean is over the noisy frames only. False: over all elements.
+    """
     import torch
 
     frame_errors = (velocity.float() - target.float()).square().mean(dim=(1, 3, 4))
@@ -275,18 +294,24 @@ def is_image(sample: FlowSample) -> bool:
 
 
 def tier_shift(name: str, table: dict[str, int | float], tier: str) -> float:
-    """Returns the shift of a resolution bucket in the table `name`; raises WrongValueError if it has no entry."""
+    """Returns the shift of the resolution bucket `tier` in `table`; raises WrongValueError if it has no entry.
+
+    Args:
+        name: Config field of the table, for messages.
+        table: Resolution bucket -> shift.
+        tier: Resolution bucket, such as "480".
+    """
     if tier not in table:
         raise WrongValueError(
             {f"objective.{name}": table},
-            why=f"it has no entry for the resolution bucket '{tier}' of the data",
-            remedy=f"add '{tier}' to it, set one number for all buckets, or train at one of its buckets",
+            why=f"the table has no entry for the resolution bucket '{tier}' of the data",
+            remedy=f"add '{tier}' to the table, set one number for all buckets, or use data of a bucket in the table",
         )
     return float(table[tier])
 
 
 def check_shift(name: str, shift: Shift) -> None:
-    """Raises WrongValueError if a table of shifts is empty, or has a key that is neither a bucket nor a dynamic key."""
+    """Raises WrongValueError if `shift`, value of the config field `name`, is an empty table or has a wrong key."""
     if not isinstance(shift, dict):
         return
     if not shift:

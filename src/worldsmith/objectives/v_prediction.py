@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range
-from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, stacked, sum_by_noise
+from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, stack_tensors, sum_by_noise
 from worldsmith.objectives.objective import LossSum
 
 if TYPE_CHECKING:
@@ -26,23 +26,23 @@ Beta = Annotated[float, Range(gt=0, lt=1)]
 
 
 class PositionedSample(Protocol):
-    """The attributes of a training sample that the objective uses."""
+    """Attributes of a training sample that `VPrediction` uses."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class TimestepDraw:
-    """Sampled timestep of one sample, 0 = the least noise, and its noise, float32 in the shape of the latents."""
+    """Random values of one training sample: timestep (0 = least noise), and noise in the shape of the latents."""
 
     timestep: int
     noise: Tensor
 
 
 class VPrediction(NoiseObjective):
-    """v-prediction objective: samples timesteps and noise, builds the network's input, computes losses.
+    """v-prediction objective of diffusion models with a discrete noise schedule, such as CogVideoX.
 
-    Random values are a pure function of the seed and the sample's position in the stream.
+    Random values depend only on the seed of the run and on the sample's position in the data stream.
     """
 
     class Config(NoiseObjective.Config):
@@ -53,24 +53,24 @@ class VPrediction(NoiseObjective):
         beta_end: Beta = 0.012
         """Last noise variance (beta)."""
         shift_scale: PositiveFactor = 1.0
-        """Divisor of the signal-to-noise ratios: 3 for CogVideoX-2B, 1 for the others."""
+        """Divisor of the signal-to-noise ratios of the noise schedule: 3 for CogVideoX-2B, 1 for the other models."""
         zero_terminal_snr: bool = True
-        """Rescale the schedule so that its last step is pure noise (zero terminal SNR)."""
+        """Whether the noise schedule is rescaled so that its last step is pure noise (zero terminal SNR)."""
         offset_noise: Factor = 0.0
         """Noise offset: weight of one additional random number that is added to all elements of a sample's noise."""
         timestep_strata: Count = 1
-        """Stratified timesteps: each of this many consecutive samples of the stream, over all ranks, samples its
-        timestep from another equal part of the noise schedule; 1: no strata."""
+        """Number of strata N of stratified timestep sampling: N consecutive samples of the data stream, over all ranks,
+        get timesteps from N different equal parts of the noise schedule; 1: no strata."""
         loss_type: Literal["l2", "l1"] = "l2"
         """Weighted mean squared error, or mean absolute error."""
         max_weight: PositiveFactor | None = None
-        """Limit of the weight 1 / (1-ᾱ) = SNR + 1 of the x0 error (min-SNR); None: no limit."""
+        """Max weight of the x0 error, which is 1 / (1-ᾱ) = SNR + 1 (min-SNR weighting); None: no limit."""
 
         def check(self) -> None:
             if self.beta_end <= self.beta_start:
                 raise wrong(self, "beta_start", "beta_end", why="the noise must increase along the schedule")
             if self.timestep_strata > self.num_timesteps:
-                raise wrong(self, "timestep_strata", "num_timesteps", why="there are more parts than rows")
+                raise wrong(self, "timestep_strata", "num_timesteps", why="there are more strata than timesteps")
 
     def __init__(self, config: Config) -> None:
         config.check()
@@ -78,7 +78,7 @@ class VPrediction(NoiseObjective):
 
     @cached_property
     def alphas_cumprod(self) -> Tensor:
-        """ᾱ of each timestep, float64 [num_timesteps].
+        """Noise schedule: ᾱ of each timestep, float64 [num_timesteps].
 
         Source:
             Zero terminal SNR: Lin et al. 2023, arXiv:2305.08891.
@@ -95,14 +95,17 @@ class VPrediction(NoiseObjective):
         return alphas
 
     def draw(self, samples: Sequence[PositionedSample], latents: Sequence[Tensor], *, seed: int) -> list[TimestepDraw]:
-        """Samples timestep and noise of each sample; the noise is on the latents' device."""
+        """Samples a timestep and noise for each sample; the noise is on the device of the latents."""
         return [
             TimestepDraw(self.timestep(sample.position, seed=seed), self.noise(x0, sample.position, seed=seed))
             for sample, x0 in zip(samples, latents, strict=True)
         ]
 
     def timestep(self, position: int, *, seed: int) -> int:
-        """Samples the timestep of the sample at `position`; all timesteps have the same probability."""
+        """Samples the timestep of the sample at `position` in the data stream, uniformly over the schedule.
+
+        With `timestep_strata` N, N consecutive samples get timesteps from different parts of the schedule.
+        """
         from worldsmith.objectives.noise_schedule import random_stream
 
         share, parts = random_stream(seed, position, TIMESTEP_STREAM).random(), self.config.timestep_strata
@@ -123,10 +126,13 @@ class VPrediction(NoiseObjective):
     def inputs(
         self, samples: Sequence[PositionedSample], latents: Sequence[Tensor], draws: Sequence[TimestepDraw]
     ) -> tuple[list[Tensor], Tensor]:
-        """Returns x_t of each sample, float32, and the timesteps, int64 [n]; all latents must have the same shape."""
+        """Returns the noisy latents of each sample, float32 [C, t, h, w], and the timesteps, int64 [n].
+
+        All latents must have the same shape.
+        """
         import torch
 
-        clean = stacked(latents)
+        clean = stack_tensors(latents)
         signal, spread = self._levels(draws, clean)
         noise = torch.stack([draw.noise for draw in draws])
         timesteps = torch.tensor([draw.timestep for draw in draws], device=clean.device)
@@ -141,15 +147,15 @@ class VPrediction(NoiseObjective):
     ) -> Tensor:
         """Returns the loss of each sample, float32 [n]: the mean of w·(x - x0)² or, with `loss_type` l1, of w·|x - x0|.
 
-        x is the clean latent that the network output predicts, w = min(1 / (1-ᾱ), `max_weight`). Without `max_weight`
-        the squared loss equals the mean of (output - v)². All samples must have the same shape.
+        x is the clean latent that follows from the network output (v in `answers`), w = min(1 / (1-ᾱ), `max_weight`).
+        Without `max_weight` the squared loss equals the mean of (output - v)². All samples must have the same shape.
         """
         import torch
 
-        clean = stacked(latents)
+        clean = stack_tensors(latents)
         signal, spread = self._levels(draws, clean)
         target = signal * torch.stack([draw.noise for draw in draws]) - spread * clean.float()
-        error = stacked(answers).float() - target
+        error = stack_tensors(answers).float() - target
         weights = spread.square().reciprocal().clamp(max=self.config.max_weight or math.inf)
         if self.config.loss_type == "l1":
             return (weights * spread * error.abs()).flatten(1).mean(dim=1)
@@ -159,12 +165,19 @@ class VPrediction(NoiseObjective):
     def add_up(
         self, losses: Tensor, samples: Sequence[PositionedSample], draws: Sequence[TimestepDraw], *, tokens: int
     ) -> LossSum:
-        """Returns the contribution of the batch to the loss of the step, and "loss_by_noise" by tenths of timesteps."""
+        """Returns the sum of a batch's losses, with the metric "loss_by_noise" for ten ranges of timesteps.
+
+        Args:
+            losses: Loss of each sample [n], from the method `losses`.
+            samples: Samples of the batch.
+            draws: Timesteps from `draw`.
+            tokens: Number of tokens of the batch.
+        """
         exact = losses.double()
         bins = [draw.timestep * NOISE_BINS // self.config.num_timesteps for draw in draws]
         return LossSum(sum=exact.sum(), samples=len(draws), tokens=tokens, figures=sum_by_noise(exact.detach(), bins))
 
     def _levels(self, draws: Sequence[TimestepDraw], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns √ᾱ and √(1-ᾱ) of each sample, float32 [n, 1, …]."""
+        """Returns √ᾱ and √(1-ᾱ) of each sample, float32 [n, 1, …] on the device of `like` [n, …]."""
         alphas = self.alphas_cumprod[[draw.timestep for draw in draws]].view(-1, *[1] * (like.ndim - 1))
         return alphas.sqrt().float().to(like.device), (1 - alphas).sqrt().float().to(like.device)

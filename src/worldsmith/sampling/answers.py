@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class AnsweringModel(Protocol):
-    """Interface of a loaded model that answers questions."""
+    """Interface of a loaded vision-language model that generates the tokens of answers."""
 
     @property
     def folder(self) -> Path:
-        """Folder of the model's tokenizer, chat template and preprocessor files."""
+        """Folder with the files of the model's tokenizer, chat template and image preprocessing."""
 
     def generate(
         self,
@@ -41,14 +41,14 @@ class AnsweringModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer of a model to one conversation, or the reason why it was not generated."""
+    """Answer of a model to the conversation `key`, or the reason why it was not generated."""
 
     key: str
     text: str = ""
     error: str = ""
-    """Reason and detail if the conversation is unusable, or if the model failed; "" = it was answered."""
+    """Reason why no answer was generated: the conversation cannot be read, or the model failed; "": no error."""
     was_asked: bool = True
-    """Whether the model failed."""
+    """Whether the model was called; False if the conversation could not be read."""
 
 
 class Answerer:
@@ -56,7 +56,7 @@ class Answerer:
 
     Args:
         model: The loaded model.
-        settings: Config of the processor, so that images and videos are processed as in training.
+        settings: Preprocessing of images and videos; use that of the training.
 
     Raises:
         DataError: If the model's folder lacks a file.
@@ -70,33 +70,36 @@ class Answerer:
 
     def answers(
         self,
-        asked: Iterable[tuple[str, Sequence[Turn]]],
+        conversations: Iterable[tuple[str, Sequence[Turn]]],
         *,
         batch_size: int,
         max_new_tokens: int,
         decoding: Decoding = GREEDY,
         forgiving: bool = False,
     ) -> Iterator[Answer]:
-        """Generates answers, in order; yields those of a batch as soon as it is complete.
+        """Generates the next turn of each conversation, batch by batch.
 
         Args:
-            asked: (key, turns before the answer) of each conversation.
+            conversations: (key that names the conversation, turns before the answer) of each conversation.
             batch_size: Number of conversations per call of the model.
             max_new_tokens: Max number of generated tokens per answer.
-            decoding: Settings of token selection.
+            decoding: Temperature, top-p, repetition penalty and seed.
             forgiving: Whether a RuntimeError of the model, such as out of memory, is tolerated: the conversations of
                 the batch are then answered one by one, and one that fails again gets an answer with that error.
+
+        Yields:
+            The answers in the order of the conversations, as soon as their batch is complete.
         """
-        waiting = iter(asked)
+        waiting = iter(conversations)
         while batch := list(islice(waiting, batch_size)):
             read = [self._read(key, turns) for key, turns in batch]
             prompts = [prompt for prompt in read if not isinstance(prompt, Answer)]
-            told = self._answer(prompts, max_new_tokens, decoding, forgiving) if prompts else []
-            said = iter(told)
-            yield from (prompt if isinstance(prompt, Answer) else next(said) for prompt in read)
+            generated = self._answer(prompts, max_new_tokens, decoding, forgiving) if prompts else []
+            generated_answers = iter(generated)
+            yield from (prompt if isinstance(prompt, Answer) else next(generated_answers) for prompt in read)
 
     def _read(self, key: str, turns: Sequence[Turn]) -> ChatSample | Answer:
-        """Builds the prompt of a conversation, or an answer with the error if that fails."""
+        """Returns the prompt for the model of conversation `key`, or an answer with the error if that fails."""
         try:
             return self.processor.prompt(turns, key=key)
         except SampleError as error:

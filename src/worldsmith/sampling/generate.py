@@ -23,12 +23,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BranchShare:
-    """Division of guidance between two processes: this process computes one branch for all requests."""
+    """Division of classifier-free guidance between two processes, each of which computes one of the two branches."""
 
     branch: int
-    """0 conditional, 1 unconditional."""
+    """Branch that this process computes: 0 conditional, 1 unconditional."""
     gather: Callable[[Tensor], list[Tensor]]
-    """Gathers the tensors of both processes, the conditional one first."""
+    """Called with this process's tensor; returns the tensors of both processes, the conditional one first."""
 
 
 def generate(
@@ -39,14 +39,14 @@ def generate(
     progress: Progress | None = None,
     **settings: Any,
 ) -> list[Tensor]:
-    """Generates videos and decodes them.
+    """Generates videos and images and decodes them to pixels.
 
     Args:
         model: The model with its VAE.
-        requests: The requests.
-        max_tokens: As in `generate_latents`.
-        progress: As in `generate_latents`.
-        settings: As in `generate_latents`.
+        requests: Prompts, sizes and seeds of the videos.
+        max_tokens: Max number of tokens of one forward pass; None: the model's own limit.
+        progress: Called with (completed solver steps, all solver steps), counted over all requests.
+        settings: Fields of `Sampling`, such as steps and guidance; None or missing: those of `model.defaults`.
 
     Returns:
         Videos, uint8 [3, T, H, W] on the CPU, in the order of the requests.
@@ -64,15 +64,16 @@ def generate_latents(
     share: BranchShare | None = None,
     **settings: Any,
 ) -> list[Tensor]:
-    """Generates normalized latents; the result of a request does not depend on the other requests.
+    """Generates normalized latents of videos; the result of a request does not depend on the other requests.
 
     Args:
         model: The model.
-        requests: The requests.
-        max_tokens: Max number of tokens of one forward pass. None: the model's own limit.
+        requests: Prompts, sizes and seeds of the videos.
+        max_tokens: Max number of tokens of one forward pass; None: the model's own limit.
         progress: Called with (completed solver steps, all solver steps), counted over all requests.
-        share: Division of the guidance branches between two processes; both must call this function. None: one process.
-        settings: Fields of `Sampling`, such as steps and guidance. None or not given: those of `model.defaults`.
+        share: Division of the guidance branches between two processes, which must both call this function; None: this
+            process computes both.
+        settings: Fields of `Sampling`, such as steps and guidance; None or missing: those of `model.defaults`.
 
     Returns:
         Latents [C, t, h, w], in the order of the requests.
@@ -108,9 +109,12 @@ def generate_pack(
 
     Args:
         sampler: Sampler of the model.
-        requests: The requests, whose tokens fit into one forward pass.
+        requests: The requests, whose tokens must fit into one forward pass.
         progress: Called after each solver step with the number of requests.
-        share: As in `generate_latents`.
+        share: Division of the guidance branches between two processes; None: this process computes both.
+
+    Returns:
+        One tensor per request, in their order.
 
     Raises:
         ValueError: If the guidance scale is not finite, or is 1 at all steps although `share` is given.
@@ -118,7 +122,7 @@ def generate_pack(
     if not math.isfinite(sampler.sampling.guidance):
         raise ValueError(f"the guidance scale must be finite, found {sampler.sampling.guidance}")
     if share is not None and not is_guided(sampler):
-        raise ValueError("guidance 1 has no unconditional branch for another process")
+        raise ValueError("at guidance 1, no unconditional branch exists that another process could compute")
     samples = [begin(sampler, request) for request in requests]
     states: list[Tensor] = []
     for states in sampling_steps(sampler, samples, share):  # noqa: B007
@@ -130,7 +134,16 @@ def generate_pack(
 def sampling_steps(
     sampler: VideoSampler, samples: Sequence[Beginning], share: BranchShare | None = None
 ) -> Iterator[list[Tensor]]:
-    """Yields the states of all samples of a pack after each solver step; the last states are clean latents."""
+    """Runs the solver steps of samples that share their forward passes.
+
+    Args:
+        sampler: Sampler of the model.
+        samples: Initial states of the samples.
+        share: Division of the guidance branches between two processes; None: this process computes both.
+
+    Yields:
+        After each solver step the current latents of all samples; the last ones are clean.
+    """
     guided = is_guided(sampler)
     branches = [0] if not guided else [0, 1] if share is None else [share.branch]
     predict = sampler.predictor(samples, branches)
@@ -146,12 +159,16 @@ def sampling_steps(
 
 
 def is_guided(sampler: VideoSampler) -> bool:
-    """Returns whether sampling has an unconditional branch."""
+    """Returns whether sampling computes an unconditional branch, that is, whether a guidance scale differs from 1."""
     return any(scale != 1 for scale in sampler.scales)
 
 
 def gather_branches(answers: list[Tensor], share: BranchShare) -> list[Tensor]:
-    """Exchanges network outputs between the two processes; returns those of the conditional branch, then the others."""
+    """Exchanges the network outputs `answers` with the process of the other guidance branch.
+
+    Returns:
+        Outputs of the conditional branch for all samples, followed by those of the unconditional branch.
+    """
     flat = torch.cat([answer.flatten() for answer in answers])
     sizes = [answer.numel() for answer in answers]
     return [part.view_as(answer) for branch in share.gather(flat) for part, answer in zip(branch.split(sizes), answers)]
@@ -165,29 +182,29 @@ def make_packs(
     most: int | None = None,
     shared: bool = False,
 ) -> Iterator[list[int]]:
-    """Divides requests into packs that share forward passes.
+    """Divides requests into packs, which are generated in the same forward passes.
 
     Args:
         sampler: Sampler of the model.
         requests: The requests.
         max_tokens: Max number of tokens of a pack with several requests. None: the model's own limit.
         most: Max number of requests of a pack; None: no limit.
-        shared: Whether the guidance branches run in different processes.
+        shared: Whether the guidance branches are computed by different processes.
 
     Yields:
-        Indices of the requests of one pack, in order.
+        Indices of the requests of each pack, in order.
     """
     limit = sampler.model.max_tokens if max_tokens is None else max_tokens
     guided = is_guided(sampler)
     pack: list[int] = []
     used = 0
-    for place, request in enumerate(requests):
+    for index, request in enumerate(requests):
         branches = [sampler.num_tokens(request.conditional), sampler.num_tokens(request.unconditional)]
         size = branches[0] if not guided else max(branches) if shared else sum(branches)
         if pack and (used + size > limit or len(pack) == most):
             yield pack
             pack, used = [], 0
-        pack.append(place)
+        pack.append(index)
         used += size
     if pack:
         yield pack

@@ -30,38 +30,41 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """Request for one generated video or image."""
+    """Description of one video or image to generate: prompt, size, seed and conditioning frames."""
 
     prompt: str
     """A caption, or a structured caption as a JSON object, which is used unchanged."""
     height: int
-    """Pixels, a multiple of the latent size."""
+    """Height in pixels, a multiple of the pixels per latent."""
     width: int
-    """Pixels, a multiple of the latent size."""
+    """Width in pixels, a multiple of the pixels per latent."""
     num_frames: int
-    """Rounded up to complete latent frames, with a warning."""
+    """Number of frames; rounded up to complete latent frames, with a warning."""
     fps: float
     """Frames per second."""
     seed: int = 0
     """Seed of the noise."""
     condition: Tensor | None = None
-    """uint8 [3, T, H, W] of any size: one frame for image-to-video, the first frames for video-to-video, or all."""
+    """Conditioning frames, uint8 [3, T, H, W] of any size: one frame for image-to-video, the first frames of a video to
+    continue, or all frames of a video to regenerate. None: text-to-video."""
     condition_frames: int = 0
-    """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
+    """Number of latent frames that are kept from `condition`: 0 for text-to-video and for a video to regenerate, 1 for
+    image-to-video, 2 for a video to continue."""
     negative_prompt: str | None = None
     """Negative prompt of classifier-free guidance. None: the empty caption, as in training."""
     negative_metadata: Literal["none", "same", "inverse"] | None = None
-    """Metadata sentences after the negative prompt: none, those of the prompt, or their negations. None: no sentences
-    after a given negative prompt, and as in training after the empty caption."""
+    """Sentences on duration, frame rate and size after the negative prompt: "none", "same" as after the prompt, or
+    "inverse" for their negations. None: "none" if `negative_prompt` is given, else as in training after the empty
+    caption."""
     structured_metadata: bool | None = None
     """Whether duration, frame rate, size and aspect ratio are added to a structured prompt. None: as in training."""
 
     def check(self, grid: LatentGrid, *, whole: bool = False) -> None:
-        """Raises ValueError, with the prompt in the message, if no video can be generated for this request.
+        """Raises ValueError, with the prompt in the message, if the request is invalid.
 
         Args:
-            grid: Latent grid of the model.
-            whole: Whether `condition` is a complete video for video-to-video, and not its first frames.
+            grid: Number of frames and pixels per latent of the model.
+            whole: Whether `condition` contains all frames of a video to regenerate. False: the first frames to keep.
         """
         where = f"request {self.prompt[:60]!r}"
         for name, side in (("height", self.height), ("width", self.width)):
@@ -83,7 +86,7 @@ class GenerationRequest:
         if self.seed < 0:
             raise ValueError(f"{where}: the seed must not be negative, found {self.seed}")
         if whole and self.condition_frames:
-            raise ValueError(f"{where}: video-to-video regenerates a complete video, so none of its frames can be kept")
+            raise ValueError(f"{where}: video-to-video regenerates a complete video, so condition_frames must be 0")
         if (self.condition is None) != (self.condition_frames == 0 and not whole):
             raise ValueError(
                 f"{where}: condition_frames is {self.condition_frames} but there is "
@@ -94,13 +97,13 @@ class GenerationRequest:
             check_condition(self.condition, needed, where)
             if needed >= self.num_frames and not whole:
                 raise ValueError(
-                    f"{where}: with {needed} clean frames, none of num_frames={self.num_frames} is left to generate"
+                    f"{where}: {needed} conditioning frames leave no frame to generate (num_frames={self.num_frames})"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A request whose texts are tokenized, with one layout per guidance branch."""
+    """A checked request with tokenized texts: one layout (tokens and latent shape) per guidance branch."""
 
     request: GenerationRequest
     conditional: SampleLayout
@@ -138,20 +141,36 @@ def read_request(sampler: VideoSampler, request: GenerationRequest) -> ReadReque
     return ReadRequest(request, *layouts)
 
 
-def begin(sampler: VideoSampler, known: ReadRequest) -> Beginning:
-    """Returns the initial state of a sample: conditioning frames resized to the size of the request, and noise."""
-    request = known.request
+def begin(sampler: VideoSampler, request_layouts: ReadRequest) -> Beginning:
+    """Returns the initial state of the solver for one request: noise, and conditioning frames in the requested size.
+
+    Args:
+        sampler: Sampler of the model.
+        request_layouts: The checked request.
+    """
+    request = request_layouts.request
     condition = request.condition
     if condition is not None:
         grid = LatentGrid(*sampler.model.latent_grid)
         frames = grid.pixel_frames(request.condition_frames) if request.condition_frames else request.num_frames
         with real_values():
             condition = fit(condition[:, :frames], request.height, request.width)
-    return sampler.begin(known.conditional, known.unconditional, seed=request.seed, condition=condition)
+    return sampler.begin(
+        request_layouts.conditional, request_layouts.unconditional, seed=request.seed, condition=condition
+    )
 
 
 def text_ids(sampler: VideoSampler, text: str, *, dropped: bool) -> Sequence[int]:
-    """Tokenizes a text; raises ValueError if it is longer than the captions of training, since it would be cut."""
+    """Tokenizes a text for the model.
+
+    Args:
+        sampler: Sampler of the model.
+        text: Prompt or negative prompt.
+        dropped: Whether the text stands for a caption that training dropped (for classifier-free guidance).
+
+    Raises:
+        ValueError: If the text has more tokens than captions in training, where longer captions were cut.
+    """
     ids, most = sampler.text_ids(text, dropped=dropped), sampler.model.defaults.max_caption_tokens
     if most is not None and len(ids) > most:
         raise ValueError(
@@ -165,7 +184,7 @@ def fit(video: Tensor, height: int, width: int) -> Tensor:
     """Resizes and center-crops conditioning frames to a size, as the released sampling code does.
 
     Args:
-        video: uint8 [3, T, H, W].
+        video: The frames, uint8 [3, T, H, W].
         height: New height in pixels.
         width: New width in pixels.
 
@@ -194,26 +213,35 @@ def with_whole_latent_frames(request: GenerationRequest, grid: LatentGrid) -> Ge
 def check_condition(condition: Tensor, needed: int, where: str) -> None:
     shape = list(condition.shape)
     if condition.dtype != torch.uint8 or len(shape) != 4 or shape[0] != 3:
-        raise ValueError(f"{where}: expected a uint8 condition [3, T, H, W], found {condition.dtype} {shape}")
+        raise ValueError(f"{where}: expected uint8 conditioning frames [3, T, H, W], found {condition.dtype} {shape}")
     if shape[1] < needed:
-        raise ValueError(f"{where}: its latent frames need {needed} frames of video, but the condition has {shape[1]}")
+        raise ValueError(f"{where}: the conditioning latent frames need {needed} frames of video, found {shape[1]}")
 
 
 def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
-    """Returns the text of the conditional branch: the prompt in the format of the training captions."""
+    """Returns the text of the conditional guidance branch: the prompt in the format of the training captions.
+
+    Args:
+        request: The request.
+        defaults: Settings of the model's training, such as which metadata sentences end a caption.
+    """
     wanted = request.structured_metadata
     if (defaults.structured_metadata if wanted is None else wanted) and is_structured(request.prompt):
-        return filled(request)
+        return add_metadata(request)
     if not defaults.ends_captions:
         return request.prompt
     return training_text(request, defaults, dropped=not request.prompt.strip())
 
 
 def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
-    """Returns the text of the unconditional branch: the negative prompt, else what training used for dropped captions.
+    """Returns the text of the unconditional guidance branch: the negative prompt, else a dropped training caption.
+
+    Args:
+        request: The request.
+        defaults: Settings of the model's training, such as the text of dropped captions.
 
     Raises:
-        ValueError: If it should get sentences of metadata that the model was not trained with.
+        ValueError: If metadata sentences are requested that the model was not trained with.
     """
     mode, text = request.negative_metadata, request.negative_prompt
     if mode in (None, "none") and text is None and not defaults.ends_captions:
@@ -226,8 +254,8 @@ def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults)
     shown = defaults.append_duration_fps, defaults.append_resolution
     if not any(shown):
         raise ValueError(
-            f"metadata sentences ('{mode}') are requested for the negative prompt, but the captions in training had "
-            "none; omit negative_metadata_mode, or write none"
+            f"metadata sentences ('{mode}') are requested for the negative prompt, but the captions in training "
+            "had no such sentences; omit negative_metadata_mode, or set it to none"
         )
     size = request.height, request.width
     sentences = metadata_sentences(
@@ -237,11 +265,11 @@ def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults)
     return " ".join(own + sentences)
 
 
-def filled(request: GenerationRequest) -> str:
-    """Returns a structured prompt (JSON) with the metadata of the request, in the format of the released sampling code.
+def add_metadata(request: GenerationRequest) -> str:
+    """Returns a structured prompt, a JSON object, with duration, frame rate, size and aspect ratio of the request.
 
-    Existing keys keep their place, new ones are appended; an image has neither duration nor frame rate. Letters beyond
-    ASCII are escaped.
+    The format is that of the released sampling code: existing keys keep their order, new ones are appended, an image
+    has neither duration nor frame rate, and non-ASCII characters are escaped.
     """
     caption: dict[str, Any] = json.loads(request.prompt)
     temporal = {"duration": f"{int(request.num_frames / request.fps)}s", "fps": float(request.fps)}

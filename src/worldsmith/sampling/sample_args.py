@@ -19,23 +19,23 @@ from worldsmith.sampling.sample_files import Layer, SampleEntry, is_image_file, 
 from worldsmith.sampling.sample_settings import SampleSettings
 
 STRENGTH = 0.8
-"""Default strength of diffusers' video-to-video pipelines."""
+"""Default of `strength`, as in the video-to-video pipelines of diffusers."""
 
 
 MOST_VALUES = 4
-"""Max different values of a setting that are printed one by one."""
+"""Max number of different values of a setting that are printed one by one."""
 
 
-SAID = ("name", "extra", "prompt", "sources")
-"""Arguments that are not settings with a source."""
+UNPRINTED = ("name", "extra", "prompt", "sources")
+"""Fields of `SampleArgs` that are not printed as settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleArgs:
-    """Arguments of a generated sample as stored in `sample_args.json`, without the model."""
+    """Final settings of one generated image or video, as stored in `sample_args.json`, without the model."""
 
     name: str
-    """Folder of the sample, relative to the output folder."""
+    """Name of the sample: path of its folder, relative to the output folder."""
     model_mode: str
     prompt: str
     negative_prompt: str | None
@@ -58,7 +58,7 @@ class SampleArgs:
     strength: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    """Source of each value."""
+    """Field name -> source of the value, such as a file with line number, or the flags."""
 
     @property
     def is_image(self) -> bool:
@@ -71,7 +71,7 @@ class SampleArgs:
 
     @property
     def sampling(self) -> Sampling:
-        """Sampling settings, which are equal for samples that share forward passes."""
+        """Settings of the solver and guidance; samples in the same forward pass must have equal ones."""
         return Sampling(
             steps=self.num_steps,
             guidance=self.guidance,
@@ -85,10 +85,13 @@ class SampleArgs:
         return asdict(self)
 
     def request(self, grid: LatentGrid) -> GenerationRequest:
-        """Builds the generation request; reads the conditioning frames if the sample has any.
+        """Returns the generation request of the sample; reads its conditioning frames from `vision_path`, if any.
+
+        Args:
+            grid: Number of frames and pixels per latent of the model.
 
         Raises:
-            ValueError: If the file cannot be read, or no video can be generated for the request.
+            ValueError: If the file cannot be read, or the request is invalid.
         """
         frames = len(self.condition_frame_indexes_vision)
         condition = None
@@ -114,7 +117,11 @@ class SampleArgs:
 
 
 class Chooser:
-    """Selects each setting from layers and records the sources of the values; earlier layers have precedence."""
+    """Selects the value of each setting from several sources, and records in `sources` which one was used.
+
+    Args:
+        layers: Settings from the sources, such as flags and files; earlier ones have precedence.
+    """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = layers
@@ -125,24 +132,24 @@ class Chooser:
         return next((one for one in self.layers if any(getattr(one.settings, n) is not None for n in names)), None)
 
     def pick(self, name: str, *below: tuple[Any, str]) -> Any:
-        """Returns the value of a setting and records its source.
+        """Returns the value of a setting from the first layer that sets it, and records its source.
 
         Args:
-            name: Name of the setting.
-            below: (value, source) pairs to use if no layer sets it; the first value that is not None counts.
+            name: Name of the setting, a field of `SampleSettings`.
+            below: (value, source) pairs of defaults if no layer sets it; the first value that is not None is used.
 
         Returns:
-            The value; None if none exists.
+            The value; None if neither a layer nor a default has one.
         """
         layer = self.find(name)
-        said = [] if layer is None else [(getattr(layer.settings, name), layer.source)]
-        value, source = next((pair for pair in (*said, *below) if pair[0] is not None), (None, ""))
+        layer_values = [] if layer is None else [(getattr(layer.settings, name), layer.source)]
+        value, source = next((pair for pair in (*layer_values, *below) if pair[0] is not None), (None, ""))
         if source:
             self.sources[name] = source
         return value
 
     def path(self, name: str) -> str | None:
-        """Returns the path in a file setting, relative to the folder of its layer; None if no layer sets it."""
+        """Returns the value of the path setting `name`, joined to the folder of its layer; None if no layer sets it."""
         layer = self.find(name)
         if layer is None:
             return None
@@ -155,28 +162,30 @@ def decide(
     flags: Layer,
     defaults: GenerationDefaults,
     grid: LatentGrid,
-    told_by: str,
+    defaults_source: str,
     modes: Sequence[Mode] = MODES,
 ) -> list[SampleArgs]:
-    """Determines the final settings of an entry; flags have precedence over files, files over the model's defaults.
+    """Returns the final settings of the samples that one entry of a sample file describes.
+
+    Flags have precedence over the sample file, the sample file over the defaults of the model.
 
     Args:
-        entry: The sample in a file, with its defaults file.
+        entry: The entry, with the settings of its defaults file.
         flags: Settings from the command line.
-        defaults: Defaults of the model.
-        grid: Latent grid of the model.
-        told_by: Source of `defaults`, for messages.
+        defaults: Default generation settings of the model.
+        grid: Number of frames and pixels per latent of the model.
+        defaults_source: Name of the source of `defaults`, to be recorded and for messages.
         modes: Generation modes that the model supports.
 
     Returns:
-        One sample per output (`num_outputs`), with consecutive seeds.
+        One element per output (`num_outputs`), with consecutive seeds.
 
     Raises:
         UserError: If settings contradict each other, are missing or are not supported by the model.
     """
     where = entry.layers[0].source
     try:
-        first = decided(entry, Chooser([flags, *entry.layers]), defaults, grid, told_by, modes)
+        first = decide_first(entry, Chooser([flags, *entry.layers]), defaults, grid, defaults_source, modes)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
     outputs = Chooser([flags, *entry.layers]).pick("num_outputs") or 1
@@ -185,37 +194,37 @@ def decide(
     return [replace(first, name=f"{first.name}/{i}", seed=first.seed + i) for i in range(outputs)]
 
 
-def decided(
+def decide_first(
     entry: SampleEntry,
     chooser: Chooser,
     defaults: GenerationDefaults,
     grid: LatentGrid,
-    told_by: str,
+    defaults_source: str,
     modes: Sequence[Mode],
 ) -> SampleArgs:
     for layer in chooser.layers:
         defaults.refuse({field.name: getattr(layer.settings, field.name) for field in fields(SampleSettings)})
     vision = chooser.path("vision_path")
-    mode, num_frames = choose_mode(chooser, vision, (defaults.num_frames, told_by), modes)
+    mode, num_frames = choose_mode(chooser, vision, (defaults.num_frames, defaults_source), modes)
     if mode not in modes:
         raise ValueError(f"this model does not support {mode}; supported: {', '.join(modes)}")
-    told = defaults.image_defaults() if mode == "text2image" else defaults
-    height, width = choose_size(chooser, (told.height, told.width), told_by)
-    fps = chooser.pick("fps", (told.fps, told_by))
-    shift = chooser.pick("shift", (told.shift, told_by))
+    mode_defaults = defaults.image_defaults() if mode == "text2image" else defaults
+    height, width = choose_size(chooser, (mode_defaults.height, mode_defaults.width), defaults_source)
+    fps = chooser.pick("fps", (mode_defaults.fps, defaults_source))
+    shift = chooser.pick("shift", (mode_defaults.shift, defaults_source))
     values = {"height": height, "width": width, "num_frames": num_frames, "fps": fps}
     if missing := [name for name, value in values.items() if value is None]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise ValueError(f"the model does not state its training {', '.join(missing)}; set {flags}")
-    if shift is None and "shift" not in told.refused and not told.shift_of_size:
-        raise ValueError("the model does not state one shift of the noise schedule; set --shift")
-    assert num_frames is not None  # none is missing
+        raise ValueError(f"the {', '.join(missing)} of the model's training is unknown; set {flags}")
+    if shift is None and "shift" not in mode_defaults.refused and not mode_defaults.shift_of_size:
+        raise ValueError("the shift of the model's noise schedule is unknown, or depends on the size; set --shift")
+    assert num_frames is not None  # checked above
     whole = grid.pixel_frames(grid.latent_frames(num_frames))
     if whole != num_frames:
-        chooser.sources["num_frames"] += f"; {num_frames} would not be complete latent frames"
-    own = told.sampling()
+        chooser.sources["num_frames"] += f"; rounded up from {num_frames} to complete latent frames"
+    own = mode_defaults.sampling()
     negative, metadata = choose_negative(chooser)
-    strength = choose_strength(chooser, mode, told)
+    strength = choose_strength(chooser, mode, mode_defaults)
     indexes, keep = choose_frames(chooser, vision) if strength is None else ([], None)
     return SampleArgs(
         name=entry.name,
@@ -223,7 +232,7 @@ def decided(
         prompt=read_prompt(entry),
         negative_prompt=negative,
         negative_metadata_mode=metadata,
-        structured_metadata=chooser.pick("structured_metadata", (defaults.structured_metadata, told_by)),
+        structured_metadata=chooser.pick("structured_metadata", (defaults.structured_metadata, defaults_source)),
         vision_path=vision,
         condition_frame_indexes_vision=indexes,
         condition_video_keep=keep,
@@ -233,11 +242,11 @@ def decided(
         fps=float(fps),
         seed=chooser.pick("seed", (0, "default")),
         num_steps=chooser.pick("num_steps", (own.steps, mode)),
-        guidance=chooser.pick("guidance", (own.guidance, told_by if told is defaults else mode)),
+        guidance=chooser.pick("guidance", (own.guidance, defaults_source if mode_defaults is defaults else mode)),
         shift=None if shift is None else float(shift),
         image_save_quality=chooser.pick("image_save_quality", (95, "default")),
-        scheduler=chooser.pick("scheduler", (own.scheduler, told_by)),
-        dynamic_guidance=chooser.pick("dynamic_guidance", (own.dynamic_guidance, told_by)),
+        scheduler=chooser.pick("scheduler", (own.scheduler, defaults_source)),
+        dynamic_guidance=chooser.pick("dynamic_guidance", (own.dynamic_guidance, defaults_source)),
         strength=strength,
         extra=entry.sample.extra,
         sources=chooser.sources,
@@ -247,42 +256,63 @@ def decided(
 def choose_mode(
     chooser: Chooser, vision: str | None, trained: tuple[int | None, str], modes: Sequence[Mode]
 ) -> tuple[str, int | None]:
-    """Selects the generation mode and number of frames.
+    """Selects the generation mode and the number of frames of a sample.
+
+    Args:
+        chooser: Selects the value of each setting.
+        vision: Path of the conditioning image or video; None: text only.
+        trained: (number of frames in training or None, source of this value).
+        modes: Generation modes that the model supports.
+
+    Returns:
+        (mode such as "text2video", number of frames or None if it is not known).
 
     Raises:
         ValueError: If mode, number of frames and conditioning input contradict each other.
     """
-    begin = "text" if vision is None else "image" if is_image_file(vision) else "video"
-    asked = chooser.pick("num_frames")
-    alone = asked == 1 or (vision is None and asked is None and set(modes) == {"text2image"})
-    mode = chooser.pick("model_mode", (f"{begin}2{'image' if alone else 'video'}", "what is given"))
-    source, made = mode.split("2")
-    if source != begin:
+    input_type = "text" if vision is None else "image" if is_image_file(vision) else "video"
+    requested = chooser.pick("num_frames")
+    is_single_frame = requested == 1 or (vision is None and requested is None and set(modes) == {"text2image"})
+    mode = chooser.pick("model_mode", (f"{input_type}2{'image' if is_single_frame else 'video'}", "the given inputs"))
+    source, output_type = mode.split("2")
+    if source != input_type:
         given = f"begins with {vision}" if vision else "has no vision_path"
         raise ValueError(f"model_mode {mode} does not fit a sample that {given}")
-    if made == "image" and asked not in (None, 1):
-        raise ValueError(f"model_mode {mode} generates one frame, found num_frames {asked}")
-    if made == "video" and asked == 1:
+    if output_type == "image" and requested not in (None, 1):
+        raise ValueError(f"model_mode {mode} generates one frame, found num_frames {requested}")
+    if output_type == "video" and requested == 1:
         raise ValueError(f"model_mode {mode} generates more than one frame, found num_frames 1")
-    if made == "image" and begin != "text":
+    if output_type == "image" and input_type != "text":
         raise ValueError(f"{mode}: images are generated from text only; omit vision_path, or use more num_frames")
-    return mode, chooser.pick("num_frames", (1, mode) if made == "image" else trained)
+    return mode, chooser.pick("num_frames", (1, mode) if output_type == "image" else trained)
 
 
 def choose_size(
-    chooser: Chooser, trained: tuple[int | None, int | None], told_by: str
+    chooser: Chooser, trained: tuple[int | None, int | None], defaults_source: str
 ) -> tuple[int | None, int | None]:
-    """Returns (height, width): pixels or a resolution bucket, from the first layer that states a size."""
+    """Selects the size of a sample from the first layer that sets pixels or a resolution bucket.
+
+    Args:
+        chooser: Selects the value of each setting.
+        trained: (height, width) in training, in pixels; None: not known.
+        defaults_source: Name of the source of `trained`.
+
+    Returns:
+        (height, width) in pixels; None: not known.
+
+    Raises:
+        ValueError: If the resolution bucket is unknown or missing.
+    """
     pixels, tier = ("height", "width"), ("resolution", "aspect_ratio")
     layer = chooser.find(*pixels, *tier)
     if layer is None or any(getattr(layer.settings, name) is not None for name in pixels):
-        height, width = (chooser.pick(name, (side, told_by)) for name, side in zip(pixels, trained))
+        height, width = (chooser.pick(name, (side, defaults_source)) for name, side in zip(pixels, trained))
         return height, width
     known = next((t for t, sizes in RESOLUTIONS.items() if trained[::-1] in sizes.values()), None)
-    resolution = chooser.pick("resolution", (known, told_by))
+    resolution = chooser.pick("resolution", (known, defaults_source))
     if resolution is None:
         raise ValueError(
-            "aspect_ratio requires a resolution, but the model's size is in no resolution bucket; set --resolution"
+            "aspect_ratio requires a resolution, but the size in training is in no resolution bucket; set --resolution"
         )
     check_tier(resolution)
     aspect = chooser.pick("aspect_ratio", ("16,9", "default"))
@@ -291,35 +321,42 @@ def choose_size(
 
 
 def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str | None]:
-    """Chooses the latent frames of the given image or video that a sample keeps.
+    """Selects which latent frames of the conditioning image or video a sample keeps.
 
     Args:
-        chooser: Gives the value of a setting from flags, the sample file or the defaults.
-        vision: Path of the image or video; None: none is given.
+        chooser: Selects the value of each setting.
+        vision: Path of the conditioning image or video; None: text only.
 
     Returns:
-        Indices of the latent frames, and the end of the video that they are taken from: first, last or None.
+        (indices of the latent frames, whether they are the "first" or "last" ones of the video; None for an image).
 
     Raises:
         ValueError: If frames are requested without a conditioning image or video, or do not fit it.
     """
     names = "condition_frame_indexes_vision", "condition_video_keep"
-    asked = {name: chooser.pick(name) for name in names}
+    requested = {name: chooser.pick(name) for name in names}
     if vision is None:
-        if any(asked.values()):
-            raise ValueError(f"{' and '.join(n for n in names if asked[n])} need a vision_path to take the frames from")
+        if any(requested.values()):
+            raise ValueError(f"{' and '.join(n for n in names if requested[n])} require a vision_path with the frames")
         return [], None
     image = is_image_file(vision)
-    if asked[names[0]] == [] or (image and asked[names[0]] not in (None, [0])):
-        raise ValueError(f"{names[0]} {asked[names[0]]} does not match {vision}; {'write [0]' if image else 'omit it'}")
-    if image and asked[names[1]]:
+    if requested[names[0]] == [] or (image and requested[names[0]] not in (None, [0])):
+        raise ValueError(
+            f"{names[0]} {requested[names[0]]} does not match {vision}; {'write [0]' if image else 'omit it'}"
+        )
+    if image and requested[names[1]]:
         raise ValueError(f"{names[1]} selects frames of a video, but {vision} is an image; omit it")
     kept: list[int] = chooser.pick(names[0], ([0] if image else [0, 1], "image" if image else "video"))
     return kept, None if image else chooser.pick(names[1], ("first", "default"))
 
 
 def choose_strength(chooser: Chooser, mode: str, defaults: GenerationDefaults) -> float | None:
-    """Returns the fraction of solver steps for video-to-video; None for conditioning frames.
+    """Selects the fraction of solver steps with which a video is regenerated; None if no video is regenerated.
+
+    Args:
+        chooser: Selects the value of each setting.
+        mode: Generation mode.
+        defaults: Default generation settings of the model.
 
     Raises:
         ValueError: If strength is given without a video.
@@ -328,12 +365,22 @@ def choose_strength(chooser: Chooser, mode: str, defaults: GenerationDefaults) -
         strength: float = chooser.pick("strength", (STRENGTH, "default"))
         return strength
     if chooser.pick("strength") is not None:
-        raise ValueError("strength needs a vision_path of a video to regenerate")
+        raise ValueError("strength requires a vision_path of a video to regenerate")
     return None
 
 
 def choose_negative(chooser: Chooser) -> tuple[str | None, str | None]:
-    """Returns the negative prompt, and the mode of the metadata sentences after it."""
+    """Selects the negative prompt and the metadata sentences after it.
+
+    Args:
+        chooser: Selects the value of each setting.
+
+    Returns:
+        (negative prompt or None, value of `negative_metadata_mode` or None).
+
+    Raises:
+        ValueError: If the file with the negative prompt cannot be read.
+    """
     text = chooser.pick("negative_prompt")
     layer = chooser.find("negative_prompt", "negative_prompt_file")
     if layer is not None and layer.settings.negative_prompt_file is not None:
@@ -352,7 +399,7 @@ def choose_negative(chooser: Chooser) -> tuple[str | None, str | None]:
 
 
 def read_prompt(entry: SampleEntry) -> str:
-    """Returns the prompt of an entry, from its file if it names one.
+    """Returns the prompt of a sample: the content of its file `prompt_path`, else the value of `prompt`.
 
     Raises:
         ValueError: If the file cannot be read.
@@ -370,15 +417,16 @@ def read_text(path: Path, name: str) -> str:
 
 
 def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
-    """Formats each setting with its source; samples that agree in both share a line.
+    """Returns output lines with the values and the source of each setting, over all samples.
 
-    Line numbers in sources are ignored, and a file's folder is omitted if no other file has its name.
+    Values from the same source share a line. Line numbers in sources are omitted, and so is the folder of a file whose
+    name is unique.
     """
     files = {re.sub(r":\d+$", "", source) for sample in samples for source in sample.sources.values()}
     names = Counter(Path(file).name for file in files)
     counts: dict[tuple[str, str], Counter[str]] = {}
     for sample in samples:
-        values: Mapping[str, Any] = {k: v for k, v in sample.record().items() if k not in SAID}
+        values: Mapping[str, Any] = {k: v for k, v in sample.record().items() if k not in UNPRINTED}
         for name, value in values.items():
             if name in sample.sources and name != "seed":
                 source = re.sub(r":\d+$", "", sample.sources[name])

@@ -33,28 +33,28 @@ IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Settings of a sample from one source, such as a file or the flags."""
+    """Settings of a sample that come from one source: the sample file, its defaults file, or the flags."""
 
     source: str
-    """Source for messages: a file with a line number."""
+    """Name of the source for messages, such as a file with line number."""
     settings: SampleSettings
     folder: Path
-    """Folder to which its paths are relative."""
+    """Folder to which paths in the settings are relative."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleEntry:
-    """A sample in a file, with the settings of its defaults file."""
+    """A sample that a sample file describes, with the settings of its defaults file."""
 
     name: str
     sample: Sample
     layers: list[Layer]
-    """Settings of the sample, then those of its defaults file, if it names one."""
+    """Settings of the sample, followed by those of its defaults file, if it names one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """Plain data of one sample in a file, with the locations of its values."""
+    """Unchecked data of one sample in a file: default name, line, data, location of each value, path in the file."""
 
     name: str
     line: int | None
@@ -64,7 +64,7 @@ class FilePart:
 
 
 def read_files(patterns: Sequence[str]) -> list[SampleEntry]:
-    """Reads the samples of files.
+    """Reads and checks sample files, which describe the videos and images to generate.
 
     Args:
         patterns: Paths, or glob patterns such as ``"inputs/*.json"``.
@@ -73,7 +73,7 @@ def read_files(patterns: Sequence[str]) -> list[SampleEntry]:
         The samples in the order of the files; their names are unique.
 
     Raises:
-        ConfigError: With the mistakes of all files.
+        ConfigError: If files cannot be read or have mistakes; the message lists the mistakes of all files.
     """
     problems: list[Problem] = []
     found: list[tuple[SampleEntry, Place]] = []
@@ -92,7 +92,7 @@ def read_files(patterns: Sequence[str]) -> list[SampleEntry]:
             other = taken[entry.name]
             where = f"{other.file}{'' if other.line is None else f':{other.line}'}"
             message = f"the sample in {where} is also named '{entry.name}'"
-            problems.append(Problem("", message, hint="give each its own 'name'", place=place))
+            problems.append(Problem("", message, hint="give each sample its own 'name'", place=place))
         taken.setdefault(entry.name, place)
     if problems:
         raise ConfigError(problems, where="the sample files")
@@ -100,13 +100,16 @@ def read_files(patterns: Sequence[str]) -> list[SampleEntry]:
 
 
 def parse_line(line: str) -> dict[str, str]:
-    """Parses a line of text: a prompt, or prompt@@image as in CogVideo's SAT."""
+    """Returns the settings in a line of a text file: a prompt, or prompt@@image path as in CogVideo's SAT code."""
     prompt, mark, image = line.strip().rpartition("@@")
     return {"prompt": prompt.strip(), "vision_path": image.strip()} if mark else {"prompt": line.strip()}
 
 
 def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
-    """Returns the files that match the patterns, without duplicates; mistakes are added to `problems`."""
+    """Returns the sample files that match paths or glob patterns, without duplicates.
+
+    A pattern without a file and a file of another type are added to `problems`.
+    """
     found: dict[Path, None] = {}
     for pattern in patterns:
         is_pattern = glob.has_magic(pattern) and not Path(pattern).exists()
@@ -124,18 +127,18 @@ def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
 
 
 def read_parts(file: Path, problems: list[Problem]) -> Iterator[FilePart]:
-    """Yields the samples of a file; lines that are not valid JSON are added to `problems`.
+    """Yields the unchecked data of each sample in a file; lines that are not valid JSON are added to `problems`.
 
     Raises:
         ConfigError: If a JSON or YAML file cannot be read or parsed.
         ValueError: If the file has no samples.
-        OSError: If another file cannot be read.
+        OSError: If a text or JSON Lines file cannot be read.
     """
     kind, stem = file.suffix.lower(), file.stem
     if kind in NUMBERED:
         lines = [(number, line) for number, line in enumerate(read_lines(file), start=1) if line.strip()]
         if not lines:
-            raise ValueError("the file has no samples; expected one per line")
+            raise ValueError("the file has no samples; expected one sample per line")
         for count, (number, line) in enumerate(lines):
             name = f"{stem}_{count}"
             if kind == ".txt":
@@ -158,19 +161,31 @@ def read_parts(file: Path, problems: list[Problem]) -> Iterator[FilePart]:
         yield FilePart(stem, None, document.data, document.spans, ())
         return
     if not document.data:
-        raise ValueError("the file has no samples; expected a table, or a list of them")
+        raise ValueError("the file has no samples; expected a table of settings, or a list of tables")
     for index, data in enumerate(document.data):
         place = document.spans.get((index,))
         yield FilePart(f"{stem}_{index}", place.key.line if place else None, data, document.spans, (index,))
 
 
 def on_line(place: Place | None, number: int, file: Path) -> Place:
-    """Converts a location within one line to a location in the file."""
+    """Converts a location in the text of one line to a location in the file.
+
+    Args:
+        place: Location in the text of the line; None: the line.
+        number: Number of the line.
+        file: The file.
+    """
     return Place(str(file), number) if place is None else replace(place, line=number)
 
 
 def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> SampleEntry | None:
-    """Returns a sample with its defaults file; None if it is invalid. Mistakes are added to `problems`."""
+    """Checks one sample and reads its defaults file; returns None if the sample is invalid.
+
+    Args:
+        file: File with the sample.
+        part: Data of the sample.
+        problems: List to which mistakes are added.
+    """
     sample = read_sample_settings(part, file, Sample, problems)
     if sample is None:
         return None
@@ -181,7 +196,7 @@ def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> SampleEnt
         try:
             (given, *others) = read_parts(below, problems)
             if others:
-                raise ValueError("a file of defaults is one table of settings")
+                raise ValueError("a defaults file must contain one table of settings, found several samples")
             defaults = read_sample_settings(given, below, SampleSettings, problems)
             layers += [Layer(str(below), defaults, below.parent)] if defaults else []
         except ConfigError as error:
@@ -192,7 +207,14 @@ def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> SampleEnt
 
 
 def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], problems: list[Problem]) -> _Settings | None:
-    """Converts plain data to settings of class `cls`; None if they are invalid. Mistakes are added to `problems`."""
+    """Converts the data of a sample or of its defaults to typed settings; returns None if they are invalid.
+
+    Args:
+        part: The data.
+        file: File with the data.
+        cls: Class of the settings.
+        problems: List to which mistakes are added.
+    """
     mistakes: list[Problem] = []
     places: dict[paths.Path, Place] = {}
     here = Place(str(file), part.line)
@@ -211,9 +233,10 @@ def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], probl
 
 
 def drop_unused_fields(part: FilePart, mistakes: list[Problem]) -> dict[str, Any]:
-    """Returns the data without released fields that have no effect here; a value in such a field is a mistake.
+    """Returns the data of a sample without fields of the released sample format that have no effect here.
 
-    Structured captions become text, as in training, and an integer resolution bucket becomes text.
+    A value in such a field is added to `mistakes`. Structured captions and integer resolution buckets are converted to
+    strings.
     """
     data = {}
     for key, value in part.data.items():
@@ -222,7 +245,7 @@ def drop_unused_fields(part: FilePart, mistakes: list[Problem]) -> dict[str, Any
             data[key] = value
         elif value not in (None, False, "", [], {}):
             span = part.spans.get((*part.source, key))
-            message = "this field of the published format has no effect here"
+            message = "this field of the released sample format has no effect here"
             mistakes.append(Problem(key, message, hint=reason, place=span.key if span else None))
     for key in ("prompt", "negative_prompt"):
         if isinstance(data.get(key), dict):
@@ -238,12 +261,12 @@ def is_image_file(path: str) -> bool:
 
 
 def read_condition(path: str, frames: int, *, last: bool = False) -> Tensor:
-    """Reads a conditioning image, or frames of a video, in their original size and upright.
+    """Reads a conditioning image, or frames of a conditioning video, in original size and rotated upright.
 
     Args:
         path: The file; images are recognized by suffix.
-        frames: Number of frames of a video.
-        last: Whether to read the last frames and not the first ones.
+        frames: Number of frames to read from a video.
+        last: Whether the last frames of the video are read. False: the first ones.
 
     Returns:
         uint8 [3, T, H, W]; T is 1 for an image, and smaller than `frames` for a shorter video.

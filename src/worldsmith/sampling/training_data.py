@@ -29,14 +29,14 @@ CLIPS_TO_TRY = 8
 def with_clip_size(
     defaults: GenerationDefaults, run_tree: Mapping[str, Any] | None, grid: tuple[int, ...]
 ) -> GenerationDefaults:
-    """Returns the defaults with height, width, frames and frame rate of the run's first usable training clip.
+    """Returns default generation settings with the size, number of frames and fps of the run's first readable clip.
 
-    If the data are not readable, a warning is logged and the defaults are returned unchanged.
+    If the training data cannot be read, a warning is logged and the settings are returned unchanged.
 
     Args:
-        defaults: Defaults to complete.
-        run_tree: The run's config as plain data; None for an exported pipeline, whose defaults are complete.
-        grid: The model's `latent_grid`.
+        defaults: Settings to complete.
+        run_tree: Config of the run as plain data; None for an export, whose settings are complete already.
+        grid: Arguments of `LatentGrid`: frames and pixels per latent, patch size, and so on (`latent_grid` of a model).
     """
     if run_tree is None:
         return defaults
@@ -49,12 +49,12 @@ def with_clip_size(
 
 
 def use_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tuple[int, ...]) -> GenerationDefaults:
-    """Returns `defaults` with the size, length and fps of the first usable clip of a dataset.
+    """Returns default generation settings with the size, number of frames and fps of a dataset's first readable clip.
 
     Args:
-        defaults: Defaults to complete.
+        defaults: Settings to complete.
         dataset: The dataset.
-        grid: The model's `latent_grid`.
+        grid: Arguments of `LatentGrid` (`latent_grid` of a model).
 
     Raises:
         DataError: If none of the first clips is readable.
@@ -65,10 +65,10 @@ def use_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tu
 
 
 def first_windows(dataset: VideoDataset, count: int) -> dict[str, Window]:
-    """Returns the first `count` different captions with their windows, in the order of the windows.
+    """Returns caption -> clip window for the first `count` different captions, in the order of the dataset's windows.
 
     Raises:
-        DataError: If the dataset has no caption.
+        DataError: If no window of the dataset has a caption.
     """
     found: dict[str, Window] = {}
     for window in dataset.windows:
@@ -82,12 +82,12 @@ def first_windows(dataset: VideoDataset, count: int) -> dict[str, Window]:
 
 
 def read_first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...]) -> Tensor:
-    """Returns the first frame that training uses of a window, uint8 [3, 1, H, W] in its original size.
+    """Reads the first frame of a clip window that training uses, uint8 [3, 1, H, W] in its original size.
 
     Args:
-        window: The window.
-        dataset: Its dataset.
-        grid: The model's `latent_grid`.
+        window: The clip window.
+        dataset: Dataset that contains the window.
+        grid: Arguments of `LatentGrid` (`latent_grid` of a model).
 
     Raises:
         SampleError: If the frame cannot be read.
@@ -104,12 +104,12 @@ def read_first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...
 def read_clip(
     window: Window, dataset: VideoDataset, grid: tuple[int, ...], size: tuple[int, int]
 ) -> tuple[Tensor, float]:
-    """Reads the frames of a window that training uses, scaled and cropped as in training.
+    """Reads the frames of a clip window that training uses, scaled and cropped as in training.
 
     Args:
-        window: The window.
-        dataset: Its dataset.
-        grid: The model's `latent_grid`.
+        window: The clip window.
+        dataset: Dataset that contains the window.
+        grid: Arguments of `LatentGrid` (`latent_grid` of a model).
         size: (height, width) in pixels.
 
     Returns:
@@ -129,7 +129,7 @@ def read_clip(
 
 
 def first_part(dataset: VideoDataset, grid: LatentGrid) -> InspectedClip:
-    """Inspects the first usable clip as training would.
+    """Returns the size, selected frames and fps that training uses of the first readable clip of a dataset.
 
     Raises:
         DataError: If none of the first clips is readable.

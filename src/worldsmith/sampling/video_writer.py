@@ -27,11 +27,11 @@ INK, PAPER, RULE = (30, 30, 30), (255, 255, 255), (205, 205, 205)
 
 
 def write_mp4(path: str | Path, frames: Tensor, fps: float, *, crf: int = 12) -> None:
-    """Writes a video as MP4 with `write_video`; creates missing folders.
+    """Writes a video as an MP4 file (H.264) and creates missing folders.
 
     Args:
         path: The MP4 file.
-        frames: uint8 [3, T, H, W].
+        frames: The frames, uint8 [3, T, H, W].
         fps: Frames per second.
         crf: Constant rate factor of H.264; lower is better.
 
@@ -46,13 +46,13 @@ def write_mp4(path: str | Path, frames: Tensor, fps: float, *, crf: int = 12) ->
 
 
 def write_jpeg(path: Path, picture: Tensor, quality: int) -> None:
-    """Writes a uint8 image [3, H, W] as JPEG of a `quality` from 1 to 100; the file appears only when complete."""
+    """Writes an image, uint8 [3, H, W], as a JPEG file that appears only when complete; `quality` is from 1 to 100."""
     with replacing(path) as aside:
         Image.fromarray(picture.permute(1, 2, 0).cpu().numpy()).save(aside, format="JPEG", quality=quality)
 
 
 def few_frames(path: Path, count: int = 4) -> Tensor:
-    """Reads about `count` evenly spaced frames of an image (.jpg) or a video, uint8 [3, T, H, W]."""
+    """Reads about `count` evenly spaced frames of a video, or the frame of a .jpg file, as uint8 [3, T, H, W]."""
     if path.suffix == ".jpg":
         return read_image(path)[:, None]
     _, info = examine(str(path))
@@ -87,10 +87,10 @@ def contact_sheet(
 
     Args:
         path: The PNG file; missing folders are created.
-        rows: (label, one uint8 clip [3, T, H, W] per prompt).
+        rows: (label, clips) of each row, with one clip, uint8 [3, T, H, W], per prompt.
         prompts: Text above each column.
         frames_per_clip: Max number of frames in a cell.
-        columns: Max number of prompts next to each other; further ones are below.
+        columns: Max number of columns; the columns of further prompts are below the first ones.
         legend: Text at the top that explains rows and columns.
 
     Raises:
@@ -100,7 +100,7 @@ def contact_sheet(
         if len(clips) != len(prompts):
             raise ValueError(f"contact sheet row '{label}' has {len(clips)} clips for {len(prompts)} prompts")
     if not rows or not prompts:
-        raise ValueError("a contact sheet needs at least one row and one prompt")
+        raise ValueError("a contact sheet requires at least one row and one prompt")
     cells = [[filmstrip(clip, frames_per_clip) for clip in clips] for _, clips in rows]
     cell_width = max(cell.width for row in cells for cell in row)
     row_heights = [max(cell.height for cell in row) for row in cells]
@@ -138,7 +138,10 @@ def contact_sheet(
 
 
 def filmstrip(clip: Tensor, count: int) -> Image.Image:
-    """Arranges evenly spaced frames of a clip next to each other, including the first and the last."""
+    """Returns an image with up to `count` evenly spaced frames of `clip` [3, T, H, W], uint8, next to each other.
+
+    Small frames are enlarged.
+    """
     total, height, width = clip.shape[1:]
     picks = np.linspace(0, total - 1, min(count, total)).round().astype(int)
     scale = max(1, -(-FRAME_SIDE // min(height, width)))
@@ -152,7 +155,7 @@ def filmstrip(clip: Tensor, count: int) -> Image.Image:
 
 
 def wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
-    """Breaks text at spaces to fit `width` pixels; text beyond the header's lines is replaced by an ellipsis."""
+    """Breaks text at spaces into at most 3 lines of at most `width` pixels; an ellipsis replaces the rest."""
     lines: list[str] = [""]
     for word in text.split():
         candidate = f"{lines[-1]} {word}".strip()

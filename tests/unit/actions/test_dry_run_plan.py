@@ -51,7 +51,7 @@ def test_a_step_that_cannot_be_planned_is_a_note(run: Any, monkeypatch: pytest.M
 
     monkeypatch.setattr("worldsmith.actions.dry_run.make_plan", fail)
     *_, last = lines_of(run, gpu="24GB")
-    assert last == "note         the step cannot be simulated: RuntimeError: no such kernel"
+    assert last == "note         no estimates: the step cannot be simulated: RuntimeError: no such kernel"
 
 
 def test_a_gpu_that_nobody_knows_is_refused_at_once(run: Any) -> None:

@@ -240,7 +240,7 @@ def test_a_folder_of_several_models_is_listed(tmp_path: Path) -> None:
 def test_names_of_nothing(root: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     run = make_run(root)
-    with pytest.raises(UserError, match=r"no such folder, no run of this name below .*runs, and no record"):
+    with pytest.raises(UserError, match=r"no such folder, no run of this name below .*runs, and no lineage record"):
         find_parent("0123456789ab")
     with pytest.raises(UserError, match="contains no run"):
         find_parent(str(tmp_path / "empty"))

@@ -41,5 +41,7 @@ def test_one_that_is_killed_is_said() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
 
-    with pytest.raises(WorkerProcessError, match="process 0 was killed by SIGKILL; the same command continues"):
+    with pytest.raises(
+        WorkerProcessError, match="process 0 was killed by SIGKILL; run the same command again to continue"
+    ):
         run_in_processes(work, 2, lambda done: None)

@@ -14,7 +14,7 @@ from worldsmith.checkpoint.dcp import parts as dcp
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
 from worldsmith.checkpoint.run.find_checkpoint import POINTER
 from worldsmith.checkpoint.run.save_error import SaveError
-from worldsmith.checkpoint.run.staging_buffer import Stager, private_memory
+from worldsmith.checkpoint.run.staging_buffer import Stager, allocate_private
 
 
 def checkpointer(folder: Path, **settings) -> Checkpointer:
@@ -131,7 +131,7 @@ def test_buffers_are_used_again() -> None:
 
     def allocate(size: int) -> torch.Tensor:
         taken.append(size)
-        return private_memory(size)
+        return allocate_private(size)
 
     def staged(parts: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         layout, buffer = stager.stage(parts)

@@ -68,7 +68,7 @@ def test_a_save_that_was_complete_and_had_no_name_yet_is_kept(tmp_path: Path) ->
     assert checkpointer(tmp_path).latest() == folder
     os.replace(folder, tmp_path / f"{atomic.SAVING}{folder.name}")
     (tmp_path / f"{atomic.SAVING}{folder.name}" / "model" / "__0_0.distcp").unlink()
-    with pytest.raises(UserError, match="none exists"):
+    with pytest.raises(UserError, match="no checkpoint exists"):
         checkpointer(tmp_path).latest()
 
 

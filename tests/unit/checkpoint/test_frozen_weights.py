@@ -85,7 +85,7 @@ def test_changed_weights_are_refused_naming_both_sources(tmp_path: Path) -> None
     (run / LOAD_REPORT).write_text(json.dumps({"folder": str(first)}))
     for made, words in ((False, "no longer exists: use a copy"), (True, "use that folder as checkpoint.load_path")):
         first.mkdir(parents=True) if made else None
-        with pytest.raises(UserError, match=f"They were read from .*iter_000000004/model.*{words}"):
+        with pytest.raises(UserError, match=f"The run first read them from .*iter_000000004/model.*{words}"):
             require_same(run / "checkpoints/iter_000000009", other, source="the new base")
     with pytest.raises(UserError, match="2 frozen tensors, but this run freezes 1"):
         require_same(tmp_path, {"a": other["a"]}, source="the new base")

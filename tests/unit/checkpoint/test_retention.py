@@ -95,7 +95,9 @@ def test_a_run_that_went_back_does_not_fall_into_what_it_left(tmp_path: Path, ca
     for damaged, taken in (("iter_000000030", "20"), ("iter_000000020", "10"), ("iter_000000010", "40")):
         (tmp_path / damaged / "model" / "__0_0.distcp").unlink()
         assert one.latest().name == f"iter_0000000{taken}"
-    assert "iter_000000040 is later than iter_000000030: the run had gone back from it" in messages(caplog)
+    assert "iter_000000040 is used, although it is later than iter_000000030 in latest_checkpoint.txt" in messages(
+        caplog
+    )
 
 
 def test_a_save_that_is_not_to_retire_removes_nothing(tmp_path: Path) -> None:
@@ -112,12 +114,14 @@ def test_what_a_run_that_goes_back_will_lose_is_said(tmp_path: Path, caplog: pyt
     for iteration in (1, 2, 3):
         save(one, iteration)
     one.latest()
-    assert "goes back" not in messages(caplog)
+    assert "the run resumes from" not in messages(caplog)
     (tmp_path / POINTER).write_text("iter_000000001\n")
     one.latest()
-    assert "removes the later ones: iter_000000002, iter_000000003 (checkpoint.keep_latest_k = 3)" in messages(caplog)
+    assert "removes the later checkpoints: iter_000000002, iter_000000003 (checkpoint.keep_latest_k = 3)" in messages(
+        caplog
+    )
     checkpointer(tmp_path).latest()
-    assert messages(caplog).count("goes back") == 1
+    assert messages(caplog).count("the run resumes from") == 1
 
 
 def test_a_checkpoint_that_another_process_reads_stays_until_it_has_read_it(tmp_path: Path) -> None:
@@ -180,6 +184,6 @@ def test_what_torch_makes_anew_where_the_folder_was_is_no_checkpoint(
 
     one = checkpointer(tmp_path / "run" / "checkpoints")
     monkeypatch.setattr(dcp, "save_part", move_and_save)
-    with pytest.raises(SaveError, match="it was moved during the save"):
+    with pytest.raises(SaveError, match="the run folder was moved during the save"):
         one.save(1, {"model": weights(1)}, texts={"config.yaml": "x: 1"})
     assert [path.name for path in tmp_path.iterdir()] == ["away"]

@@ -13,7 +13,7 @@ from stored_models import spec_of
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
-from worldsmith.checkpoint.sources.verify import WEIGHTS, damage, require_whole
+from worldsmith.checkpoint.sources.verify import WEIGHTS, find_checkpoint_damage, require_intact
 from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
@@ -184,11 +184,13 @@ class Different(World):
 
 def test_ranks_that_see_different_copies_are_told_and_do_not_wait(run: Path) -> None:
     with pytest.raises(
-        UserError, match=r"process 0 finds safetensors there but process 1 finds a run; copy it to all nodes"
+        UserError, match=r"process 0 finds safetensors there but process 1 finds a run; copy the folder to all nodes"
     ):
         open_weights(run, world=Different(other="safetensors"))
-    with pytest.raises(UserError, match=r"damaged: processes \[0\] find no manifest.json in it, but the others do"):
-        require_whole(run / "checkpoints" / "iter_000000002", Different(other=(False, None)))
+    with pytest.raises(
+        UserError, match=r"damaged: processes \[0\] find no manifest.json in the folder, but the others do"
+    ):
+        require_intact(run / "checkpoints" / "iter_000000002", Different(other=(False, None)))
 
 
 @dataclass(frozen=True)
@@ -210,8 +212,8 @@ def test_ranks_share_the_reading(run: Path, monkeypatch: pytest.MonkeyPatch) -> 
     summarize = manifest.summarize_file
     monkeypatch.setattr(manifest, "summarize_file", lambda path: [files.append(path), summarize(path)][1])
     for rank in (0, 1):
-        assert damage(checkpoint, OneOfTwo(rank=rank)) is None
+        assert find_checkpoint_damage(checkpoint, OneOfTwo(rank=rank)) is None
     assert sorted(files) == manifest.list_files(checkpoint)
     flip(checkpoint / "model" / "__0_0.distcp")
-    found = [damage(checkpoint, OneOfTwo(rank=rank)) for rank in (0, 1)]
+    found = [find_checkpoint_damage(checkpoint, OneOfTwo(rank=rank)) for rank in (0, 1)]
     assert sorted(problem is None for problem in found) == [False, True]

@@ -254,7 +254,7 @@ def test_every_mistake_of_words_and_file_is_in_one_report(tries: None, tmp_path:
         (["w", "--settings"], "--settings needs a value"),
         (["w", "--settings", "nowhere.toml"], "nowhere.toml: cannot be read"),
         (["w", "--note", "refuse"], "no such thing"),
-        (["w", "--note", "large"], "this needs more memory than the machine has: Unable to allocate 1.05 TiB"),
+        (["w", "--note", "large"], "the command needs more memory than the machine has: Unable to allocate 1.05 TiB"),
         (["--help", "wrod"], "no flag has 'wrod' in its name or description"),
     ],
 )
@@ -361,7 +361,7 @@ def test_the_model_chooses_the_kind_and_one_that_nothing_is_known_for_is_refused
     run = tmp_path / "run"
     Trainer(toy_config(make_world(tmp_path / "world"), steps=4), run_folder=run).train()
     assert main(["evaluate", str(run), "--prompts", "p", "-o", "x"]) == 2
-    assert "'toy' generate no known output; `worldsmith evaluate` needs a model that generates videos" in (
+    assert "'toy' generate no known output; `worldsmith evaluate` requires a model that generates videos" in (
         capsys.readouterr().err
     )
     monkeypatch.setattr(ToyModel.Config, "makes", "numbers")

@@ -205,9 +205,12 @@ def test_conditions_are_scaled_as_the_published_sampling_does_it() -> None:
         ({"negative_prompt": "a \ud800 b"}, "half of a surrogate pair"),
         ({"condition_frames": 1}, "there is no condition"),
         ({"condition": torch.zeros(3, 1, 8, 8, dtype=torch.uint8)}, "set both or neither"),
-        ({"condition": torch.zeros(3, 1, 8, 8), "condition_frames": 1}, "expected a uint8 condition"),
+        ({"condition": torch.zeros(3, 1, 8, 8), "condition_frames": 1}, "expected uint8 conditioning frames"),
         ({"condition": torch.zeros(3, 1, 8, 8, dtype=torch.uint8), "condition_frames": 2}, "need 5 frames of video"),
-        ({"condition": torch.zeros(3, 9, 8, 8, dtype=torch.uint8), "condition_frames": 3}, "is left to generate"),
+        (
+            {"condition": torch.zeros(3, 9, 8, 8, dtype=torch.uint8), "condition_frames": 3},
+            "leave no frame to generate",
+        ),
     ],
 )
 def test_impossible_requests_are_refused(generator: Cosmos3Generator, change: dict[str, Any], message: str) -> None:

@@ -68,7 +68,7 @@ def test_each_mode_has_its_defaults(
     args = one({}, settings, defaults=defaults)
     assert (args.model_mode, args.num_frames, args.num_steps, args.guidance, args.shift) == expected
     if settings.get("num_frames") == 30:
-        assert args.sources["num_frames"] == "file; 30 would not be complete latent frames"
+        assert args.sources["num_frames"] == "file; rounded up from 30 to complete latent frames"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_keeping_metadata_is_another_word_for_same() -> None:
         ({"vision_path": "a.png", "num_frames": 1}, "images are generated from text only"),
         ({"vision_path": "a.png", "condition_frame_indexes_vision": [0, 1]}, r"does not match a.png; write \[0\]"),
         ({"vision_path": "a.png", "condition_video_keep": "last"}, "selects frames of a video"),
-        ({"condition_video_keep": "last"}, "need a vision_path"),
+        ({"condition_video_keep": "last"}, "require a vision_path"),
         ({"resolution": "77"}, "it is not a resolution bucket"),
         ({"scheduler": "ddim"}, "scheduler: sampling is UniPC; omit it"),
         ({"dynamic_guidance": "off"}, "the same guidance scale at every step; omit it"),

@@ -63,13 +63,13 @@ def test_all_mistakes_of_all_files_in_one_report(tmp_path: Path) -> None:
         *('height = 3 and resolution = "256": each sets the same value', "shift must be finite and above 0, found -1"),
         *(f"{b}:1:17: sed: Sample has no field 'sed'", "did you mean 'seed'?"),
         f"{b}:2:25: seed: references are not supported in sample files",
-        f'{b}:3:10: name = "a/b": it becomes a folder name',
+        f'{b}:3:10: name = "a/b": the name is also a folder name',
         f"{b}:5:1: expected a table of the sample's settings, found a list of 1",
         f"{b}:4:5: not valid JSON",
         f"{c}:2:35: condition_frame_indexes_vision = [1]: only the first frames can be kept",
         "prompt = null and prompt_path = null: a sample needs one prompt",
         'prompt = "y" and prompt_path = "z": a sample has one prompt',
-        f"{tmp_path / 'd.txt'}: the file has no samples; expected one per line",
+        f"{tmp_path / 'd.txt'}: the file has no samples; expected one sample per line",
         f"{tmp_path / 'e.csv'}: no sample files: expected .json, .jsonl",
         f"no file matches {tmp_path / 'none' / '*.json'}",
         f"{tmp_path / 'absent.json'}: cannot be read",
@@ -84,7 +84,7 @@ def test_published_fields_without_effect_are_refused_unless_they_ask_for_nothing
     assert entry.sample.prompt == "x"
     asked = {"enable_sound": True, "guidance_interval": [0, 500], "prompt_upsampler_top_k": 3, "video_save_quality": 9}
     text = report(write(tmp_path, b_json={"prompt": "x", **asked}))
-    assert text.count("this field of the published format has no effect here") == 4
+    assert text.count("this field of the released sample format has no effect here") == 4
     assert "enable_sound: " in text
     assert "the same guidance scale at every step" in text
 

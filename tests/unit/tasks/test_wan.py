@@ -35,7 +35,7 @@ def test_no_noise_level_outside_of_an_experts_own_is_drawn(distribution: str) ->
     for own, inside in ((high, lambda sigma: sigma >= 0.875), (low, lambda sigma: sigma < 0.875)):
         kept = [(a, b) for a, b in zip(whole, own, strict=True) if inside(a)]
         assert all(a == b for a, b in kept)  # what is inside is drawn as if there were no other network
-    with pytest.raises(ValueError, match=r"hardly a noise level from 0\.5 to 0\.5"):
+    with pytest.raises(ValueError, match=r"hardly any noise level from 0\.5 to 0\.5"):
         sample_sigma(distribution, 3, seed=1, position=0, within=(0.5, 0.5))
 
 

@@ -200,7 +200,7 @@ def test_a_base_that_trains_on_is_named_with_its_step(
     assert f"the frozen weights are stored only in {first}" in caplog.text
     pointer.write_text("iter_000000008\n")
     config.trainer.max_iter = 2
-    with pytest.raises(UserError, match=f"They were read from {first}/model: use that folder"):
+    with pytest.raises(UserError, match=f"The run first read them from {first}/model: use that folder"):
         Trainer(config, run_folder=tmp_path / "run")
     config.checkpoint.load_path = str(first)
     assert Trainer(config, run_folder=tmp_path / "run").iteration == 1

@@ -22,7 +22,10 @@ COPY_AHEAD = 10_000_000
 
 
 def planner_of(state: Mapping[str, Any]) -> SavePlanner:
-    """Returns DCP's default planner for saving tensors: each shard once, and each plain tensor on one rank."""
+    """Returns DCP's default save planner for the tensors of `state`: tensor name -> tensor or DTensor.
+
+    Each shard is written once; a plain tensor is written by one rank only.
+    """
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     planner = DefaultSavePlanner()
@@ -38,17 +41,17 @@ def save_part(
     single_file_per_rank: bool = True,
     staged: bool = False,
 ) -> None:
-    """Writes the tensors of a planner to a DCP folder; every file is synced to disk. Collective over `peers`.
+    """Writes tensors to a DCP folder and flushes every file to disk. Collective over `peers`.
 
-    It does the steps of `torch.distributed.checkpoint.save` with `peers` instead of a process group, so it also works
-    in a process without one.
+    The function performs the steps of `torch.distributed.checkpoint.save` with `peers` instead of a process group, so
+    it also works in a process without one.
 
     Args:
         folder: Folder to create.
-        planner: Planner that is set up, see `planner_of`.
-        peers: Ranks that write together; None: this process only.
-        single_file_per_rank: One file per rank; False: one file per tensor.
-        staged: The tensors are in host RAM and CUDA must not be used, as in a forked process.
+        planner: Save planner that already has its tensors, see `planner_of`.
+        peers: Ranks that write the folder together; None: this process only.
+        single_file_per_rank: Whether each rank writes one file; False: one file per tensor.
+        staged: Whether the tensors are in host RAM and CUDA must not be used, as in a forked process.
 
     Raises:
         FileNotFoundError: If rank 0 does not see a file that another rank wrote.
@@ -84,5 +87,5 @@ def save_part(
 
 
 def whole_checkpoint(folder: Path) -> Path:
-    """Returns the checkpoint folder if `folder` is its `model/` folder; any other folder unchanged."""
+    """Returns the parent folder if `folder` is the `model/` folder of a checkpoint; any other folder unchanged."""
     return folder.parent if folder.name == "model" and (folder / METADATA).is_file() else folder

@@ -33,13 +33,14 @@ ALLOWED = {
     ("pathlib", "PosixPath"),
     ("pathlib._local", "PosixPath"),
 }  # fmt: skip
-"""Record classes, including those of older versions, and one function that looks a layout up by its name."""
+"""(module, name) of everything that DCP pickles for tensors: metadata classes, also those of older versions, and the
+function that returns a torch layout by name."""
 
 
 class TensorReader(FileSystemReader):
-    """A `FileSystemReader` that reads tensors only; entries of other types are ignored.
+    """DCP `FileSystemReader` that reads tensors only and ignores entries of other types, which could contain code.
 
-    Raises UserError for a `.metadata` that DCP did not write.
+    Raises UserError if the file `.metadata` is damaged or was not written by DCP.
     """
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -62,7 +63,7 @@ class TensorReader(FileSystemReader):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Unpickler that loads only the names in `ALLOWED` and dtypes; raises UserError for any other name."""
+    """Safe unpickler of DCP's `.metadata`: loads only torch dtypes and names in `ALLOWED`, else raises UserError."""
 
     def __init__(self, stream: Any, file: Path) -> None:
         super().__init__(stream)
@@ -83,10 +84,12 @@ class MetadataUnpickler(pickle.Unpickler):
 
 
 def enum_member(kind: Any, name: Any) -> Enum:
-    """Safe replacement of `getattr`, with which some Python versions (such as 3.11.2) pickle enum members.
+    """Returns the member `name` of the enumeration class `kind`.
+
+    It replaces `getattr`, with which some Python versions (such as 3.11.2) pickle enum members.
 
     Raises:
-        TypeError: For any other object, since getattr could return any method of a class.
+        TypeError: If `kind` is not an enumeration or has no such member; getattr could return any method of a class.
     """
     if isinstance(kind, EnumType) and name in kind.__members__:
         return kind.__members__[name]  # type: ignore[no-any-return]
@@ -94,7 +97,10 @@ def enum_member(kind: Any, name: Any) -> Enum:
 
 
 def is_tensor(name: Any, entry: Any) -> bool:
-    """Returns whether an entry describes a tensor; raises TypeError if its description is malformed."""
+    """Returns whether `entry`, the value of key `name` in DCP metadata, describes a tensor.
+
+    Raises TypeError if the description of a tensor is malformed.
+    """
     if not isinstance(entry, TensorStorageMetadata):
         return False
     well_formed = isinstance(name, str) and isinstance(entry.properties.dtype, torch.dtype)
@@ -104,7 +110,7 @@ def is_tensor(name: Any, entry: Any) -> bool:
 
 
 def read_entries(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Reads shape, dtype and chunks of every tensor in a DCP folder, by name.
+    """Reads the metadata of a DCP folder: tensor name -> shape, dtype and chunks of the tensor.
 
     Raises:
         UserError: If the metadata is damaged or was not written by DCP.
@@ -113,12 +119,12 @@ def read_entries(folder: Path) -> dict[str, TensorStorageMetadata]:
 
 
 def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
-    """Reads a DCP folder into the tensors of `state`, in place.
+    """Reads the tensors of a DCP folder into the tensors of `state`, in place.
 
     Args:
         folder: DCP folder.
-        state: Name → tensor to fill; a DTensor gets this rank's shard.
-        no_dist: This process reads alone. False: collective, all ranks must call it.
+        state: Tensor name → tensor to fill; a DTensor gets this rank's shard.
+        no_dist: Whether this process reads by itself. False: collective, all ranks must call this function.
 
     Raises:
         UserError: If the folder cannot be read.
@@ -126,7 +132,7 @@ def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process knows
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # intended here
     try:
         load(state, storage_reader=TensorReader(folder), no_dist=no_dist)
     except CheckpointException as error:
@@ -137,5 +143,5 @@ def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
 
 
 def stored_shapes(folder: Path) -> dict[str, list[int]]:
-    """Returns the shape of every tensor in a DCP folder by name; raises UserError if the folder is not readable."""
+    """Returns tensor name -> shape for each tensor in a DCP folder; raises UserError if its metadata cannot be read."""
     return {name: list(entry.size) for name, entry in read_entries(folder).items()}

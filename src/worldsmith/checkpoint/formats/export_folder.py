@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from worldsmith.checkpoint.formats.stored_model import StoredModel
 
 WEIGHT_FILES = (".safetensors", ".distcp", ".pt", METADATA)
-"""Suffixes, or names, of files that are verified when an export is opened; others may be edited."""
-LOOSE = ("files", "checksums", "versions", "worldsmith", "base_model", "card")
-"""Metadata entries that do not count when two exports are compared."""
+"""Suffixes or names of the files whose checksums are verified when an export is opened; users may edit the others."""
+IGNORED_KEYS = ("files", "checksums", "versions", "worldsmith", "base_model", "card")
+"""Keys of `worldsmith.json` that are ignored when two exports are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """Origin of exported weights."""
+    """Origin of exported weights: the run, the step and the choice of weights."""
 
     run: str = ""
     """project/group/name of the run."""
@@ -52,7 +52,7 @@ class ExportSource:
     """Number of optimizer steps of the weights."""
     weights: Literal["ema", "live", "untrained"] = "live"
     merged: bool = False
-    """Whether the run's adapters are merged into them."""
+    """Whether the LoRA adapters of the run are merged into the weights."""
 
 
 def require_place(out: Path, index: str) -> None:
@@ -60,7 +60,7 @@ def require_place(out: Path, index: str) -> None:
 
     Args:
         out: Target folder.
-        index: File that every export of this format has.
+        index: Name of a file that every export of this format has, such as config.json.
 
     Raises:
         UserError: If the folder cannot be written.
@@ -75,12 +75,12 @@ def may_write(out: Path, about: Mapping[str, Any], force: bool, *, index: str) -
 
     Args:
         out: Target folder.
-        about: Description of the new export.
-        force: Whether an older export may be replaced.
-        index: File that every export of this format has.
+        about: Content of `worldsmith.json` for the new export.
+        force: Whether another or a damaged export in `out` may be replaced.
+        index: Name of a file that every export of this format has, such as config.json.
 
     Raises:
-        FileExistsError: If `out` must not be replaced.
+        FileExistsError: If `out` contains another or a damaged export and `force` is False, or anything else.
     """
     present = read_about(out, index)
     if present is None:
@@ -96,7 +96,13 @@ def may_write(out: Path, about: Mapping[str, Any], force: bool, *, index: str) -
 
 
 def require_free(out: Path, index: str, *, force: bool) -> None:
-    """Raises FileExistsError if `out` exists and may not be replaced, see `read_about`."""
+    """Raises FileExistsError unless a new export may be written to `out`.
+
+    Args:
+        out: Target folder; missing and empty folders are accepted.
+        index: Name of a file that every export of this format has, such as config.json.
+        force: Whether an export in `out` may be replaced. Anything else is never replaced.
+    """
     present = read_about(out, index)
     if present is not None and not force:
         raise FileExistsError(f"{out} already exists: replace it with --force, or choose another folder")
@@ -105,11 +111,11 @@ def require_free(out: Path, index: str, *, force: bool) -> None:
 
 
 def read_about(out: Path, index: str) -> dict[str, Any] | None:
-    """Returns the description of the export in `out`; None if `out` does not exist or is empty.
+    """Returns the content of `worldsmith.json` in the export `out`; None if `out` does not exist or is empty.
 
     Args:
         out: Target folder.
-        index: File that every export of this format has.
+        index: Name of a file that every export of this format has, such as config.json.
 
     Raises:
         FileExistsError: If `out` contains anything other than an export, since an export may not replace it.
@@ -122,23 +128,26 @@ def read_about(out: Path, index: str) -> dict[str, Any] | None:
 
 
 def read_source(folder: Path) -> ExportSource:
-    """Returns the origin of the weights in `folder`; an empty origin if it is not an export of this program."""
+    """Returns the origin of the weights in the export `folder`; default values if it is not an export of Worldsmith."""
     return ExportSource(**(read_optional_json(folder / ABOUT).get("source") or {}))
 
 
 def origin_of(model: StoredModel, *, merge: bool) -> ExportSource:
-    """Returns the origin of the weights of an export.
+    """Returns the origin to record in an export: run, step and weights of `model`, and whether adapters are merged.
 
     Args:
         model: Model to export.
-        merge: Whether its adapters, if any, are merged into the weights.
+        merge: Whether the LoRA adapters of its run, if any, are merged into the weights.
     """
     merged = (model.has_adapters and merge) or model.adapter is not None or read_source(model.folder).merged
     return ExportSource(run=model.run, iteration=model.iteration, weights=model.weights, merged=merged)
 
 
 def facts_of(model: StoredModel) -> dict[str, Any]:
-    """Returns the facts about the training data for the model card; empty if they are not recorded."""
+    """Returns facts about the training data of a model for its model card; empty if they are not recorded.
+
+    The keys are "data" (name of the dataset), "clips" and "windows" (their numbers).
+    """
     if model.tree is None:
         card = section(read_optional_json(model.folder / ABOUT), "card")
         return {name: card[name] for name in ("data", "clips", "windows") if name in card}
@@ -153,7 +162,7 @@ def facts_of(model: StoredModel) -> dict[str, Any]:
 
 
 def count_numbers(shapes: Mapping[str, Sequence[int]]) -> int:
-    """Returns the total number of elements of tensors with these shapes."""
+    """Returns the total number of elements of all tensors in `shapes` (tensor name -> shape)."""
     return sum(math.prod(shape) for shape in shapes.values())
 
 
@@ -162,11 +171,11 @@ def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bo
 
     Args:
         folder: Exported folder.
-        measured: Metrics by name.
-        frames: Image file, which is copied into the folder.
+        measured: Name of a metric -> its value.
+        frames: Image file with the frames, which is copied into the folder.
 
     Returns:
-        False, without changes, if the folder is not an export or its card was edited.
+        Whether the card was changed: False if the folder is not an export, or the user has edited its card.
     """
     file, card = folder / ABOUT, folder / "README.md"
     about = read_optional_json(file)
@@ -187,10 +196,12 @@ def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bo
 
 
 def find_export_damage(out: Path, about: Mapping[str, Any]) -> str | None:
-    """Returns a description of a missing or changed file of an export; None if all sizes and checksums match.
+    """Returns a description of the first missing or changed file of an export; None if all files are unchanged.
 
-    The manifest has the checksums of weight files, `about` those of other files; exports of earlier versions have only
-    the sizes of the latter.
+    Args:
+        out: Folder of the export; its manifest has the checksums of the weight files.
+        about: Content of its `worldsmith.json`, with the checksums of the other files; exports of earlier versions have
+            only their sizes.
     """
     for name, size in about["files"].items():
         if not (out / name).is_file():
@@ -202,18 +213,25 @@ def find_export_damage(out: Path, about: Mapping[str, Any]) -> str | None:
     return next((change for change in changes if change is not None), None) or find_damage(out)
 
 
-def is_whole(out: Path, about: Mapping[str, Any]) -> bool:
-    """Returns whether all files of an export exist and are unchanged."""
+def is_intact(out: Path, about: Mapping[str, Any]) -> bool:
+    """Returns whether all files of the export `out` are unchanged; `about` is the content of its `worldsmith.json`."""
     return find_export_damage(out, about) is None
 
 
 def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
-    """Returns whether two descriptions are of the same export, apart from files, versions and card."""
-    return {k: v for k, v in present.items() if k not in LOOSE} == {k: v for k, v in about.items() if k not in LOOSE}
+    """Returns whether two exports are the same, apart from the keys in `IGNORED_KEYS` (files, versions, model card).
+
+    Args:
+        present: Content of `worldsmith.json` of the one export.
+        about: Content of `worldsmith.json` of the other.
+    """
+    return {k: v for k, v in present.items() if k not in IGNORED_KEYS} == {
+        k: v for k, v in about.items() if k not in IGNORED_KEYS
+    }
 
 
 def state_versions(format: str, *packages: str) -> dict[str, Any]:
-    """Returns the first entries of an export's description: versions (also of `packages`) and the format."""
+    """Returns the first entries of `worldsmith.json`: the versions of Worldsmith and `packages`, and the format."""
     return {"worldsmith": __version__, "versions": {name: version(name) for name in packages}, "format": format}
 
 
@@ -221,13 +239,16 @@ def state_versions(format: str, *packages: str) -> dict[str, Any]:
 def new_export(
     out: Path, about: dict[str, Any], card: Callable[[str, Mapping[str, Any]], str], *, force: bool
 ) -> Iterator[Path]:
-    """Context manager: yields a temporary folder, then writes its README and publishes it as `out`.
+    """Context manager: yields a temporary folder for the files of an export, and publishes it as `out` at the end.
 
     Args:
         out: Target folder.
-        about: Description of the export, to which the files are added.
-        card: Returns the README for the folder's name and the description.
+        about: Content of `worldsmith.json` for the export; sizes and checksums of the files are added in place.
+        card: Called as `card(folder name, about)`; returns the content of README.md.
         force: Whether an older export may be replaced.
+
+    Yields:
+        The folder to write the files to; the README, `worldsmith.json` and the manifest are added afterwards.
 
     Raises:
         FileExistsError: As `publish_export`.
@@ -239,14 +260,14 @@ def new_export(
 
 
 def publish_export(aside: Path, out: Path, about: dict[str, Any], *, force: bool) -> None:
-    """Writes the checksums and the description of an export, and publishes the folder `aside` as `out`.
+    """Writes the manifest and `worldsmith.json` of an export, then renames the folder `aside` to `out` atomically.
 
-    Weight files get the permissions of an ordinary file: safetensors makes them readable by their owner only.
+    All files get the default permissions, because safetensors makes weight files readable by their owner only.
 
     Args:
         aside: Temporary folder with the files.
         out: Target folder.
-        about: Description, to which sizes and checksums of the files are added.
+        about: Content of `worldsmith.json`; sizes and checksums of the files are added in place.
         force: Whether an older export may be replaced.
 
     Raises:
@@ -265,7 +286,7 @@ def publish_export(aside: Path, out: Path, about: dict[str, Any], *, force: bool
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Computes the SHA-256 over names, dtypes, shapes and bytes of all tensors."""
+    """Returns the hex SHA-256 over names, dtypes, shapes and bytes of all tensors."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         add_tensor(digest, name, weights[name])
@@ -273,7 +294,7 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
-    """Adds one tensor to a digest over tensors in the order of their names."""
+    """Updates the hashlib object `digest` with name, dtype, shape and bytes of a tensor; call in the order of names."""
     import torch
 
     tensor = tensor.contiguous()
@@ -282,13 +303,22 @@ def add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
 
 
 def parameters(about: Mapping[str, Any]) -> str:
-    """Returns the number of parameters as a part of a sentence; "" if it is not known."""
+    """Returns a phrase for the model card such as " of 2.0 million parameters"; "" if the number is not known.
+
+    Args:
+        about: Content of the export's `worldsmith.json`.
+    """
     count = about.get("card", {}).get("parameters")
     return f" of {count / 1e6:.1f} million parameters" if count else ""
 
 
 def origin(about: Mapping[str, Any], what: str) -> str:
-    """Describes the origin of exported weights for the model card; `what` is the noun for the weights."""
+    """Returns a phrase for the model card with run, step and dtype of exported weights.
+
+    Args:
+        about: Content of the export's `worldsmith.json`.
+        what: Noun for the weights: "weights", or "ones" if the sentence around the phrase has the noun already.
+    """
     source = about["source"]
     run = f" of the run `{source['run']}`" if source["run"] else ""
     return (

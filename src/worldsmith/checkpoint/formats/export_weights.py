@@ -43,51 +43,51 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True, slots=True)
 class WeightLayout:
-    """Layout of an exported weights folder."""
+    """File layout of an export format with full weights: tensor names, config.json and conversion of the tensors."""
 
     format: str
-    """Name of the format, which the folder states."""
+    """Name of the format, which is stored in `worldsmith.json`."""
     key: Callable[[str], str]
     """Internal parameter name → name in the files."""
     config: Callable[[ModelSpec, Mapping[str, Any]], dict[str, Any]]
-    """Returns the content of config.json from the model and the folder's metadata."""
+    """Called with the model and the content of `worldsmith.json`; returns the content of config.json."""
     facts: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
-    """Returns the facts about the model for the model card."""
+    """Returns facts about a model for its model card, by name."""
     prepare: Callable[[WeightSource, ModelSpec], WeightSource] = lambda source, spec: source
-    """Converts weights to the layout of the files."""
+    """Returns the weights as tensors with the shapes that the files have."""
     packages: tuple[str, ...] = ("torch", "safetensors")
-    """Packages whose versions are recorded."""
+    """Packages whose versions are stored in `worldsmith.json`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """A model and the description of its exported folder."""
+    """A model to export, and the information about it that is stored with the export."""
 
     weights: WeightSource
     spec: ModelSpec
     average: bool = False
     """Whether the EMA weights are exported if they exist."""
     defaults: Any = None
-    """Generation defaults of the family; None: the folder states none."""
+    """Default generation settings to store with the export, a dataclass of the model family; None: none are stored."""
     origin: ExportSource = field(default_factory=ExportSource)
     """The run that the weights come from."""
     card: Mapping[str, Any] = field(default_factory=dict)
-    """Facts for the model card in addition to those of the layout."""
+    """Facts for the model card, by name, in addition to those from `WeightLayout.facts`."""
     tree: Mapping[str, Any] | None = None
-    """The run's config as plain data; None: no run."""
+    """Config of the run as plain data; None if the model does not come from a run."""
 
 
 def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """Exports a stored model to the folder `out` in a weights layout, see `export_weights`.
+    """Exports a model on disk to the folder `out`, atomically and tensor by tensor.
 
     Args:
-        layout: Layout of the folder.
+        layout: File layout of the export format.
         model: Model on disk.
         out: Target folder.
         options: Options of the export.
 
     Returns:
-        False if the same export exists already.
+        Whether the export was written: False if the same export exists already.
 
     Raises:
         FileExistsError: If `out` contains anything else.
@@ -116,9 +116,14 @@ def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, o
 
 
 def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """Returns all tensors of an export by their names in the files (`ExportFormat.tensors`), all in host RAM.
+    """Reads all tensors that an export would contain into host RAM; returns name in the files -> tensor.
 
-    `export_stored_weights` reads them one by one instead.
+    `export_stored_weights` needs less memory, because it reads one file of tensors after the other.
+
+    Args:
+        layout: File layout of the export format.
+        model: Model on disk.
+        options: Options of the export.
     """
     import torch
 
@@ -131,7 +136,12 @@ def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptio
 
 
 def tower_of(model: StoredModel, place: str) -> WeightSource:
-    """Returns the vision tower at `place`, or for OWN that of the initial weights; UserError without a tower."""
+    """Returns the weights of the vision tower that `--vision-tower` selects; raises UserError if they do not exist.
+
+    Args:
+        model: Model to export.
+        place: Path of weights with a vision tower; OWN: the initial weights of the model's run, or the model itself.
+    """
     if place != OWN:
         source = open_weights(place, field="--vision-tower")
     elif model.tree is None:
@@ -147,7 +157,7 @@ def tower_of(model: StoredModel, place: str) -> WeightSource:
 
 
 def with_tower(source: WeightSource, tower: WeightSource, prefix: str) -> WeightSource:
-    """Returns the weights of both sources; names of the tower get `prefix`."""
+    """Returns a source with the weights of `source` and those of `tower`, whose names get the prefix `prefix`."""
     places = {name: (source, name) for name in source.shapes}
     places |= {prefix + name: (tower, name) for name in tower.shapes}
     return JoinedWeights(f"{source.describe} with {tower.describe}", places)
@@ -165,15 +175,15 @@ def export_weights(
     """Writes the weights, config and components of a model as the folder `out`, atomically.
 
     Args:
-        layout: Layout of the folder.
+        layout: File layout of the export format.
         model: Model to export.
         out: Target folder.
-        dtype: Dtype of the weights that the model does not store in float32.
-        force: Replace an older export; other files are never replaced.
+        dtype: Dtype of the stored weights, except for weights that the format always stores in float32.
+        force: Whether an older export is replaced; other files are never replaced.
         max_shard_size: Max size of a weight file in bytes.
 
     Returns:
-        False if the same export exists already.
+        Whether the export was written: False if the same export exists already.
 
     Raises:
         FileExistsError: If `out` contains anything else.
@@ -209,7 +219,12 @@ def export_weights(
 
 
 def native_config(spec: ModelSpec, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of config.json: model type, dtype and the complete model config."""
+    """Returns the content of config.json in a native export: model type, dtype and the complete model config.
+
+    Args:
+        spec: The model.
+        about: Content of the export's `worldsmith.json`.
+    """
     return {
         "model_type": formats_of(spec.name).native_type or spec.name,
         "dtype": about["dtype"],
@@ -233,7 +248,7 @@ NATIVE = ExportFormat(
 
 
 def exports_of(family: str) -> dict[str, ExportFormat]:
-    """Returns the export formats of a family by name; only the native one if the family has none of its own."""
+    """Returns the formats to which models of a family can be exported: format name -> format; never empty."""
     return formats_of(family).exports() or {"native": NATIVE}
 
 
@@ -247,19 +262,19 @@ def write_safetensors(
     average: bool = False,
     max_shard_size: int = 5 * GIGABYTE,
 ) -> str:
-    """Writes `stem.safetensors`, or several files `stem-00001-of-0000N.safetensors` with an index.
+    """Writes weights to `stem.safetensors`, or to several files `stem-00001-of-0000N.safetensors` with an index file.
 
     Args:
         folder: Existing folder.
         stem: Base name of the files.
-        source: Weights.
+        source: Weights to write.
         keys: Internal parameter name → name in the files.
-        dtype_of: Returns the dtype in which the weight of an internal parameter name is stored.
-        average: Write the EMA weights, if there are any.
+        dtype_of: Returns the dtype in which a weight is stored, from its internal parameter name.
+        average: Whether EMA weights are written if they exist.
         max_shard_size: Max size of a file in bytes; a larger tensor gets its own file.
 
     Returns:
-        Digest of all tensors, see `weights_digest`.
+        Hex SHA-256 over all tensors, as from `weights_digest`.
 
     Raises:
         UserError: If a tensor is not finite.
@@ -290,7 +305,14 @@ def write_safetensors(
 def plan_shards(
     source: WeightSource, keys: Mapping[str, str], dtype_of: Callable[[str], torch.dtype], max_shard_size: int
 ) -> list[list[str]]:
-    """Splits parameter names into files of at most `max_shard_size` bytes, sorted by key."""
+    """Divides weights into files of at most `max_shard_size` bytes; returns the internal parameter names of each file.
+
+    Args:
+        source: Weights, for their shapes.
+        keys: Internal parameter name → name in the files, which determines the order.
+        dtype_of: Returns the stored dtype of a weight from its internal parameter name.
+        max_shard_size: Max size of a file in bytes; a larger tensor gets its own file.
+    """
     shards: list[list[str]] = [[]]
     size = 0
     for name in sorted(keys, key=lambda name: keys[name]):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DType = Literal["float32", "bfloat16"]
 OWN = "own"
-"""Value that selects the vision tower of the initial weights instead of a folder."""
+"""Value of `--vision-tower` that selects the vision tower of the model's initial weights instead of a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,68 +32,76 @@ class ExportOptions:
 
     dtype: DType = "bfloat16"
     merge: bool = True
-    """Merge the adapters of a LoRA run into the weights."""
+    """Whether the adapters of a LoRA run are merged into the weights."""
     force: bool = False
-    """Replace an older export."""
+    """Whether an older export is replaced."""
     tower: str | None = None
-    """Path of the vision tower that is stored with the weights; OWN: that of the initial weights. None: no tower."""
+    """Path of weights whose vision tower is stored with the export; OWN: the initial weights. None: no tower."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
-    """One export format of a model family."""
+    """An export format of a model family: how an export is written, and what it contains."""
 
     folder: str
-    """Name of the exported folder in the run folder."""
+    """Default name of the exported folder, which is created in the run folder."""
     index: str
-    """A file that every such folder has."""
+    """Name of a file that every export of this format has, such as config.json."""
     what: str
     """Description of the written files, for messages."""
     write: Callable[[StoredModel, Path, ExportOptions], bool]
-    """Writes the folder; returns False if the same export exists. Raises ValueError for a model that the format does
-    not support."""
+    """Writes the export of a model to a folder; returns False if the same export exists already. Raises ValueError for
+    a model that the format does not support."""
     tensors: Callable[[StoredModel, ExportOptions], Mapping[str, Tensor]]
-    """Shapes and dtypes of the tensors in its weight files, by name. Raises ValueError for a weight without a name in
-    this format."""
+    """Returns the tensors of the export by their names in the files, of which shapes and dtypes are used. Raises
+    ValueError for a weight that has no name in this format."""
     check: Callable[[StoredModel], None] = lambda model: None
     """Raises ValueError for a model that the format does not support, without reading its weights."""
     of_library: bool = False
-    """Whether the family's library loads the weights by the names of its own class (`library_network`)."""
+    """Whether the tensor names are those of the library class that loads the export (`library_network`)."""
     keeps_adapters: bool = False
-    """Whether adapters can be stored next to the weights, unmerged."""
+    """Whether the export can contain LoRA adapters that are not merged into the weights."""
     keeps_tower: bool = False
-    """Whether the vision tower of a family that trains without it can be stored with the weights."""
+    """Whether the export can contain a vision tower that was not part of the trained network."""
     has_schedule: bool = False
-    """Whether it contains settings of a noise schedule."""
+    """Whether the export contains settings of a noise schedule."""
     has_weights: bool = True
-    """Whether it contains full weights, not only adapters."""
+    """Whether the export contains full weights; False: only adapters."""
 
 
 class FamilyFormats(WeightFormats):
-    """Formats of one model family; the base class is for families without formats of their own.
+    """Formats from which the weights of a model family are read and to which they are exported or converted.
 
-    Optional abilities of a family are declared by the protocols of this module and of `weight_formats`.
+    The base class serves families without formats of their own. Abilities that only some families have are declared by
+    the protocols of this module and of `weight_formats`.
     """
 
     tower = ""
-    """Name prefix of a vision tower that the family does not train with; empty: no tower."""
+    """Prefix of the vision tower's names in an export, for a family whose trained network has no tower; empty: none."""
     native_type = ""
     """`model_type` in the config.json of a native export; empty: the family's name."""
 
     def library_network(self, config: Configurable.Config) -> nn.Module | None:
-        """Returns the network as a class of the library that loads exports, on the meta device; None without one."""
+        """Builds the network as the diffusers or transformers class that loads exports, on the meta device.
+
+        Args:
+            config: Model config.
+
+        Returns:
+            The network; None if no library loads exports of this family.
+        """
         return None
 
     def exports(self) -> dict[str, ExportFormat]:
-        """Returns the family's own export formats by name; empty: only the native one (see `exports_of`)."""
+        """Returns the export formats of this family: format name -> format; empty: only the native format."""
         return {}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
-        """Returns a function from a weight's name in an export to its dtype.
+        """Returns a function that maps an internal parameter name to the dtype in which an export stores the weight.
 
         Args:
-            dtype: Dtype of the export.
-            config: Model config; None: not known.
+            dtype: Requested dtype of the export; some families keep certain weights in float32.
+            config: Model config; None if it is not known.
         """
         import torch
 
@@ -101,28 +109,33 @@ class FamilyFormats(WeightFormats):
         return lambda name: target
 
     def pack_components(self, config: Configurable.Config, folder: Path, tree: Mapping[str, Any] | None = None) -> None:
-        """Copies the components that the model needs in addition to its weights into an exported folder.
+        """Copies components other than the weights, such as the tokenizer, into an exported folder.
 
         Args:
             config: Model config.
             folder: Exported folder.
-            tree: Config of the run as plain data, with settings that the model may need; None without a run.
+            tree: Config of the run as plain data, whose settings may be stored, too; None without a run.
         """
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
-        """Returns the model config as plain data, as a native export stores it."""
+        """Returns model name and config as plain data, in the form that `worldsmith.json` of an export stores."""
         return to_dict(spec)
 
     def left_out(self, format: str, config: Configurable.Config) -> list[str]:
-        """Returns the components that an export in `format` omits, for messages."""
+        """Returns one sentence for each component, such as the VAE, that an export does not contain, for messages.
+
+        Args:
+            format: Name of the export format.
+            config: Model config.
+        """
         return []
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
-        """Returns the README.md of an exported folder.
+        """Returns the content of README.md, the model card, of an export.
 
         Args:
-            name: Name of the folder.
-            about: Description of the export (`worldsmith.json`).
+            name: Name of the exported folder.
+            about: Content of its `worldsmith.json`.
         """
         return (
             f"# {name}\n\nThe weights of a {self.family} model under their internal parameter names "
@@ -132,22 +145,33 @@ class FamilyFormats(WeightFormats):
         )
 
     def foreign_keys(self, format: str) -> tuple[str, Callable[[str], str]]:
-        """Returns the base name of the weight files and the function internal name → name there, for `convert`.
+        """Returns how `convert --to FORMAT` names files and tensors.
 
         Args:
-            format: FORMAT of `convert --to FORMAT`.
+            format: FORMAT.
+
+        Returns:
+            (base name of the weight files, function that maps an internal parameter name to the name in the files).
 
         Raises:
-            UserError: If the family is not converted to this format.
+            UserError: If weights of the family cannot be converted to this format.
         """
         raise self.not_converted(format)
 
     def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
-        """Returns the content of config.json for `convert --to FORMAT`."""
+        """Returns the content of config.json that `convert --to FORMAT` writes for a model.
+
+        Args:
+            format: FORMAT.
+            spec: The model.
+
+        Raises:
+            UserError: If models of the family cannot be converted to this format.
+        """
         raise self.not_converted(format)
 
     def not_converted(self, format: str) -> UserError:
-        """Returns the error for a conversion that the family does not support."""
+        """Returns the error to raise if weights of the family cannot be converted to `format`."""
         return UserError(
             f"weights of the family '{self.family}' cannot be converted to {format}; use --to dcp or native"
         )
@@ -155,29 +179,29 @@ class FamilyFormats(WeightFormats):
 
 @runtime_checkable
 class AddsHeads(Protocol):
-    """Formats of a family whose networks can get heads that the weights lack (`convert --heads`)."""
+    """Formats of a family whose networks can get output heads that the weights lack (`convert --heads`)."""
 
     def head_names(self, source: WeightSource, heads: Sequence[str]) -> list[str]:
-        """Returns the weight name prefixes of the requested heads that the source lacks."""
+        """Returns the name prefixes of the weights of those heads in `heads` that `source` does not contain."""
 
 
 @runtime_checkable
 class NamesLibraryShapes(Protocol):
-    """Formats of a family whose library reads tensors other than those of its network's state dict."""
+    """Formats of a family whose library stores other tensors in files than those in the network's state dict."""
 
     def library_shapes(self, config: Configurable.Config) -> Mapping[str, Sequence[int]]:
-        """Returns the shape of every tensor that the library reads from a weights folder, by name."""
+        """Returns tensor name -> shape for every tensor that the library reads from the files of a model."""
 
 
 @runtime_checkable
 class LoadsPipelineAdapters(Protocol):
-    """Formats of a family whose pipeline loads adapters (`load_lora_weights`)."""
+    """Formats of a family whose diffusers pipeline loads adapters (`load_lora_weights`)."""
 
     adapter_layout: AdapterLayout
-    """Names of the adapters in files for the pipeline."""
+    """Tensor names in adapter files for the pipeline."""
 
     def adapts(self, layers: Sequence[str]) -> bool:
-        """Returns whether adapters of these layers fit a pipeline of this family."""
+        """Returns whether `layers`, the paths of adapted layers in the library, all exist in the family's pipeline."""
 
 
 @runtime_checkable
@@ -200,38 +224,43 @@ class AssemblesModels(Protocol):
         """Writes a model of this family from the weights of another family.
 
         Args:
-            path: Weights of the other family (as accepted by `open_weights`).
+            path: Weights of the other family (path or Hub name).
             out: Target folder.
-            base: Model with the components that these weights lack; None: the released model of the same size.
-            tower: Weights of the vision tower; None: the tower of `path`, else that of `base`.
-            dtype: Dtype of the weights; "stored": that of each stored tensor.
-            force: Replace an older conversion.
+            base: Path or Hub name of a model with the components that these weights lack; None: the released model of
+                the same size.
+            tower: Path of weights with a vision tower; None: the tower of `path`, else that of `base`.
+            dtype: Dtype of the written weights; "stored": each tensor keeps its dtype.
+            force: Whether an older conversion is replaced.
 
         Returns:
-            Lines on the origin of the model's parts.
+            Output lines that state where each component comes from.
         """
 
 
 @runtime_checkable
 class HasLanguageModel(Protocol):
-    """Formats of a family whose networks contain the language model of a Qwen3-VL (`convert --to vlm`)."""
+    """Formats of a family whose networks contain the language model of Qwen3-VL, for `convert --to vlm`."""
 
     def language_weights(self, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
-        """Returns names in a Qwen3-VL folder with this config.json → internal names of the same weights.
+        """Returns tensor name in a Qwen3-VL folder → internal parameter name, for the weights of the language model.
+
+        Args:
+            source: Weights of this family.
+            config: Content of the folder's config.json.
 
         Raises:
-            UserError: If the language model of the source is not that of the folder.
+            UserError: If the language model in `source` has other settings than that of the folder.
         """
 
 
 def formats_of(family: str) -> FamilyFormats:
-    """Returns the formats of a model family; those of the base class if it has none of its own."""
+    """Returns the object that reads and exports weights of a family; a default if the family defines none."""
     found = FORMATS.find(family)
     return found if isinstance(found, FamilyFormats) else FamilyFormats(family)
 
 
 def assembling(word: str) -> AssemblesModels:
-    """Returns the formats of the family that `convert --to WORD` builds; raises LookupError without one."""
+    """Returns the formats object of the family that `convert --to WORD` builds; raises LookupError for another word."""
     for formats in FORMATS.all():
         if isinstance(formats, AssemblesModels) and formats.assembled_as == word:
             return formats
@@ -239,7 +268,16 @@ def assembling(word: str) -> AssemblesModels:
 
 
 def language_weights(family: str, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns `HasLanguageModel.language_weights` of a family; raises UserError if it has no language model."""
+    """Returns tensor name in a Qwen3-VL folder → internal parameter name, for the weights of the language model.
+
+    Args:
+        family: Model family of `source`.
+        source: Weights that contain the language model.
+        config: Content of the folder's config.json.
+
+    Raises:
+        UserError: If models of the family have no such language model, or it has other settings than the folder.
+    """
     formats = formats_of(family)
     if not isinstance(formats, HasLanguageModel):
         raise formats.not_converted("vlm")

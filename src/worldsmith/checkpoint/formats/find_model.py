@@ -17,7 +17,7 @@ from worldsmith.checkpoint.run.find_checkpoint import NAME, find_latest, folder_
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.stored_config import written_here
-from worldsmith.checkpoint.sources.verify import WEIGHTS, require_whole
+from worldsmith.checkpoint.sources.verify import WEIGHTS, require_intact
 from worldsmith.config.declare.value_types import fits, misfit
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
@@ -34,50 +34,51 @@ if TYPE_CHECKING:
 
 Weights = Literal["auto", "ema", "live", "untrained"]
 FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model")
-"""File patterns of a model in a hub repository."""
+"""Patterns of the files of a Hub repository that a model consists of."""
 
 
 def load_model(
     path: str | Path, *, weights: Weights = "auto", device: str | torch.device = "cpu", base: str | None = None
 ) -> Any:
-    """Loads the model at a path for inference.
+    """Loads a model for inference.
 
     Args:
-        path: As in `find_model`.
-        weights: As in `find_model`.
+        path: Run folder, checkpoint folder, export, Hub name or adapter folder, see `find_model`.
+        weights: Which weights are loaded: "ema", "live" (raw), "untrained" or "auto", see `find_model`.
         device: Device of the weights.
-        base: As in `find_model`.
+        base: Base weights of adapters or of a checkpoint with trained weights only, see `find_model`.
 
     Returns:
-        The model of its family, in evaluation mode, without gradients.
+        The model object of the family, in evaluation mode; its parameters do not require gradients.
     """
     return find_model(path, weights=weights, base=base).load(device)
 
 
 def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None = None) -> StoredModel:
-    """Finds a model without reading its weights. Checkpoints are verified.
+    """Finds a model and reads its config, but not its weights. The checksums of a run's checkpoint are verified.
 
     Args:
-        path: A run folder (its newest intact checkpoint), an iter folder, an exported pipeline or native export, the
-            Hub name of one of the last two, or a folder of LoRA adapters in the format of PEFT, with its base model.
+        path: A run folder (its newest intact checkpoint is used), one of its checkpoints/iter_… folders, an exported
+            pipeline or native export, the Hub name of one of the last two, or a PEFT folder of LoRA adapters, which
+            stands for the base model with the adapters.
         weights: "ema": EMA weights; "live": raw weights; "untrained": initial weights of the run; "auto": EMA weights
-            if there are any, else raw weights.
-        base: Current location of the base weights of a checkpoint of trained weights or of adapters (as accepted by
-            `open_weights`); None: as in the run's config or in the adapters' files.
+            if they exist, else raw weights.
+        base: Path or Hub name of the base weights of adapters or of a checkpoint with trained weights only; None: as
+            stated in the adapters' files or in the run's config.
 
     Raises:
         FileNotFoundError: If `path` contains no model.
         ValueError: If the model does not have the requested weights.
         ConfigError: If its config cannot be read.
-        UserError: If it is damaged, or `base` is given and not needed.
+        UserError: If the model is damaged, or `base` is given for a model that contains all its weights.
     """
     model, checkpoint = identify(path, base)
     is_given = base is not None
     if model.adapter is not None:
-        base = None  # it is the model
+        base = None  # `model` is the base model already
         if weights == "auto" and model.tree is not None:
             weights = read_optional_json(model.adapter / ABOUT).get(BASE_WEIGHTS, "live")
-    choose = choose_of_export if model.tree is None else choose_of_run
+    choose = choose_export_weights if model.tree is None else choose_run_weights
     model = choose(replace(model, base=base), checkpoint, weights)
     if model.adapter is not None:
         require_no_adapters(model, model.adapter)
@@ -86,14 +87,25 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
 
 
 def find_family(path: str | Path, *, base: str | None = None) -> str:
-    """Returns the family of the model at `path`, from its config only; arguments and errors as in `find_model`."""
+    """Returns the name of the model family of the model at `path`; reads only its config.
+
+    Args:
+        path: As in `find_model`, which also documents the errors.
+        base: As in `find_model`.
+    """
     return identify(path, base)[0].spec.name
 
 
 def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Path | None]:
-    """Returns the model at `path` before its weights are chosen, and the iter folder if `path` is one.
+    """Finds the model at `path` without choosing between its EMA, raw and initial weights. No checksum is verified.
 
-    For adapters, it is their base model (`base`, or the one in their own files) with the adapters. No file is verified.
+    Args:
+        path: As in `find_model`, which also documents the errors.
+        base: Base model of adapters; None: as stated in the adapters' files.
+
+    Returns:
+        (model, checkpoint folder if `path` is one, else None). For adapters, both are those of the base model, with the
+        adapters in `StoredModel.adapter`.
     """
     path = local_folder(full_name(str(path)), file_patterns=FILES, field="model")
     about = read_optional_json(path / ABOUT)
@@ -136,7 +148,12 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
 
 
 def read_run(config_file: Path, path: Path) -> StoredModel:
-    """Returns the untrained model of a run."""
+    """Returns the model of a run with its initial weights (`weights="untrained"`).
+
+    Args:
+        config_file: The config.yaml of the run.
+        path: Path that the user gave, for messages.
+    """
     if not config_file.is_file():
         raise FileNotFoundError(f"{path}: {config_file} is missing, so the model is unknown")
     tree = read_yaml(read_config_text(config_file), str(config_file)).data
@@ -157,8 +174,14 @@ def read_run(config_file: Path, path: Path) -> StoredModel:
     )
 
 
-def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights) -> StoredModel:
-    """Returns the model of a run with the requested weights; `checkpoint` None: its newest intact checkpoint."""
+def choose_run_weights(model: StoredModel, checkpoint: Path | None, weights: Weights) -> StoredModel:
+    """Returns the model of a run with the requested weights of a checkpoint.
+
+    Args:
+        model: The model with its initial weights.
+        checkpoint: Checkpoint folder; None: the newest intact checkpoint of the run.
+        weights: "ema", "live", "untrained" or "auto", as in `find_model`, which also documents the errors.
+    """
     if weights == "untrained":
         if model.base is not None and model.start is None:
             raise needs_no_base(model.folder, "it started from random weights")
@@ -168,29 +191,35 @@ def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights)
         if checkpoint is None:
             raise FileNotFoundError(f"no checkpoint in {model.folder / 'checkpoints'}")
     else:
-        require_whole(checkpoint, World(), only=WEIGHTS)
+        require_intact(checkpoint, World(), only=WEIGHTS)
     if model.base is not None and not is_partial(checkpoint):
         raise needs_no_base(checkpoint, "it contains all its weights")
-    averaged = bool(CheckpointWeights(checkpoint / "model").average_shapes)
-    if weights == "ema" and not averaged:
+    has_ema = bool(CheckpointWeights(checkpoint / "model").average_shapes)
+    if weights == "ema" and not has_ema:
         raise ValueError(f"{checkpoint} has no EMA weights (model.config.ema was off): use the raw weights (live)")
-    kind: Literal["ema", "live"] = "live" if weights == "live" or not averaged else "ema"
-    return replace(model, folder=checkpoint, iteration=folder_iteration(checkpoint.resolve()), weights=kind)
+    chosen: Literal["ema", "live"] = "live" if weights == "live" or not has_ema else "ema"
+    return replace(model, folder=checkpoint, iteration=folder_iteration(checkpoint.resolve()), weights=chosen)
 
 
 def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> StoredModel:
-    """Returns the model in a folder with all its weights: an export, or a pipeline of another library."""
+    """Returns the model in a folder that contains all its weights: an export, or a folder of another library.
+
+    Args:
+        folder: The folder.
+        spec: Name and config of the model; paths in the config are set to the components in the folder.
+        about: Content of the folder's `worldsmith.json`; empty for a folder of another library.
+    """
     formats = weight_formats(spec.name)
     formats.place_components(spec.config, folder)
     source = section(about, "source")
     if about:
-        told = read_generation(formats, about, folder)
+        defaults = read_generation(formats, about, folder)
     else:
-        told = formats.published_defaults(spec.config, folder)
+        defaults = formats.published_defaults(spec.config, folder)
     return StoredModel(
         folder=folder,
         spec=spec,
-        defaults=told,
+        defaults=defaults,
         run=source.get("run", ""),
         iteration=source.get("iteration", 0),
         weights=source.get("weights", "live"),
@@ -199,7 +228,16 @@ def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> Stor
 
 
 def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any:
-    """Returns the generation defaults of an export; raises UserError for unknown or invalid ones."""
+    """Returns the default generation settings of an export; raises UserError for unknown or invalid settings.
+
+    Args:
+        formats: `WeightFormats` of the model's family.
+        about: Content of the export's `worldsmith.json`.
+        folder: Folder of the export, for messages.
+
+    Returns:
+        A dataclass of the model family; None if the family has no such settings.
+    """
     generation = section(about, "generation")
     defaults = formats.read_defaults({})
     hints = {} if defaults is None else get_type_hints(type(defaults))
@@ -212,17 +250,20 @@ def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any
     return formats.read_defaults(generation)
 
 
-def choose_of_export(model: StoredModel, _: Path | None, weights: Weights) -> StoredModel:
-    """Returns the model of an export; raises ValueError if it does not have the requested weights."""
+def choose_export_weights(model: StoredModel, _: Path | None, weights: Weights) -> StoredModel:
+    """Returns `model`, an export, if it has the requested weights; else raises ValueError.
+
+    The unused argument is the checkpoint of `choose_run_weights`. Raises UserError if base weights are given.
+    """
     if model.base is not None:
         raise needs_no_base(model.folder, "an exported folder contains all weights")
     if weights not in ("auto", model.weights):
         raise ValueError(
-            f"{model.folder} has only the {WEIGHTS_NAMES[model.weights]}: for the {WEIGHTS_NAMES[weights]}, give the "
-            "run folder"
+            f"{model.folder} contains only the {WEIGHTS_NAMES[model.weights]}; for the {WEIGHTS_NAMES[weights]}, use "
+            "the run folder"
         )
     return model
 
 
 def needs_no_base(folder: Path, reason: str) -> UserError:
-    return UserError(f"{folder} needs no base: {reason}; omit the base")
+    return UserError(f"{folder} needs no base weights: {reason}; omit --base")

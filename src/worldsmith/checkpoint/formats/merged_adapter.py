@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.export_folder import is_whole, read_source
+from worldsmith.checkpoint.formats.export_folder import is_intact, read_source
 from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import DType, ExportOptions
 from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NAMED_BY = 16
-"""Hex digits of the fingerprint that make a folder's name."""
+NAME_DIGITS = 16
+"""Number of hex digits of the fingerprint that are the name of a folder with merged weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A folder with merged weights, and statistics of the merge."""
+    """A folder with the weights of a model and a merged LoRA adapter, and statistics of the merge."""
 
     folder: str
     fingerprint: str
-    """Fingerprint of base weights, adapter and dtype."""
+    """SHA-256 over the fingerprints of base weights and adapter and the dtype."""
     layers: int
-    """Number of adapted weights; each matrix of the adapter belongs to one of them."""
+    """Number of weights that the adapter adapts."""
     changed: int
     """Number of weights that differ from the base weights."""
     max_change: float
-    """Largest absolute change of an element, in the number format of the folder."""
+    """Max absolute change of an element, computed from the stored values."""
     dtype: DType
 
 
 def use_adapter(model: StoredModel, adapter: str | None) -> StoredModel:
-    """Returns the model with the adapter of `--adapter`; without an adapter, the model unchanged.
+    """Returns `model` with the adapter folder `adapter`, the value of `--adapter`; None: the model unchanged.
 
     Raises:
-        UserError: If the model has adapters already, or the adapter was trained on another base.
+        UserError: If the model has adapters already, or the adapter was trained on another base model.
     """
     if adapter is None:
         return model
@@ -75,18 +75,18 @@ def require_no_adapters(model: StoredModel, adapter: Path) -> None:
 
 
 def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> None:
-    """Checks that an adapter, according to its files, was trained on the model that it is used with.
+    """Checks on rank 0 that an adapter was trained on the base model that it is used with.
 
-    If only the base name in the adapter's files differs, a warning is logged. Only rank 0 checks.
+    The fingerprint of the base model in the adapter's `lineage.json` is compared. Without it, the base model's name in
+    the adapter's files is compared, and a difference is only logged as a warning.
 
     Args:
         model: Base model.
         adapter: Adapter folder.
-        is_given: Whether the user named the base with `--base`; a difference is then only a warning.
+        is_given: Whether the user named the base model with `--base`; a difference is then only a warning.
 
     Raises:
-        UserError: If the fingerprint of the base in the adapter's `lineage.json` differs from those of the model and of
-            the inputs of the model.
+        UserError: If the fingerprint differs from those of the model and of the inputs in the model's lineage record.
     """
     if os.environ.get("RANK", "0") != "0":
         return
@@ -100,7 +100,7 @@ def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> 
             return
         message = (
             f"{adapter} was trained on {recorded[0]['path']} with the fingerprint {recorded[0]['fingerprint']}, but "
-            f"{folders[0]} has other content"
+            f"{folders[0]} has another fingerprint"
         )
         if not is_given:
             raise UserError(
@@ -110,15 +110,15 @@ def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> 
         logger.warning("%s; used nevertheless, because --base names it", message)
         return
     named = base_of_adapter(adapter)
-    if named and not any(is_called(folder, named) for folder in folders):
+    if named and not any(may_be_named(folder, named) for folder in folders):
         logger.warning(
-            "%s names the base %s, but is applied to %s: the answers are right only if these are the same weights",
+            "%s names the base %s, but is applied to %s: the results are correct only if these are the same weights",
             adapter, named, folders[0],
         )  # fmt: skip
 
 
 def base_folders(model: StoredModel) -> list[Path]:
-    """Returns the folders of a model that a run which starts from it may record as its base."""
+    """Returns the folders that a run that starts from `model` may record as its base model."""
     if model.weights == "untrained":
         start = model.base or (model.start.path if model.start is not None else str(model.folder))
         return [Path(start) if is_local(start) else model.folder]
@@ -129,13 +129,13 @@ def base_folders(model: StoredModel) -> list[Path]:
 
 
 def inputs_of(folder: Path) -> list[dict[str, Any]]:
-    """Returns the inputs in the `lineage.json` of `folder`; empty if the file does not exist."""
+    """Returns the inputs (role, path, fingerprint) in the `lineage.json` of `folder`; empty without that file."""
     found = read_optional_json(folder / LINEAGE).get("inputs")
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
-def is_called(folder: Path, name: str) -> bool:
-    """Returns whether a folder or one of its parents has the base name that an adapter states."""
+def may_be_named(folder: Path, name: str) -> bool:
+    """Returns whether `folder` may be the base model `name`, a path or Hub name, according to its path only."""
     if is_local(name):
         return folder.resolve().is_relative_to(Path(name).resolve())
     repository = name.removeprefix("hf://").partition("@")[0].rstrip("/")
@@ -144,25 +144,26 @@ def is_called(folder: Path, name: str) -> bool:
 
 
 def merge_adapter(model: StoredModel, place: Path) -> Merged:
-    """Merges the adapter of `model` into its weights and exports them to a folder in `place`, tensor by tensor.
+    """Merges the adapter of `model` into its weights and writes the result to a new folder in `place`.
 
-    The folder is published atomically. An intact folder of the same base and adapter is reused.
+    The weights are merged tensor by tensor, and the folder appears only when complete. An intact folder of the same
+    base model and adapter is reused.
 
     Args:
         model: Model with an adapter.
-        place: Parent folder of merged weights.
+        place: Parent folder of the folders with merged weights; created if missing.
 
     Raises:
-        UserError: If the adapter does not fit the model, or its changes are lost when rounding the weights.
+        UserError: If the adapter does not fit the model, or all its changes are smaller than the rounding errors.
     """
     assert model.adapter is not None
     source = model.open()
     assert isinstance(source, MergedWeights)
     dtype = stored_dtype(source)
-    made_of = [fingerprint(model.folder), model.weights, fingerprint(model.adapter), dtype]
-    mark = hashlib.sha256("\n".join(made_of).encode()).hexdigest()
-    folder, facts = place / mark[:NAMED_BY], place / f"{mark[:NAMED_BY]}.json"
-    if (known := read_merged(folder, facts)) is not None and known.fingerprint == mark:
+    inputs = [fingerprint(model.folder), model.weights, fingerprint(model.adapter), dtype]
+    merged_fingerprint = hashlib.sha256("\n".join(inputs).encode()).hexdigest()
+    folder, facts = place / merged_fingerprint[:NAME_DIGITS], place / f"{merged_fingerprint[:NAME_DIGITS]}.json"
+    if (known := read_merged(folder, facts)) is not None and known.fingerprint == merged_fingerprint:
         return known
     changed, largest = count_changes(source, dtype, average=model.average)
     if not changed:
@@ -171,18 +172,18 @@ def merge_adapter(model: StoredModel, place: Path) -> Merged:
             f"of {dtype}"
         )
     place.mkdir(parents=True, exist_ok=True)
-    form = next(iter(exports_of(model.spec.name).values()))
-    form.write(model, folder, ExportOptions(dtype=dtype, force=folder.exists()))
-    merged = Merged(str(folder), mark, len(source.adapted), changed, largest, dtype)
+    export_format = next(iter(exports_of(model.spec.name).values()))
+    export_format.write(model, folder, ExportOptions(dtype=dtype, force=folder.exists()))
+    merged = Merged(str(folder), merged_fingerprint, len(source.adapted), changed, largest, dtype)
     write_text(facts, json.dumps(asdict(merged), indent=2) + "\n")
     return merged
 
 
 def read_merged(folder: Path, facts: Path) -> Merged | None:
-    """Returns the description of a merged folder; None if the folder is not complete."""
+    """Returns the JSON description `facts` of a folder with merged weights; None if either is incomplete."""
     if not facts.is_file() or not (folder / ABOUT).is_file():
         return None
-    if not is_whole(folder, read_json_object(folder / ABOUT)):
+    if not is_intact(folder, read_json_object(folder / ABOUT)):
         return None
     try:
         return Merged(**{**read_json_object(facts), "folder": str(folder)})
@@ -191,7 +192,7 @@ def read_merged(folder: Path, facts: Path) -> Merged | None:
 
 
 def stored_dtype(source: WeightSource) -> DType:
-    """Returns the smallest export dtype that represents all base weights exactly."""
+    """Returns "bfloat16" if all weights of `source` are stored in bfloat16, else "float32"."""
     import torch
 
     found = {source.dtype(name) for name in source.shapes}
@@ -199,7 +200,13 @@ def stored_dtype(source: WeightSource) -> DType:
 
 
 def count_changes(source: MergedWeights, dtype: DType, *, average: bool) -> tuple[int, float]:
-    """Returns the number of weights that differ from the base when stored in `dtype`, and the max difference."""
+    """Returns how many weights the merge changes when they are stored in `dtype`, and the max change of an element.
+
+    Args:
+        source: Base weights with their adapters.
+        dtype: Dtype of the merged weights.
+        average: Whether the EMA weights are used if they exist.
+    """
     import torch
 
     stored, changed, largest = getattr(torch, dtype), 0, 0.0

@@ -23,7 +23,7 @@ from worldsmith.checkpoint.formats.stored_adapter import PREFIX, AdapterLayout, 
 from worldsmith.checkpoint.formats.weight_formats import full_name
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
-from worldsmith.checkpoint.sources.verify import require_whole
+from worldsmith.checkpoint.sources.verify import require_intact
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.files.json_file import are_numbers, json_type, read_json_object
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = ADAPTER_CONFIG, "adapter_model.safetensors"
 BASE_WEIGHTS = "base_weights"
-"""Key in `worldsmith.json`: which base weights (EMA or raw) the adapters belong to; missing: the raw weights."""
+"""Key in `worldsmith.json` for the base weights that the adapters belong to, "ema" or "live"; missing: raw weights."""
 UNSUPPORTED = (
     *("use_dora", "use_qalora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias"),
     *("bias", "fan_in_fan_out", "layer_replication", "alora_invocation_tokens"),
@@ -49,19 +49,26 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` (also with a suffix, such as `pissa_niter_4`) for which PEFT changes the base weights
 before training: with the original base such adapters give another model."""
 PIPELINE_WEIGHTS = "pytorch_lora_weights.safetensors"
-"""File that a pipeline's `load_lora_weights` looks for; its tensor names begin with the adapted component."""
+"""File that `load_lora_weights` of a diffusers pipeline reads; tensor names begin with the adapted component's name."""
 DIFFUSERS_HEADER = "lora_adapter_metadata"
-"""Key of diffusers' own adapter metadata in a safetensors header; its keys have the same prefix."""
+"""Key of the adapter metadata in a safetensors header of diffusers: JSON whose keys have the tensor names' prefix."""
 
 
 def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[str, str]:
-    """Returns the safetensors metadata as a single entry, since the order of several entries is not deterministic."""
+    """Returns the safetensors metadata of an adapter file for diffusers: one key with rank, alpha and layers as JSON.
+
+    One key, because safetensors writes several keys in random order.
+
+    Args:
+        config: Content of `adapter_config.json`.
+        prefix: Prefix of the tensor names in the file.
+    """
     known = {f"{prefix}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
     return {DIFFUSERS_HEADER: json.dumps(known)}
 
 
 def export_of(layout: AdapterLayout) -> ExportFormat:
-    """Returns the adapter export format of a family."""
+    """Returns the export format "adapter" (a PEFT folder) of a family with the given names of adapter tensors."""
     return ExportFormat(
         "export_adapter",
         CONFIG,
@@ -74,10 +81,19 @@ def export_of(layout: AdapterLayout) -> ExportFormat:
 
 
 def export_stored_adapter(layout: AdapterLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """Exports the adapters of a stored LoRA run (`export_adapter`); reads only the adapters.
+    """Exports the adapters of a LoRA run as a PEFT folder; reads only the adapters.
+
+    Args:
+        layout: Names of the adapter tensors of the model family.
+        model: Model of the run.
+        out: Target folder.
+        options: Options of the export.
+
+    Returns:
+        Whether the export was written: False if the same export exists already.
 
     Raises:
-        ValueError: If the model was not trained with LoRA.
+        ValueError: If the model was not trained with LoRA; other errors as `export_adapter`.
     """
     require_adapters(model)
     return export_adapter(
@@ -97,7 +113,7 @@ def export_stored_adapter(layout: AdapterLayout, model: StoredModel, out: Path, 
 
 
 def require_adapters(model: StoredModel) -> None:
-    """Raises ValueError if the model has no adapters of its own."""
+    """Raises ValueError unless `model` is a run's checkpoint that contains LoRA adapters."""
     if not model.has_adapters or model.tree is None:
         raise ValueError(
             f"{model.folder} has no adapters: it was trained without model.lora_enabled, or they are merged"
@@ -105,12 +121,12 @@ def require_adapters(model: StoredModel) -> None:
 
 
 def stored_tensors(layout: AdapterLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """Returns the adapters of a stored LoRA run under PEFT's names (`named_adapters`)."""
+    """Reads the adapters of a LoRA run; returns tensor name in PEFT -> matrix in the dtype of `options`."""
     return named_adapters(layout, read_adapters(model), options.dtype)
 
 
 def read_adapters(model: StoredModel) -> dict[str, Tensor]:
-    """Reads the LoRA tensors of a run from disk, by internal parameter name."""
+    """Reads the LoRA matrices of a run from disk; returns internal parameter name -> matrix."""
     weights = model.open_adapters()
     return {name: weights.read(name, average=model.average) for name in weights.shapes if is_adapter(name)}
 
@@ -130,24 +146,24 @@ def export_adapter(
     dtype: DType = "float32",
     force: bool = False,
 ) -> bool:
-    """Writes LoRA adapters as the folder `out`, atomically.
+    """Writes LoRA adapters as a PEFT folder, which appears only when complete.
 
     Args:
-        layout: Adapter names of the model family.
-        adapters: Matrices by internal parameter name.
+        layout: Names of the adapter tensors of the model family.
+        adapters: Internal parameter name -> matrix.
         out: Target folder.
         alpha: LoRA alpha.
         dropout: LoRA dropout in training.
         base_model: Path or Hub name of the base model; "": not known.
-        average_of_base: Whether the adapters belong to the EMA weights of the base.
-        source: Run of the adapters.
-        defaults: Generation defaults of the family; None: none.
-        card: Facts for the model card.
+        average_of_base: Whether the adapters belong to the EMA weights of the base model.
+        source: Run and step that the adapters come from; None: not known.
+        defaults: Default generation settings to store, a dataclass of the model family; None: none are stored.
+        card: Facts for the model card, by name.
         dtype: Dtype of the stored matrices.
-        force: Replace an older export; other files are never replaced.
+        force: Whether an older export is replaced; other files are never replaced.
 
     Returns:
-        False if the same export exists already.
+        Whether the export was written: False if the same export exists already.
 
     Raises:
         ValueError: If there are no adapters or all B matrices are zero.
@@ -186,13 +202,13 @@ def export_adapter(
 
 
 def require_effect(adapters: Mapping[str, Tensor]) -> None:
-    """Raises ValueError if all B matrices are zero."""
+    """Raises ValueError if all LoRA B matrices in `adapters` are zero, so that the adapters have no effect."""
     if not any(bool(tensor.any()) for name, tensor in adapters.items() if name.endswith(MATRICES[1])):
         raise ValueError("all adapters are zero, as before training, so they have no effect")
 
 
 def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
-    """Returns the matrices in `dtype` on the CPU, under the names of PEFT."""
+    """Returns tensor name in PEFT -> matrix in `dtype` on the CPU, from internal parameter name -> matrix."""
     import torch
 
     target = getattr(torch, dtype)
@@ -202,7 +218,15 @@ def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype:
 def adapter_config(
     layout: AdapterLayout, adapters: Mapping[str, Tensor], alpha: float, base_model: str, dropout: float = 0.0
 ) -> dict[str, Any]:
-    """Returns the content of `adapter_config.json`; layers are listed by their full path in the library."""
+    """Returns the content of `adapter_config.json`; `target_modules` lists the full path of each layer in the library.
+
+    Args:
+        layout: Names of the adapter tensors of the model family.
+        adapters: Internal parameter name -> matrix.
+        alpha: LoRA alpha.
+        base_model: Path or Hub name of the base model; "": not known.
+        dropout: LoRA dropout in training.
+    """
     layers = [name.removesuffix(MATRICES[0]) for name in adapters if name.endswith(MATRICES[0])]
     return {
         "peft_type": "LORA",
@@ -217,7 +241,7 @@ def adapter_config(
 
 
 def base_in_peft(base_model: str) -> dict[str, Any]:
-    """Returns the base model in the keys of PEFT: Hub repository and revision, or an absolute path."""
+    """Returns the keys of `adapter_config.json` that name the base model: path, or Hub repository and revision."""
     hub = None if is_local(base_model) else hub_name(base_model)
     if hub is None:
         return {"base_model_name_or_path": lasting_name(base_model) if base_model else None}
@@ -225,10 +249,10 @@ def base_in_peft(base_model: str) -> dict[str, Any]:
 
 
 def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
-    """Reads a LoRA folder in the format of PEFT, or a file for `load_lora_weights` (or its folder).
+    """Reads LoRA adapters from a PEFT folder, or from a file (or its folder) for diffusers' `load_lora_weights`.
 
     Args:
-        layout: Adapter names of the model family.
+        layout: Names of the adapter tensors of the model family.
         folder: Adapter folder, or file.
 
     Raises:
@@ -245,7 +269,7 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}; expected an adapter folder in PEFT format")
     if (folder / ABOUT).is_file():
-        require_whole(folder, World())
+        require_intact(folder, World())
     config = read_json_object(folder / CONFIG)
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; only LORA is supported")
@@ -279,12 +303,15 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
 
 
 def is_scale(alpha: Any) -> bool:
-    """Returns whether a value can be the `lora_alpha` of adapters."""
+    """Returns whether `alpha` is valid as `lora_alpha`: a finite number above 0."""
     return are_numbers([alpha], above=0)
 
 
 def pipeline_file(path: Path) -> Path | None:
-    """Returns the file for `load_lora_weights` at `path` or in that folder; None for an adapter folder of PEFT."""
+    """Returns the adapter file for diffusers' `load_lora_weights` that `path` is or, as a folder, contains.
+
+    None if there is no such file, or if the folder is a PEFT adapter folder.
+    """
     if path.is_file():
         return path if path.suffix == ".safetensors" else None
     file = path / PIPELINE_WEIGHTS
@@ -292,16 +319,16 @@ def pipeline_file(path: Path) -> Path | None:
 
 
 def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = None) -> StoredAdapter:
-    """Reads adapters from a file for `load_lora_weights`.
+    """Reads LoRA adapters from a file for diffusers' `load_lora_weights`.
 
     Args:
-        layout: Adapter names of the model family.
+        layout: Names of the adapter tensors of the model family.
         file: Safetensors file.
-        alpha: LoRA alpha, if the file does not state it.
+        alpha: LoRA alpha for a file that does not state it; None: such a file is an error.
 
     Raises:
-        UserError: If alpha is not known.
-        ValueError: As `read_adapter`.
+        UserError: If the file is damaged, or alpha is not known.
+        ValueError: If the file belongs to another network, or has several ranks or alphas.
     """
     with open_file(file) as opened:
         header = opened.metadata() or {}
@@ -327,7 +354,9 @@ def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = 
             for name, tensor in stored.items()
         }
         if known.get(f"{layout.part}.rank_pattern") or known.get(f"{layout.part}.alpha_pattern"):
-            raise ValueError("it has several ranks or alphas; only one of each is supported")
+            raise ValueError(
+                "several ranks or alphas are not supported; expected one rank and one alpha for all layers"
+            )
         if not is_scale(stated):
             raise ValueError(f"alpha is {stated}; expected a number above 0")
         alpha, rank = stated, one_rank(weights)
@@ -339,7 +368,7 @@ def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = 
 
 
 def one_rank(adapters: Mapping[str, Tensor]) -> int:
-    """Returns the LoRA rank that all adapters have.
+    """Returns the LoRA rank of `adapters` (internal parameter name -> matrix).
 
     Raises:
         ValueError: If there are no adapters, or adapters of several ranks.
@@ -353,12 +382,12 @@ def one_rank(adapters: Mapping[str, Tensor]) -> int:
 
 
 def load_adapter(layout: AdapterLayout, network: nn.Module, folder: str | Path) -> list[str]:
-    """Adds the adapters of an adapter folder to a network in place and freezes all other parameters.
+    """Loads LoRA adapters from a folder or file into a network, in place; all other parameters are frozen.
 
     Args:
-        layout: Adapter names of the model family.
+        layout: Names of the adapter tensors of the model family.
         network: Network without adapters.
-        folder: Adapter folder, or file for `load_lora_weights`.
+        folder: PEFT adapter folder, or file for diffusers' `load_lora_weights`.
 
     Returns:
         Paths of the adapted layers.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from worldsmith.checkpoint.formats.stored_model import StoredModel
 
 Scheme = Literal["FP8_DYNAMIC", "FP8", "W8A8", "W8A16", "W4A16", "NVFP4", "NVFP4A16"]
-"""Scheme names of compressed-tensors: bits of weights (W) and activations (A)."""
+"""Quantization schemes by their names in compressed-tensors: W and A are the bits of weights and activations."""
 
 Method = Literal["nearest", "gptq"]
 
@@ -41,33 +41,39 @@ class Sizes:
 
 
 class Quantizer(ABC):
-    """Quantizes one model with one scheme."""
+    """Base class of quantizers: `observe` records calibration data, if needed; `fill` writes the quantized model."""
 
     needs_data: bool
-    """Whether the inputs of layers must be observed before quantization."""
+    """Whether `observe` must be called before `fill`, because quantization needs calibration data."""
     sizes: Sizes
 
     @abstractmethod
     def observe(self, model: Any, samples: Iterable[Any], *, normalize: Callable[[Tensor, str], Tensor]) -> None:
-        """Records the inputs of the layers while the loaded model processes samples (calibration).
+        """Records the inputs of the layers while a model processes calibration samples.
 
         Args:
-            model: Loaded model.
-            samples: Samples for calibration.
-            normalize: Normalizes the patches of an "image" or "video".
+            model: The loaded model.
+            samples: Calibration samples (`ChatSample`).
+            normalize: Called as `normalize(patches, kind)`, where kind is "image" or "video"; returns the normalized
+                patches.
         """
 
     @abstractmethod
     def fill(self, folder: Path, name: str) -> dict[str, Any]:
-        """Writes the quantized model into `folder`; `name` is its final name. Returns the description of the folder."""
+        """Writes the files of the quantized model into `folder` and returns the content of its `worldsmith.json`.
+
+        Args:
+            folder: Temporary folder.
+            name: Name that the folder gets when it is complete, for the model card.
+        """
 
 
 @runtime_checkable
 class QuantizesModels(Protocol):
-    """Formats of a family whose models can be quantized; they also read the folders (`QuantizedFolders`)."""
+    """Formats of a family whose models can be quantized, and loaded from the folders of quantized weights."""
 
     def quantizer(self, model: StoredModel, scheme: Scheme, group_size: int | None, method: Method) -> Quantizer:
-        """Returns the quantizer of a model.
+        """Returns a quantizer for a model.
 
         Args:
             model: Model to quantize.
@@ -80,11 +86,11 @@ class QuantizesModels(Protocol):
         """
 
     def load_quantized(self, folder: Path, device: str | torch.device) -> Any:
-        """Loads the quantized model in a folder."""
+        """Loads the quantized model in `folder` onto `device` for inference; returns the model object of the family."""
 
 
 def quantizing(family: str) -> QuantizesModels:
-    """Returns the formats of a family whose models can be quantized; raises UserError for other families."""
+    """Returns the object that quantizes models of a family; raises UserError if the family does not support it."""
     formats = weight_formats(family)
     if not isinstance(formats, QuantizesModels):
         raise UserError(f"models of the family '{family}' cannot be quantized")

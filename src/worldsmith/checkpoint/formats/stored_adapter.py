@@ -21,13 +21,13 @@ PREFIX = "base_model.model"
 
 @dataclass(frozen=True, slots=True)
 class StoredAdapter:
-    """A LoRA adapter that was read and checked."""
+    """A LoRA adapter in memory; creating it raises UserError if a matrix is not finite."""
 
     folder: Path
     rank: int
     alpha: float
     weights: Mapping[str, Tensor]
-    """Matrices by internal parameter name."""
+    """Internal parameter name -> matrix."""
 
     def __post_init__(self) -> None:
         """Raises UserError if a matrix is not finite."""
@@ -42,7 +42,7 @@ class StoredAdapter:
 
 
 def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
-    """Raises UserError unless every matrix of an adapter belongs to a weight of `source`, and none is missing."""
+    """Raises UserError unless each adapted layer has both LoRA matrices, with shapes that fit a weight of `source`."""
     for path in adapter.layers:
         low, high = (adapter.weights.get(path + matrix) for matrix in MATRICES)
         shape = source.shapes.get(f"{path}.weight")
@@ -50,8 +50,8 @@ def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
             raise UserError(f"{adapter.folder} is damaged: it lacks a matrix of the layer {path}")
         if shape is None:
             raise UserError(
-                f"{adapter.folder} adapts the layer {path}, which {source.describe} does not have: it belongs to "
-                "another model"
+                f"{adapter.folder} adapts the layer {path}, which {source.describe} does not have: the adapter belongs "
+                "to another model"
             )
         if [len(high), low.shape[1]] != list(shape) or not len(low) == high.shape[1] == adapter.rank:
             raise UserError(
@@ -63,7 +63,7 @@ def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """Names of the adapter tensors of one model family in the library that loads them."""
+    """Mapping between internal names of a family's LoRA tensors and their names in files of PEFT and diffusers."""
 
     family: str
     outward: Callable[[str], str]
@@ -71,25 +71,31 @@ class AdapterLayout:
     inward: Callable[[str], str]
     """Converts a library name to the internal parameter name."""
     library: str
-    """Package whose version is recorded."""
+    """Package that loads the adapters, whose version is stored in an export."""
     header: Callable[[Mapping[str, Any]], dict[str, str]] = lambda config: {}
-    """Builds the metadata in the safetensors header from adapter_config.json."""
+    """Returns the metadata for the safetensors header from the content of adapter_config.json."""
     part: str = ""
     """Adapted pipeline component, as named by `load_lora_weights`; empty: no pipeline can load adapters."""
 
     def peft_name(self, name: str) -> str:
-        """Converts an adapter name to PEFT's: `….q_proj.lora_A.weight` → `base_model.model.….to_q.lora_A.weight`."""
+        """Returns a LoRA tensor's name in PEFT: `….q_proj.lora_A.weight` → `base_model.model.….to_q.lora_A.weight`.
+
+        Raises ValueError if `name` is not the internal name of a LoRA tensor.
+        """
         for matrix in MATRICES:
             if name.endswith(matrix):
                 return f"{PREFIX}.{self.layer_name(name.removesuffix(matrix))}{matrix}"
         raise ValueError(f"'{name}' is not the name of an adapter matrix")
 
     def layer_name(self, path: str) -> str:
-        """Returns the path of an adapted layer in the library."""
+        """Returns the module path of a layer in the library from its internal module path."""
         return self.outward(f"{path}.weight").removesuffix(".weight")
 
     def native_adapter_name(self, name: str) -> str:
-        """Converts a PEFT name to the internal one (inverse of `peft_name`); raises ValueError for other names."""
+        """Returns a LoRA tensor's internal name from its name in PEFT (inverse of `peft_name`).
+
+        Raises ValueError if `name` is not the name of a LoRA tensor in PEFT.
+        """
         for matrix in MATRICES:
             if name.endswith(matrix) and name.startswith(f"{PREFIX}."):
                 base = name.removeprefix(f"{PREFIX}.").removesuffix(matrix)

@@ -36,35 +36,35 @@ WEIGHTS_NAMES = {"live": "raw weights", "ema": "EMA weights", "untrained": "untr
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model on disk: its config is read and its weights are chosen, but not read yet."""
+    """A model on disk whose config is read, and whose weights are chosen (EMA, raw or initial) but not read yet."""
 
     folder: Path
-    """The checkpoint's iter folder, the exported folder, or (untrained) the run folder."""
+    """Folder of the checkpoint or of the export; for untrained weights, the run folder."""
     spec: ModelSpec
     defaults: Any
-    """Default settings for inference, such as the size of generated videos."""
+    """Default generation settings, such as the size of videos: a dataclass of the model family, or None."""
     run: str
-    """The run's project/group/name."""
+    """Name of the run that trained the model, project/group/name; empty if it is not known."""
     iteration: int
     """Number of optimizer steps of the weights; 0 for untrained ones."""
     weights: Literal["ema", "live", "untrained"]
     tree: Mapping[str, Any] | None
     """Complete config of the run as plain data; None for an exported folder."""
     base: str | None = None
-    """Current location of the initial weights of the run; None: as in its config."""
+    """Path or Hub name of the initial weights of the run; None: as in the config of the run."""
     weights_path: str | None = None
-    """Location of the weights if they are not next to the config; None: `folder`."""
+    """Path of the weights if they are in another folder than the config; None: `folder`."""
     adapter: Path | None = None
     """PEFT adapter folder; it is merged into the weights whenever they are read."""
 
     @property
     def config(self) -> Any:
-        """Config of the model."""
+        """Config of the model, of the class that its family defines."""
         return self.spec.config
 
     @property
     def formats(self) -> WeightFormats:
-        """Formats of the model's family."""
+        """Object that recognizes and reads weights of the model's family."""
         return weight_formats(self.spec.name)
 
     @property
@@ -77,7 +77,7 @@ class StoredModel:
 
     @property
     def quantized(self) -> QuantizedFolders | None:
-        """Formats that load the folder if it contains quantized weights; else None."""
+        """Object that loads the folder if it contains quantized weights; None if it does not."""
         formats = self.formats
         return formats if isinstance(formats, QuantizedFolders) and formats.is_quantized(self.folder) else None
 
@@ -88,12 +88,12 @@ class StoredModel:
 
     @property
     def start(self) -> FirstWeights | None:
-        """Initial weights of the run; None if they are random or no run is known."""
+        """Path of the initial weights of the run; None if they were random, or if no run is known."""
         return None if self.tree is None else start_in(self.tree, self.config)
 
     @property
     def merged_spec(self) -> ModelSpec:
-        """The model with its adapters merged, that is, without adapters."""
+        """Name and config of the model after its LoRA adapters are merged, that is, without adapters."""
         return ModelSpec(name=self.spec.name, config=self.config.without_adapters()) if self.has_adapters else self.spec
 
     @property
@@ -107,14 +107,14 @@ class StoredModel:
         return self.weights == "ema"
 
     def open(self, *, merge: bool = True) -> WeightSource:
-        """Opens the weights, which are then read one by one.
+        """Opens the chosen weights; tensors are read only on request.
 
         Args:
-            merge: Merge the adapters of a LoRA run. An adapter in `adapter` is always merged.
+            merge: Whether the adapters of a LoRA run are merged. An adapter in `adapter` is always merged.
 
         Raises:
             FileNotFoundError: If the weights or their base do not exist.
-            UserError: If they cannot be read, or an adapter does not fit.
+            UserError: If the weights cannot be read, or an adapter does not fit them.
         """
         source = self._source
         if self.adapter is not None:
@@ -126,12 +126,12 @@ class StoredModel:
         return MergedWeights(source, self.config.lora_alpha / self.config.lora_rank)
 
     def open_adapters(self) -> WeightSource:
-        """Opens the weights in the checkpoint of a LoRA run; the base weights need not be available."""
+        """Opens only the weights that the checkpoint of a LoRA run contains; the base weights may be missing."""
         return CheckpointWeights(self.folder / "model")
 
     @cached_property
     def _source(self) -> WeightSource:
-        """The verified weights. Verification happens once, on first access."""
+        """Chosen weights without the adapter in `adapter`; opened and verified once, on first access."""
         if self.tree is None:
             self.require_dense()
             return open_weights(self.weights_path or self.weights_folder, field="model", family=self.spec.name)
@@ -142,11 +142,11 @@ class StoredModel:
         return checkpoint
 
     def require_dense(self) -> None:
-        """Raises UserError if the weights are quantized, since they cannot be converted."""
+        """Raises UserError if the weights are quantized, because quantized weights cannot be read tensor by tensor."""
         if self.quantized is not None:
             raise UserError(
-                f"{self.folder} contains quantized weights, which support only infer and evaluate: use the model "
-                "before quantization"
+                f"{self.folder} contains quantized weights, which only `worldsmith infer` and `worldsmith evaluate` "
+                "support; use the model before quantization"
             )
 
     def require_effect(self) -> None:
@@ -164,11 +164,11 @@ class StoredModel:
 
         Args:
             device: Device of the weights.
-            full_precision: Load in float32; False: in the precision of the model config.
-            keep_adapters: Keep the adapters of a LoRA run separate; False: merge them.
+            full_precision: Whether the weights are loaded in float32; False: in the dtype of the model config.
+            keep_adapters: Whether the adapters of a LoRA run stay separate; False: they are merged.
 
         Returns:
-            The model of its family, in evaluation mode, without gradients.
+            The model object of the family, in evaluation mode; its parameters do not require gradients.
 
         Raises:
             UserError: If the weights do not fit the config, are incomplete or not finite.
@@ -178,7 +178,7 @@ class StoredModel:
         if self.tree is None and (quantized := self.quantized) is not None:
             if self.adapter is not None or self.config.precision != "bfloat16":
                 asked = "--adapter" if self.adapter is not None else f"--dtype {self.config.precision}"
-                raise UserError(f"{self.folder} contains quantized weights and bfloat16 ones; omit {asked}")
+                raise UserError(f"{self.folder} contains quantized weights, which are used unchanged; omit {asked}")
             return quantized.load_quantized(self.folder, device)
         keep = keep_adapters and self.has_adapters
         config: Any = self.config if keep else self.merged_spec.config

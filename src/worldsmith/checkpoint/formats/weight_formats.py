@@ -29,84 +29,89 @@ NATIVE_PREFIX = "model.net."
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A weight that is stored as several tensors."""
+    """A weight of the network that files store as several tensors, such as separate projections."""
 
     keys: Sequence[str]
-    """Names of these tensors in the files."""
+    """Names of the stored tensors in the files."""
     shape: list[int]
     """Shape of the joined weight."""
     make: Callable[[Mapping[str, Tensor]], Tensor]
-    """Joins the tensors, which are passed by their names in `keys`."""
+    """Returns the joined weight from the stored tensors (name in `keys` -> tensor)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """A naming scheme, applied to the tensors of one folder."""
+    """Names of the tensors in one folder of weights, and how its config is read."""
 
     family: str
     describe: str
-    """Name of such a folder in messages."""
+    """Name of this kind of folder in messages, such as "native export"."""
     keys: Mapping[str, str]
     """Internal parameter name → name in the file."""
     read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
     """Reads the network settings from the folder's config.json; raises ValueError for invalid values."""
     copies: Mapping[str, str] = field(default_factory=dict)
-    """Weights that such a folder does not store: internal name → name of the weight that they equal."""
+    """Weights that the folder does not store because they equal another weight: internal name → name of that weight."""
     lacks: Callable[[str], bool] = lambda name: False
-    """Whether such a folder never has the weight of this internal name."""
+    """Called with an internal parameter name; returns whether folders of this kind never contain the weight."""
     joined: Mapping[str, Joined] = field(default_factory=dict)
-    """Weights that such a folder stores as several tensors."""
+    """Internal parameter name → tensors that are joined to it, for weights that the folder stores as several
+    tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkDifference:
-    """Differences between the settings of a stored network and those of the network that loads its weights."""
+    """Settings that differ between stored weights and the network that loads them, each described by a clause.
+
+    An example of a clause is "rope_theta is 10000 in the weights and 50000 in the config".
+    """
 
     meanings: Sequence[str] = ()
-    """Settings that change what the same weights compute, even if every shape fits."""
+    """Differences that change the output of the same weights although all shapes match: errors."""
     sizes: Sequence[str] = ()
-    """Settings that also change shapes."""
+    """Differences that also change the shapes of weights: errors."""
     choices: Sequence[str] = ()
-    """Settings that a fine-tuning run may change; they are reported."""
+    """Differences that a fine-tuning run may have; they are only reported."""
     is_required: Callable[[str], bool] = lambda name: False
-    """Whether it is an error to skip the stored weight of this internal name, which the network does not have."""
+    """Called with the internal name of a stored weight that the network lacks; returns whether skipping it is an
+    error."""
 
 
 class WeightFormats:
-    """Formats from which the weights of one family are read. The base class reads native exports only.
+    """Formats from which the weights of one model family are read. The base class reads native exports only.
 
-    A model config is the `Config` of the family's model. `settings` are the network settings that a folder states, by
-    the field names of the network config. Optional abilities are declared by protocols, such as `ForeignCheckpoints`
-    and `QuantizedFolders`: a family's class implements them by having their methods.
+    A model config is the `Config` of the family's model. `settings` are the network settings that a folder states:
+    field name of the network config -> value. Abilities that only some families have are declared by protocols, such as
+    `ForeignCheckpoints` and `QuantizedFolders`, whose methods the family's class defines.
     """
 
     reads = ""
-    """The formats that only this family reads, for messages."""
+    """Description of the file formats that only this family reads, for messages."""
     advice = "Set model.config.network to the values of these weights."
-    """Suggested fix for weights whose settings differ from the model's."""
+    """Fix that a message suggests if settings of the weights differ from the model config."""
 
     def __init__(self, family: str) -> None:
         self.family = family
 
     def find_naming(self, keys: Sequence[str], config: Mapping[str, Any]) -> Naming | None:
-        """Recognizes the naming scheme of a folder; None if it belongs to another family.
+        """Recognizes weights of this family by their names in the files; returns None for other weights.
 
         Args:
             keys: Names of the tensors in the files.
-            config: Content of config.json.
+            config: Content of config.json in the folder; may be empty.
 
         Raises:
-            ValueError: If two names are the same tensor.
+            ValueError: If two names belong to the same parameter.
         """
         own = {key.removeprefix(NATIVE_PREFIX): key for key in keys if key.startswith(NATIVE_PREFIX)}
         return Naming(self.family, "native export", own, self.native_settings) if own else None
 
     def native_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the network settings in the config.json of a native export."""
+        """Returns the network settings (field name -> value) from the content of a native export's config.json."""
         return self.settings_of(section(section(config, "model"), "config"))
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the network settings in a model config that is plain data.
+        """Returns the network settings (field name -> value) in a model config that is plain data.
 
         Raises:
             ValueError: If a setting is unknown or invalid.
@@ -114,42 +119,59 @@ class WeightFormats:
         return {}
 
     def difference(self, settings: Mapping[str, Any], config: Configurable.Config) -> NetworkDifference:
-        """Compares the settings of stored weights with a model config."""
+        """Compares `settings`, the network settings that stored weights state, with the model config `config`."""
         return NetworkDifference()
 
     def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
-        """Returns the model of some weights, with the requested heads.
+        """Returns name and config of a model that fits the weights in `source`.
+
+        Args:
+            source: Weights on disk.
+            heads: Additional output heads of the network, such as "action" or "sound", in families that have them.
 
         Raises:
-            UserError: If the settings of the weights are not sufficient.
+            UserError: If the source does not state enough settings.
         """
         raise UserError(f"{source.describe}: weights of the family '{self.family}' cannot be converted")
 
     def read_pipeline(self, folder: Path) -> ModelSpec | None:
-        """Returns the model in a folder that another library has written; None if it is not of this family."""
+        """Returns name and config of the model in a folder of diffusers or transformers; None for another family."""
         return None
 
     def place_components(self, config: Configurable.Config, folder: Path) -> None:
-        """Sets the paths of a model config to the components in an exported folder."""
+        """Changes the paths in the model config `config`, in place, to the components in the exported folder."""
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> Any:
-        """Returns the generation defaults in the config of a run (plain data); None if the family has none."""
+        """Returns the default generation settings (a dataclass) from a run's config as plain data.
+
+        None if the family has no such settings.
+        """
         return None
 
     def read_defaults(self, data: Mapping[str, Any]) -> Any:
-        """Returns the generation defaults from the `generation` section of an export; None if the family has none."""
+        """Returns the default generation settings (a dataclass) from the section `generation` of `worldsmith.json`.
+
+        None if the family has no such settings.
+        """
         return None
 
     def published_defaults(self, config: Configurable.Config, folder: Path) -> Any:
-        """Returns the generation defaults for a folder of another library: as stated there, else the released ones."""
+        """Returns the default generation settings (a dataclass) for a model folder of diffusers or transformers.
+
+        They are read from the folder's files if these state them, else they are those of the released model; None if
+        the family has no such settings.
+        """
         return self.read_defaults({})
 
     def read_adapter(self, folder: Path) -> StoredAdapter:
-        """Reads the adapters of a folder in PEFT's format, by internal parameter name."""
+        """Reads the LoRA adapters in a PEFT folder; raises UserError if the family does not support adapters."""
         raise UserError(f"adapters for models of the family '{self.family}' are not supported")
 
     def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
-        """Adds the adapters of a folder in PEFT's format to a network; returns the paths of the adapted layers."""
+        """Loads the LoRA adapters of a PEFT folder into `network`, in place; returns the paths of the adapted layers.
+
+        Raises UserError if the family does not support adapters.
+        """
         raise UserError(f"adapters for models of the family '{self.family}' are not supported")
 
 
@@ -158,9 +180,9 @@ class ForeignCheckpoints(Protocol):
     """Formats of a family that reads and writes checkpoints of another training system, which are not safetensors."""
 
     def find_source(self, root: Path) -> Callable[[], WeightSource] | None:
-        """Returns a function that opens the weights at `root`; None if they are not in such a format.
+        """Returns a function that opens the weights in the folder `root`; None if they are not in such a format.
 
-        The function raises UserError if the files are damaged.
+        The returned function raises UserError if the files are damaged.
         """
 
     def write_foreign(
@@ -172,15 +194,15 @@ class ForeignCheckpoints(Protocol):
         dtype_of: Callable[[str], torch.dtype],
         vae: str | None = None,
     ) -> None:
-        """Writes weights in the format of `convert --to FORMAT`.
+        """Writes the weights of a model in a checkpoint format of another training system (`convert --to FORMAT`).
 
         Args:
-            format: Name of the format.
-            folder: Folder to fill.
-            spec: Model.
+            format: FORMAT.
+            folder: Folder that the files are written to.
+            spec: Name and config of the model.
             source: Weights of the model.
-            dtype_of: Returns the dtype in which the weight of an internal parameter name is stored.
-            vae: Path of the VAE to include; None: none.
+            dtype_of: Returns the dtype in which a weight is stored, from its internal parameter name.
+            vae: Path of a VAE whose weights are included; None: no VAE.
 
         Raises:
             ValueError: If the format cannot store the weights.
@@ -195,43 +217,46 @@ class QuantizedFolders(Protocol):
         """Returns whether the weights in an exported folder are quantized."""
 
     def load_quantized(self, folder: Path, device: str | torch.device) -> Any:
-        """Loads the model of a folder for which `is_quantized` returns True."""
+        """Loads the quantized model in `folder` onto `device` for inference; returns the model object of the family."""
 
 
 @runtime_checkable
 class SeveralNetworks(Protocol):
-    """Formats of a family whose released folders contain several networks, one of which is the model."""
+    """Formats of a family whose released folders contain several networks, one of which is trained."""
 
     def weights_folder(self, config: Configurable.Config, folder: Path) -> Path:
-        """Returns the folder with the weights of the model, in an exported or released folder."""
+        """Returns the folder with the weights of the trained network in the exported or released folder `folder`."""
 
 
 @runtime_checkable
 class EarlierRuns(Protocol):
-    """Formats of a family that reads model configs of earlier versions, whose classes do not exist any more."""
+    """Formats of a family that converts model configs of earlier versions of Worldsmith to current ones."""
 
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
-        """Returns a model with the network of a run's `model` section; other settings may differ."""
+        """Returns name and config of a model with the same network as `model`, the section `model` of a run's config.
+
+        Settings other than those of the network may differ.
+        """
 
 
 FORMATS: FamilyRegistry[WeightFormats] = FamilyRegistry(
     lambda family: family.load(family.formats)(family.name) if family.formats is not None else None
 )
-"""The formats of all families that have their own (`Family.formats`)."""
+"""Formats objects of the model families that define one (`Family.formats`)."""
 
 
 def weight_formats(family: str) -> WeightFormats:
-    """Returns the formats of a model family; those of the base class if it has none of its own."""
+    """Returns the object that reads weights of a model family; a default if the family has no formats of its own."""
     return FORMATS.find(family) or WeightFormats(family)
 
 
 def find_naming(keys: Iterable[str], config: Mapping[str, Any], *, wanted: str = "") -> Naming | None:
-    """Recognizes the naming scheme of a folder's tensors; None if no family has such tensors.
+    """Recognizes the model family of weights by their names in the files; None if no family has such names.
 
     Args:
         keys: Names of the tensors in the files.
-        config: Content of config.json. That of a native export states the family.
-        wanted: Preferred family if several families can read the folder.
+        config: Content of config.json in the folder; may be empty. That of a native export states the family.
+        wanted: Model family that is tried first, because several families may have such names; "": no preference.
     """
     keys = list(keys)
     model = config.get("model")
@@ -242,26 +267,26 @@ def find_naming(keys: Iterable[str], config: Mapping[str, Any], *, wanted: str =
 
 
 def find_source(root: Path) -> Callable[[], WeightSource] | None:
-    """Returns a function that opens weights of another training system (`ForeignCheckpoints`); else None."""
+    """Returns a function that opens the weights in `root`; None if no other training system has written them."""
     found = (formats.find_source(root) for formats in FORMATS.all() if isinstance(formats, ForeignCheckpoints))
     return next((opens for opens in found if opens is not None), None)
 
 
 def run_network(model: Mapping[str, Any]) -> ModelSpec:
-    """Converts the `model` section of a run's stored config, a dict, to a ModelSpec."""
+    """Converts the section `model` of a run's stored config, as plain data, to name and config of the model."""
     formats = weight_formats(model["name"])
     return formats.network_of_run(model) if isinstance(formats, EarlierRuns) else from_dict(dict(model), ModelSpec)
 
 
 def describe_readable() -> str:
-    """Returns the supported formats of other programs, for messages."""
+    """Returns a description of the weight formats of other programs that can be read, for messages."""
     return "; ".join(formats.reads for formats in FORMATS.all() if formats.reads)
 
 
 def full_name(name: str) -> str:
-    """Resolves the short name of a released model to its Hub name, and `RUN/checkpoints/best` to a folder.
+    """Returns the Hub name of a released model from its short name, and the best checkpoint of `RUN/checkpoints/best`.
 
-    Any other name is returned unchanged.
+    Any other path or name is returned unchanged.
     """
     name = best_of(name)
     if is_local(name):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.checkpoint.dcp import parts as dcp
 from worldsmith.checkpoint.run.find_checkpoint import find_latest, folder_name, gone_back
 from worldsmith.checkpoint.run.save_error import SaveError, describe_causes, is_disk_full, is_expected
-from worldsmith.checkpoint.run.staging_buffer import StagedLayout, Stager, private_memory
+from worldsmith.checkpoint.run.staging_buffer import StagedLayout, Stager, allocate_private
 from worldsmith.checkpoint.run.write_checkpoint import Save, WriterProcess, tidy_up, write_checkpoint
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count
@@ -45,35 +45,38 @@ BYTES_PER_TENSOR = 2048
 class Checkpointer(Configurable):
     """Saves and restores the checkpoints of a run in one folder. All ranks must call every method together.
 
-    - One save at a time. With `background`, a process writes it from a copy of the tensors while the caller continues;
-      see `is_saving` and `settle`.
+    - Only one save is written at a time. A background save is written from a copy of the tensors while training
+      continues; `is_saving` reports its state and `settle` waits for it.
     - A failed save raises SaveError, leaves no file, and does not change complete checkpoints.
     """
 
     class Config(Configurable.Config):
         load_path: str | None = None
-        """Initial weights of a new run: a run folder, an iter folder, or a model folder. None: no weights."""
+        """Initial weights of a new run: a run folder, a checkpoints/iter_… folder, a model folder, or a Hub name. None:
+        as `init` states."""
         init: Literal["pretrained", "scratch"] = "pretrained"
-        """Initial weights of a new run without load_path: "pretrained": those that the model config names; "scratch":
-        random."""
+        """Initial weights of a new run without load_path: those that the model config names ("pretrained"), or random
+        weights ("scratch")."""
         load_training_state: bool = False
-        """Whether a new run also loads optimizer state, schedule, step count, random states and data loader state of
+        """Whether a new run also loads optimizer state, schedule, step count, RNG states and data loader state of
         load_path."""
         load_ema_to_reg: bool = False
         """Whether a new run starts from the EMA weights of load_path instead of its raw (non-EMA) weights."""
         keys_to_skip_loading: list[str] = field(default_factory=list)
-        """Tensors of load_path whose name contains one of these are not loaded; net_ema.* then starts from net.*."""
+        """Substrings of tensor names that are not loaded from load_path. Skipped EMA weights (net_ema.*) start from the
+        raw weights (net.*)."""
         save_iter: Count = 100
-        """Save every this many optimizer steps, and always after the last one."""
+        """Number of optimizer steps between two checkpoints; the last step is always saved."""
         async_save: bool = True
-        """Write periodic checkpoints in the background, from a copy in host RAM. The last save of a process is never in
-        the background."""
+        """Whether periodic checkpoints are written in the background, from a copy in host RAM. The last save of a
+        process is never in the background."""
         save_weights: Literal["all", "trained"] = "all"
-        """Weights in a checkpoint; "trained" omits frozen ones, and a resumed run reads load_path again."""
+        """Weights in a checkpoint: "all", or "trained" without the frozen weights, which a resumed run reads from
+        load_path again."""
         keep_latest_k: Count | None = None
         """Number of newest checkpoints to keep. None: all."""
         keep_every: Count | None = None
-        """Checkpoints whose step is a multiple of this are also kept, permanently. None: no others."""
+        """Checkpoints whose step is a multiple of this number are kept, too, and never removed. None: no others."""
         keep_best: str | None = None
         """Validation metric, such as val/loss or val_ema/loss: the checkpoint with its best value is saved and kept."""
         best_mode: Literal["min", "max"] = "min"
@@ -101,19 +104,20 @@ class Checkpointer(Configurable):
     def __init__(
         self, config: Config, *, folder: Path, world: World | None = None, process: WriterProcess | None = None
     ) -> None:
-        """Prepares saving to `folder`.
+        """Creates the folder of the checkpoints and removes the remains of interrupted saves in it.
 
         Args:
             config: Checkpoint settings.
             folder: Folder of the checkpoints.
             world: Ranks of the run; None: one process.
-            process: Process for background saves; None: started here if the config requires it.
+            process: Process that writes background saves, from `start_writer`; None: it is started here if the config
+                enables background saves.
         """
         self.config = config
         self.folder = folder
         self.world = world or World()
         self._saving: Future[Path] | None = None
-        # Made now: later, the ranks of a launcher that has died would find each other no more, and have a save to do.
+        # Connected now: if the launcher dies later, the ranks could not connect any more, but must still save.
         self._peers = SideGroup(self.world.rank, self.world.size)
         self._process = process or start_writer(config)
         if self.world.is_main:
@@ -138,9 +142,10 @@ class Checkpointer(Configurable):
             iteration: Number of completed optimizer steps.
             parts: Tensors of "model", "optim", "scheduler" and "trainer" by name, sharded or not.
             dataloader: Data loader state of this rank as JSON data; None: not saved.
-            texts: Small text files of the checkpoint by name, such as config.yaml.
-            background: Copy the tensors and write them in the background; `settle` returns the result.
-            retire: Whether old checkpoints may be removed according to the config.
+            texts: File name -> content of small text files in the checkpoint, such as config.yaml.
+            background: Whether the tensors are only copied here and written in the background; `settle` then returns
+                the folder or raises the error.
+            retire: Whether old checkpoints are removed as the config states (`keep_latest_k`, `keep_every`).
             is_best: Whether the pointer to the best checkpoint is updated when the checkpoint is complete.
 
         Returns:
@@ -154,7 +159,7 @@ class Checkpointer(Configurable):
         position, settings = None if dataloader is None else json.dumps(dataloader), self.config
         keep = settings.keep_latest_k if retire else None
         save = Save(target, texts or {}, position, self.world.data_rank, keep, settings.keep_every, is_best)
-        staged: list[tuple[StagedLayout, Tensor]] = []  # not what `run` returns, since that goes to all ranks
+        staged: list[tuple[StagedLayout, Tensor]] = []  # not the result of `run`, which is sent to all ranks
         with self._all_or_nothing(target, needed):
             self._peers.run_on_main(partial(require_space, self.folder, needed))
             if background:
@@ -172,11 +177,14 @@ class Checkpointer(Configurable):
 
     @property
     def has_saved(self) -> bool:
-        """Whether a background save has ended on this rank (also with an error) and `settle` was not called yet."""
+        """Whether a background save has ended on this rank, even with an error, so that `settle` does not wait."""
         return self._saving is not None and self._saving.done()
 
     def settle(self) -> Path | None:
-        """Waits for the background save and returns its folder; None without one. Collective.
+        """Waits for the background save to end. Collective.
+
+        Returns:
+            Folder of its checkpoint; None if no background save was started since the last call.
 
         Raises:
             SaveError: If the save failed.
@@ -187,9 +195,9 @@ class Checkpointer(Configurable):
         return saving.result()
 
     def latest(self) -> Path | None:
-        """Returns the checkpoint to resume from; None without one. Collective, see `find_latest`.
+        """Returns the folder of the checkpoint to resume from (see `find_latest`); None without one. Collective.
 
-        Logs a warning if the next save will remove later checkpoints.
+        Logs a warning if the next save will remove checkpoints of later steps.
         """
         found = find_latest(self.folder, self.world, own=True)
         lost = gone_back(found, self.config.keep_latest_k) if found and self.world.is_main else None
@@ -198,7 +206,13 @@ class Checkpointer(Configurable):
         return found
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
-        """Reads a part ("model", "optim", …) of a checkpoint into the tensors of `state`, in place. Collective."""
+        """Reads a part of a checkpoint into the tensors of `state`, in place. Collective.
+
+        Args:
+            checkpoint: Folder of the checkpoint.
+            part: Subfolder: "model", "optim", "scheduler" or "trainer".
+            state: Tensor name -> tensor to fill; a DTensor gets this rank's shard.
+        """
         from worldsmith.checkpoint.dcp.reader import load_part
 
         load_part(checkpoint / part, state, no_dist=self.world.size == 1)
@@ -211,11 +225,18 @@ class Checkpointer(Configurable):
 
     @cached_property
     def _stager(self) -> Stager:
-        allocate = private_memory if self._process is None else self._process.allocate
+        allocate = allocate_private if self._process is None else self._process.allocate
         return Stager(allocate, on_cuda=self.world.device.startswith("cuda"))
 
     def _write_staged(self, save: Save, needed: int, layout: StagedLayout, buffer: Tensor) -> Path:
-        """Writes a staged save, in a thread: by the writer process if it is alive, else in this process."""
+        """Writes a background save and returns its folder; the writer process does it if it is alive, else this thread.
+
+        Args:
+            save: Target and metadata.
+            needed: Estimated bytes on disk, for messages.
+            layout: Layout of the tensors in `buffer`.
+            buffer: Copy of the tensors in host RAM.
+        """
         with self._all_or_nothing(save.target, needed):
             if self._process is not None and self._process.is_alive:
                 error = self._process.write(save, layout, self._peers)
@@ -225,7 +246,13 @@ class Checkpointer(Configurable):
         return save.target
 
     def _write(self, save: Save, planners: Callable[[], Mapping[str, SavePlanner]], *, staged: bool) -> None:
-        """Writes a checkpoint in this process. An error on one rank is raised on all ranks."""
+        """Writes a checkpoint in this process. Collective; an error on one rank is raised on all ranks.
+
+        Args:
+            save: Target and metadata.
+            planners: Returns the save planner of each part: part name -> planner.
+            staged: Whether the tensors are in host RAM and CUDA must not be used.
+        """
         error = None
         try:
             write_checkpoint(save, planners(), self._peers, staged=staged)
@@ -237,12 +264,15 @@ class Checkpointer(Configurable):
 
     @contextmanager
     def _all_or_nothing(self, target: Path, needed: int) -> Iterator[None]:
-        """Context manager: converts an error, which all ranks have, to SaveError and removes incomplete files."""
+        """Context manager: converts an error in the block to SaveError and removes the incomplete files of the save.
+
+        The block must raise on all ranks or on none. `needed`, the estimated bytes on disk, is used in the message.
+        """
         try:
             yield
         except Exception as error:
             if self.world.is_main:
-                with suppress(OSError):  # it is the first error that counts
+                with suppress(OSError):  # only the first error is reported
                     tidy_up(self.folder)
             if not is_expected(error):
                 logger.warning("an unexpected error in a save", exc_info=error)
@@ -258,21 +288,21 @@ class Checkpointer(Configurable):
 
 
 def load_positions(checkpoint: Path) -> list[dict[str, Any]]:
-    """Returns the saved data loader states, one for each data-parallel rank of the run that saved."""
+    """Returns the data loader states in a checkpoint as JSON data, one per data-parallel rank of the run that saved."""
     files = (checkpoint / "dataloader").glob("rank_*.json")
     ordered = sorted(files, key=lambda path: int(path.stem.removeprefix("rank_")))
     return [json.loads(path.read_text(encoding="utf-8")) for path in ordered]
 
 
 def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
-    """Starts the process for background saves, if the config requires it.
+    """Starts the process that writes background saves.
 
-    Call it as early as possible, before the network, a process group or a CUDA context exists, since the process is
-    forked and would inherit them.
+    Call this function before the network, a process group or a CUDA context exists, because the process is forked and
+    would inherit them.
 
     Returns:
-        The process; None on systems other than Linux, where processes do not survive a fork: a thread then writes
-        saves.
+        The process; None if the config disables background saves, and on systems other than Linux, where a thread
+        writes them because a fork is not safe.
     """
     if not config.async_save or sys.platform != "linux":
         return None
@@ -280,17 +310,17 @@ def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
 
 
 def state_bytes(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
-    """Returns the estimated bytes on disk of a checkpoint of these tensors, over all ranks.
+    """Returns the estimated bytes on disk of a checkpoint, over all ranks.
 
     Args:
-        parts: Tensors of each part by name, sharded or not.
+        parts: Part name -> tensor name -> tensor, sharded or not.
     """
     tensors = [tensor for state in parts.values() for tensor in state.values()]
     return sum(tensor.numel() * tensor.element_size() + BYTES_PER_TENSOR for tensor in tensors)
 
 
 def free_space(folder: Path) -> int | None:
-    """Returns the free bytes on the disk of `folder`; None if they cannot be determined."""
+    """Returns the number of free bytes on the disk of `folder`; None if it cannot be determined."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -300,7 +330,7 @@ def free_space(folder: Path) -> int | None:
 def require_space(folder: Path, needed: int) -> None:
     """Raises OSError (ENOSPC) if the disk of `folder` has less than `needed` free bytes."""
     if shutil.disk_usage(folder).free < needed:
-        raise OSError(errno.ENOSPC, "there is not enough space for it")
+        raise OSError(errno.ENOSPC, "there is not enough space for the checkpoint")
 
 
 def fail_with(error: Exception | None) -> None:

@@ -7,10 +7,14 @@ from typing import Any
 
 
 def clip_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields of `GenerationDefaults` by name; values that depend on the data are None.
+    """Returns default generation settings from the config of a run that trains on clips.
 
     Args:
         tree: Config of the run as plain data.
+
+    Returns:
+        Field of `GenerationDefaults` -> value; None if the value depends on each clip. Fields that the config does not
+        determine are missing.
     """
     loader = tree["dataloader_train"]
     dataset = loader["dataset"]
@@ -27,10 +31,10 @@ def clip_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sample_guidance(tree: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the guidance scale of the samples that a run generates during training.
+    """Returns {"guidance": scale} with the guidance scale of the samples that a run generates during training.
 
-    The result is empty if the run generates no samples, or uses several scales: then the default of the model family
-    applies.
+    The dict is empty if the run (config as plain data) generates no samples or uses several scales; the default of the
+    model family applies then.
     """
     scales = tree.get("trainer", {}).get("callbacks", {}).get("EveryNDrawSample", {}).get("guidance", [])
     return {"guidance": float(scales[0])} if len(scales) == 1 else {}

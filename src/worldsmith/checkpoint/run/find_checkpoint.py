@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.sources.verify import damage
+from worldsmith.checkpoint.sources.verify import find_checkpoint_damage
 from worldsmith.config.errors import UserError
 from worldsmith.files import atomic
 from worldsmith.files.locks import lease
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 POINTER = "latest_checkpoint.txt"
 BEST_POINTER = "best_checkpoint.txt"
 BEST = "best"
-"""Name that selects a run's best checkpoint: `RUN/checkpoints/best`."""
+"""Name that selects the best checkpoint of a run in a path: `RUN/checkpoints/best`."""
 NAME = re.compile(r"iter_(\d{9,})")
 
 
@@ -32,7 +32,7 @@ def folder_name(iteration: int) -> str:
 
 
 def folder_iteration(folder: Path) -> int:
-    """Returns the number of optimizer steps in the name of a checkpoint folder."""
+    """Returns the number of optimizer steps from the name of a checkpoint folder: `iter_000000100` → 100."""
     return int(folder.name.removeprefix("iter_"))
 
 
@@ -43,7 +43,10 @@ def checkpoint_folders(parent: Path) -> list[Path]:
 
 
 def read_best(parent: Path) -> Path | None:
-    """Returns the best checkpoint in `parent` according to its pointer; None without one."""
+    """Returns the folder that `parent/best_checkpoint.txt` names as the best checkpoint.
+
+    None if the file is missing or not readable, or if the folder does not exist.
+    """
     try:
         name = (parent / BEST_POINTER).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
@@ -55,7 +58,7 @@ def best_of(path: str) -> str:
     """Resolves `RUN/checkpoints/best` to the best checkpoint; other paths are returned unchanged.
 
     Raises:
-        FileNotFoundError: If the run has checkpoints but none is marked as the best.
+        FileNotFoundError: If the run has checkpoints but no best checkpoint is recorded.
     """
     place = Path(path)
     if place.name != BEST or place.exists() or not checkpoint_folders(place.parent):
@@ -67,13 +70,13 @@ def best_of(path: str) -> str:
 
 
 def go_back_to_best(parent: Path, iteration: int, best: int) -> None:
-    """Updates the pointer to the best checkpoint of a run that resumes from an earlier step.
+    """Corrects the pointer to the best checkpoint when a run resumes from an earlier step than that checkpoint.
 
     Args:
         parent: Folder of the checkpoints.
         iteration: Step from which the run resumes.
-        best: Step of the best checkpoint up to then. It replaces a later one; if its folder does not exist, the pointer
-            is removed.
+        best: Step of the best checkpoint up to `iteration`, to which the pointer is set; if the folder of that
+            checkpoint does not exist, the pointer is removed.
     """
     named = read_best(parent)
     if named is None or folder_iteration(named) <= iteration:
@@ -90,9 +93,9 @@ class Pointer:
     """Content of `latest_checkpoint.txt`; both fields are None without that file."""
 
     checkpoint: Path | None = None
-    """The checkpoint that the pointer names, even if its folder does not exist; None if the name cannot be read."""
+    """Folder of the checkpoint that the file names, which may not exist; None if the file has no valid name."""
     problem: str | None = None
-    """Problem of the latest pointer."""
+    """Description of the problem if the file is damaged or the folder does not exist; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +103,13 @@ class ResumeCandidates:
     """The checkpoints of a run, in the order in which a resume tries them."""
 
     checkpoints: list[Path]
-    """Candidates in order: the one that the pointer names, then earlier ones, then later ones, from which the run has
-    gone back."""
+    """Folders in order: the checkpoint that the pointer names, then earlier ones from the newest to the oldest, then
+    later ones, which exist if the run was resumed from an earlier checkpoint."""
     pointer: Pointer
 
 
 def read_pointer(parent: Path) -> Pointer:
-    """Reads the pointer to the latest checkpoint in `parent`."""
+    """Reads `parent/latest_checkpoint.txt`, which names the latest checkpoint."""
     try:
         name = (parent / POINTER).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -129,16 +132,16 @@ def list_candidates(parent: Path) -> ResumeCandidates:
 
 
 def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: bool = False) -> Path | None:
-    """Returns the checkpoint to resume from: the first intact one of `list_candidates`. Collective; changes no file.
+    """Finds the checkpoint to resume from: the first one in the order of `list_candidates` that is intact. Collective.
 
-    The ranks divide the verification of the files. Damaged checkpoints are skipped with a warning.
+    The ranks divide the verification of the checksums. Damaged checkpoints are skipped with a warning.
 
     Args:
         parent: Folder of the checkpoints.
         world: Ranks of the run.
-        weights_only: Verify only the files of the weights, see `damage`.
-        own: Whether it is the caller's own run. False: another process may train in it, so the returned checkpoint is
-            leased and cannot be removed until this process ends.
+        weights_only: Whether only the files of the weights are verified, see `find_checkpoint_damage`.
+        own: Whether this process trains the run. False: another process may train the run, so the returned checkpoint
+            is locked against removal until this process ends.
 
     Returns:
         Folder of the checkpoint; None if there is no checkpoint.
@@ -152,11 +155,11 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
     while found.checkpoints:
         candidate = found.checkpoints.pop(0)
         if not own and not all(world.gather(lease(candidate / MANIFEST) or candidate.is_dir())):
-            # It was removed just now, for a later one: list them again.
+            # It was removed just now because a later one was saved: list the checkpoints again.
             found = world.broadcast(list_candidates(parent) if world.is_main else None)
             problems = [found.pointer.problem] if found.pointer.problem else []
             continue
-        problem = damage(candidate, world, weights_only=weights_only)
+        problem = find_checkpoint_damage(candidate, world, weights_only=weights_only)
         if problem is None:
             for line in problems:
                 logger.warning("DAMAGED CHECKPOINT skipped: %s", line)
@@ -164,7 +167,7 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
                 logger.warning("%s is used instead", candidate.name)
             named = found.pointer.checkpoint
             if named is not None and is_later(candidate, named):
-                logger.warning("%s is later than %s: the run had gone back from it", candidate.name, named.name)
+                logger.warning("%s is used, although it is later than %s in %s", candidate.name, named.name, POINTER)
             return candidate
         problems.append(f"{candidate.name}: {problem}")
         passed_over += 1
@@ -173,23 +176,29 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
         raise UserError(f"[E118] no checkpoint in {parent} is complete: {'; '.join(problems)}.{advice}")
     if problems:
         raise UserError(
-            f"{parent / POINTER} names a checkpoint, but none exists; to start the run from the beginning, move "
-            "this folder away"
+            f"{parent / POINTER} names a checkpoint, but no checkpoint exists; to start the run from the beginning, "
+            "move this folder away"
         )
     return None
 
 
 def is_later(path: Path, named: Path) -> bool:
-    """Returns whether the checkpoint `path` is of a later step than `named`."""
+    """Returns whether the checkpoint folder `path` is of a later step than the checkpoint folder `named`."""
     return folder_iteration(path) > folder_iteration(named)
 
 
 def gone_back(taken: Path, keep_latest_k: int | None) -> str | None:
-    """Returns a warning if a resume from `taken` goes back and the next save removes later checkpoints; else None."""
+    """Returns a warning if the next save after a resume from `taken` removes later checkpoints; else None.
+
+    Args:
+        taken: Folder of the checkpoint from which the run resumes.
+        keep_latest_k: Number of newest checkpoints that are kept; None: all, so that no warning is needed.
+    """
     later = [path.name for path in checkpoint_folders(taken.parent) if is_later(path, taken)]
     if keep_latest_k is None or not later:
         return None
     return (
-        f"the run goes back to {taken.name}, and its next save removes the later ones: {', '.join(reversed(later))} "
-        f"(checkpoint.keep_latest_k = {keep_latest_k}); move away what you want to keep"
+        f"the run resumes from {taken.name}, and its next save removes the later checkpoints: "
+        f"{', '.join(reversed(later))} (checkpoint.keep_latest_k = {keep_latest_k}); "
+        "move those that you want to keep to another folder"
     )

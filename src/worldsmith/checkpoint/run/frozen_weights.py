@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 FILE = "frozen_weights.json"
 LOAD_REPORT = "load_report.json"
-"""File in the run folder: initial weights that the first start loaded, and their source."""
+"""File in the run folder that reports which initial weights the first start of the run loaded, and from where."""
 
 
 def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, str] | None = None) -> str:
-    """Returns a hash over names, shapes and bits of frozen weights. Collective; independent of the sharding.
+    """Returns the hex SHA-256 over names, shapes and bits of frozen weights. Collective; independent of the sharding.
 
     Args:
-        frozen: Weights, or their sums, by internal parameter name.
-        dtypes: Dtype to which a tensor is rounded before, by name.
+        frozen: Internal parameter name -> weight, or the sum over the bits of a weight that is no longer in memory.
+        dtypes: Internal parameter name -> dtype to which the weight is rounded before; other weights are not rounded.
     """
     import torch
 
@@ -49,8 +49,8 @@ def describe_frozen_weights(frozen: Mapping[str, Tensor | WeightSum], *, source:
     """Returns the content of `frozen_weights.json`. Collective.
 
     Args:
-        frozen: Frozen weights, or their sums, by internal parameter name.
-        source: Description of their source, for messages.
+        frozen: Internal parameter name -> frozen weight, or the sum over the bits of the weight.
+        source: Description of where the weights were read from, for messages.
     """
     tensors = {name: tensor for name, tensor in frozen.items() if not isinstance(tensor, WeightSum)}
     dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
@@ -64,8 +64,8 @@ def require_same(checkpoint: Path, frozen: Mapping[str, Tensor | WeightSum], *, 
 
     Args:
         checkpoint: Checkpoint folder with `frozen_weights.json`.
-        frozen: Frozen weights that were read, or their sums, by internal parameter name.
-        source: Description of their source, for the message.
+        frozen: Internal parameter name -> frozen weight that was read, or the sum over the bits of the weight.
+        source: Description of where the weights were read from, for the message.
     """
     saved = read_json_object(checkpoint / FILE)
     if saved["tensors"] != len(frozen):
@@ -82,17 +82,21 @@ def require_same(checkpoint: Path, frozen: Mapping[str, Tensor | WeightSum], *, 
 
 
 def advice(report: Path) -> str:
-    """Returns advice for frozen weights that differ: the base weights folder in the load report of the run."""
+    """Returns a sentence that names the folder to read the frozen weights from, for an error message.
+
+    Args:
+        report: The run's `load_report.json`, which names the folder that the first start read; may be missing.
+    """
     first = ""
     with suppress(OSError, UserError):
         first = str(read_json_object(report).get("folder", ""))
     if not first:
-        return "Use the same base as checkpoint.load_path"
+        return "Use the same base weights as checkpoint.load_path"
     if not Path(first).is_dir():
-        return f"They were read from {first}, which no longer exists: use a copy of it as checkpoint.load_path"
-    return f"They were read from {first}: use that folder as checkpoint.load_path"
+        return f"The run first read them from {first}, which no longer exists: use a copy of it as checkpoint.load_path"
+    return f"The run first read them from {first}: use that folder as checkpoint.load_path"
 
 
 def is_partial(checkpoint: Path) -> bool:
-    """Returns whether a checkpoint contains only the trained weights."""
+    """Returns whether the checkpoint folder contains only the trained weights and omits the frozen ones."""
     return (checkpoint / FILE).is_file()

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 
 def optimizer_state(network: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Returns the state tensors of `optimizer`, not copied, by `state.<internal parameter name>.<quantity>`."""
+    """Returns the optimizer state by name, such as `state.<internal parameter name>.exp_avg`; tensors are not copied.
+
+    Args:
+        network: Network whose parameters the optimizer trains, sharded or not.
+        optimizer: The optimizer.
+    """
     state = {}
     for name, parameter in _selected(network, optimizer).items():
         for quantity, value in optimizer.state.get(parameter, {}).items():
@@ -29,15 +34,15 @@ def optimizer_state(network: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
 
 
 def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterable[str]) -> dict[str, Tensor]:
-    """Allocates tensors into which the state `keys` can be loaded.
+    """Allocates tensors into which stored optimizer state can be loaded.
 
     Args:
         network: Network, sharded or not.
         optimizer: Optimizer of the network.
-        keys: Names as in `optimizer_state`.
+        keys: Names of the stored tensors, in the format of `optimizer_state`.
 
     Returns:
-        Zeros by key: a scalar for step counts, else a tensor like the (sharded) parameter.
+        Key -> zeros: a scalar for step counts, else a tensor like the (sharded) parameter.
 
     Raises:
         UserError: If a key belongs to no parameter that the optimizer trains.
@@ -56,14 +61,20 @@ def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterab
             state[key] = torch.zeros_like(parameters[name])
     if foreign:
         raise UserError(
-            f"[E119] the checkpoint holds optimizer state for {len(foreign)} parameters that this run does not train, "
-            f"such as {foreign[0]}; was optimizer.keys_to_select changed since?"
+            f"[E119] the checkpoint contains optimizer state for {len(foreign)} parameters that this run does not "
+            f"train, such as {foreign[0]}; was optimizer.keys_to_select changed since?"
         )
     return state
 
 
 def restore_optimizer_state(network: nn.Module, optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Replaces the state of `optimizer` by loaded tensors, which are not copied."""
+    """Replaces the state of `optimizer` by the tensors in `state`, without copying them.
+
+    Args:
+        network: Network whose parameters the optimizer trains, sharded or not.
+        optimizer: Optimizer to change.
+        state: State tensors by name, as `optimizer_state` returns them.
+    """
     parameters = _selected(network, optimizer)
     optimizer.state.clear()
     for key, value in state.items():

@@ -23,7 +23,7 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def untouched_rng() -> Iterator[None]:
-    """Context manager: restores the state of all random generators after the block."""
+    """Context manager: after the block, restores the RNG states of Python, NumPy and torch (CPU and current GPU)."""
     state = rng_state()
     try:
         yield
@@ -33,7 +33,7 @@ def untouched_rng() -> Iterator[None]:
 
 @contextmanager
 def seeded_rng(seed: int) -> Iterator[None]:
-    """Context manager: seeds torch's default generators, and restores their state after the block."""
+    """Context manager: seeds torch's default generators (CPU and current GPU) and restores their states afterwards."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
@@ -41,10 +41,10 @@ def seeded_rng(seed: int) -> Iterator[None]:
 
 
 def rng_state() -> dict[str, Tensor]:
-    """Returns the state of the generators of torch, NumPy, Python and the current CUDA device.
+    """Returns the RNG states of torch, NumPy, Python and the current CUDA device as tensors, for `set_rng_state`.
 
-    The tensors are: torch uint8 [N], numpy int64 [626], python int64 [627], torch_cuda uint8, and a cached normal
-    number of NumPy and Python.
+    The keys are torch (uint8), numpy (int64 [626]), python (int64 [627]), numpy_gauss and python_gauss (float64
+    scalars: the cached normal variates) and, with CUDA, torch_cuda (uint8).
     """
     legacy = np.random.get_state(legacy=False)
     version, numbers, gauss_next = random.getstate()
@@ -63,7 +63,7 @@ def rng_state() -> dict[str, Tensor]:
 
 
 def set_rng_state(state: dict[str, Tensor]) -> None:
-    """Restores the RNG state that `rng_state` returned."""
+    """Restores the RNG states of torch, NumPy, Python and the current CUDA device that `rng_state` returned."""
     torch.set_rng_state(state["torch"])
     *keys, position, has_gauss = state["numpy"].tolist()
     np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, state["numpy_gauss"].item()))

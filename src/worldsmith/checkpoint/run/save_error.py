@@ -9,22 +9,22 @@ from worldsmith.files.errors import CodedError
 
 
 class SaveError(CodedError):
-    """A checkpoint could not be written. Its incomplete files are removed; complete checkpoints are unchanged."""
+    """Error: a checkpoint could not be written. Its files are removed, and complete checkpoints are unchanged."""
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Returns whether a full disk or quota caused the error, on any rank."""
+    """Returns whether a full disk or an exceeded quota caused the error, on this or another rank."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return any(isinstance(cause, OSError) and cause.errno in full for cause in causes(error))
 
 
 def is_expected(error: BaseException) -> bool:
-    """Returns whether the file system or an ended process caused the error, and not a bug."""
+    """Returns whether the file system or the end of another process caused the error; False for a bug."""
     return any(isinstance(cause, OSError) for cause in causes(error)) or lost_partner(error) is not None
 
 
 def describe_causes(error: BaseException) -> str:
-    """Returns the innermost causes on one line."""
+    """Returns the original causes of an error of a save, from all ranks, as one line of text."""
     if lost := lost_partner(error):
         return lost
     found = [cause for cause in causes(error) if isinstance(cause, OSError)] or list(causes(error))[-1:]

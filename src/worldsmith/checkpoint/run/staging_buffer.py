@@ -26,23 +26,29 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, eq=False)
 class StagedLayout:
-    """Offsets of all tensors in a staging buffer. It can be pickled; a save needs only the layout and the buffer."""
+    """Offsets of all tensors in a staging buffer (a copy in host RAM); with the buffer, all that a save needs.
+
+    It can be pickled and sent to another process.
+    """
 
     plans: dict[str, SavePlan]
-    """DCP save plan of this rank, by checkpoint part."""
+    """Part of the checkpoint, such as "model" -> DCP save plan of this rank."""
     starts: dict[str, dict[MetadataIndex, int]]
-    """Offset of the first byte of each tensor."""
+    """Part of the checkpoint -> tensor -> offset of its first byte in the buffer."""
     size: int
     """Size of the buffer in bytes."""
 
     def planners(self, buffer: Tensor) -> dict[str, SavePlanner]:
-        """Returns the planner for `dcp.save_part` of each part, which reads the tensors from `buffer`."""
+        """Returns part of the checkpoint -> save planner for `dcp.save_part`, which reads the tensors from `buffer`."""
         return {part: staged_planner(plan, partial(self.view, buffer, part)) for part, plan in self.plans.items()}
 
     def view(self, buffer: Tensor, part: str, item: WriteItem) -> Tensor:
-        """Returns the tensor of a write item in `buffer`.
+        """Returns a tensor of the staging buffer as a view with a storage of its own, because DCP copies other views.
 
-        The tensor has a storage of its own size, since DCP copies views of larger storages.
+        Args:
+            buffer: The staging buffer.
+            part: Part of the checkpoint.
+            item: Item of the part's save plan that stands for the tensor.
         """
         import torch
 
@@ -56,8 +62,8 @@ class Stager:
     """Copies tensors, also sharded ones, into one buffer in host RAM, which is reused while the shapes stay the same.
 
     Args:
-        allocate: Allocates a uint8 buffer of the given number of bytes.
-        on_cuda: Whether the tensors are on a GPU; the buffer is then pinned.
+        allocate: Called with a number of bytes; returns a uint8 tensor of this size.
+        on_cuda: Whether the tensors are on a GPU; the buffer is then page-locked.
     """
 
     def __init__(self, allocate: Callable[[int], Tensor], *, on_cuda: bool = False) -> None:
@@ -68,9 +74,12 @@ class Stager:
         self._pinned = False
 
     def stage(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[StagedLayout, Tensor]:
-        """Copies the tensors of all parts into the buffer, over the previous copy; returns layout and buffer.
+        """Copies this rank's tensors into the buffer, over the previous copy; returns layout and buffer.
 
-        Layout and buffer are the same objects as before if names, shapes and sharding have not changed.
+        Both are the same objects as before if names, shapes and sharding have not changed.
+
+        Args:
+            parts: Part of the checkpoint -> tensor name -> tensor or DTensor.
         """
         import torch
 
@@ -88,7 +97,7 @@ class Stager:
         layout = lay_out(parts)
         if self._pinned and self._staged is not None:
             unpin(self._staged[1])
-        self._staged, self._views = None, []  # the old buffer goes before the new one comes
+        self._staged, self._views = None, []  # frees the old buffer before the new one is allocated
         buffer = self._allocate(layout.size)
         self._pinned = self._on_cuda and pin(buffer)
         self._views = [layout.view(buffer, part, item) for part, plan in layout.plans.items() for item in plan.items]
@@ -96,7 +105,11 @@ class Stager:
 
 
 def lay_out(parts: Mapping[str, Mapping[str, Any]]) -> StagedLayout:
-    """Arranges the tensors contiguously in a staging buffer, in the order of `parts`."""
+    """Returns the layout of a staging buffer that holds this rank's tensors one after the other.
+
+    Args:
+        parts: Part of the checkpoint -> tensor name -> tensor or DTensor.
+    """
     plans = {part: planner_of(state).create_local_plan() for part, state in parts.items()}
     starts: dict[str, dict[MetadataIndex, int]] = {part: {} for part in plans}
     end = 0
@@ -110,13 +123,13 @@ def lay_out(parts: Mapping[str, Mapping[str, Any]]) -> StagedLayout:
 
 
 def shape_and_dtype(item: WriteItem) -> tuple[torch.Size, torch.dtype]:
-    """Returns shape and dtype of this rank's shard of a tensor."""
+    """Returns shape and dtype of this rank's shard of the tensor that the DCP write item `item` stands for."""
     assert item.tensor_data is not None
     return item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
 
 
 def staged_planner(plan: SavePlan, find: Callable[[WriteItem], Tensor]) -> SavePlanner:
-    """Returns a planner that proposes an existing plan, whose tensors are those of `find`."""
+    """Returns a DCP save planner for the existing plan `plan`; `find` returns the tensor of each of its write items."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     class StagedPlanner(DefaultSavePlanner):
@@ -130,12 +143,12 @@ def staged_planner(plan: SavePlan, find: Callable[[WriteItem], Tensor]) -> SaveP
 
 
 def sharding(tensor: Any) -> Any:
-    """Returns device mesh and placements of a DTensor; None for a plain tensor."""
+    """Returns (device mesh, placements) of a DTensor; None for a plain tensor."""
     return (tensor.device_mesh, tensor.placements) if hasattr(tensor, "to_local") else None
 
 
-def private_memory(size: int) -> Tensor:
-    """Allocates `size` bytes in this process."""
+def allocate_private(size: int) -> Tensor:
+    """Allocates a uint8 tensor of `size` bytes in this process, not shared with other processes."""
     import torch
 
     return torch.empty(size, dtype=torch.uint8)
@@ -147,10 +160,10 @@ def pin(buffer: Tensor) -> bool:
 
     code = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
     if code != 0:
-        with suppress(RuntimeError):  # the next kernel reports the error of that call: let it be this one
+        with suppress(RuntimeError):  # the next kernel would report the error of that call
             torch.zeros(1, device="cuda")
         size = buffer.numel() / 2**30
-        logger.warning("%.1f GiB of host RAM cannot be pinned (CUDA error %d): saves take longer", size, code)
+        logger.warning("%.1f GiB of host RAM cannot be page-locked (CUDA error %d), so saves take longer", size, code)
     return code == 0
 
 

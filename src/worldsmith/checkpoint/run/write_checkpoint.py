@@ -44,31 +44,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Save:
-    """Metadata that one rank writes together with its tensors."""
+    """A checkpoint to write, without its tensors: folder, metadata of one rank, and which checkpoints to keep."""
 
     target: Path
-    """The checkpoint's folder."""
+    """Folder of the new checkpoint."""
     texts: Mapping[str, str]
-    """Small files to store next to the tensors."""
+    """File name -> content of small text files in the checkpoint."""
     position: str | None
-    """Data loader state as JSON."""
+    """Data loader state of this rank as JSON text; None: it is not saved."""
     data_rank: int
-    """Data shard that `position` belongs to."""
+    """Data-parallel rank that `position` belongs to."""
     keep_latest_k: int | None
     keep_every: int | None
     is_best: bool = False
 
 
 def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Peers, *, staged: bool) -> None:
-    """Writes a complete checkpoint and publishes it. Collective over `peers`; works in any thread or process.
+    """Writes a checkpoint, which appears only when complete. Collective over `peers`; works in any thread or process.
 
     Args:
         save: Target and metadata.
-        planners: Planner that is set up, for each part.
-        peers: Ranks that write together.
-        staged: The tensors are in host RAM and CUDA must not be used.
+        planners: Part of the checkpoint -> save planner that already has its tensors.
+        peers: Ranks that write the checkpoint together.
+        staged: Whether the tensors are in host RAM and CUDA must not be used.
     """
-    aside, made = hidden(save.target), list[os.stat_result]()
+    aside, made = temporary_folder(save.target), list[os.stat_result]()
     peers.run_on_main(lambda: made.append(write_texts(aside, save.texts)))
     for part, planner in planners.items():
         peers.run_on_main(lambda: require_folder(aside, made[0], save.texts))
@@ -78,23 +78,28 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
     peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
     share = peers.scatter(lambda: divide_files(aside, peers.size))
     shares = peers.run(lambda: manifest.summarize_files(aside, [aside / name for name in share]))
-    peers.run_on_main(lambda: make_visible(save, shares))
+    peers.run_on_main(lambda: publish_checkpoint(save, shares))
 
 
-def hidden(target: Path) -> Path:
-    """Returns the temporary folder in which a checkpoint is written."""
+def temporary_folder(target: Path) -> Path:
+    """Returns the temporary folder next to `target` in which the checkpoint `target` is written."""
     return target.with_name(f"{atomic.SAVING}{target.name}")
 
 
 def divide_files(aside: Path, shares: int) -> list[list[str]]:
-    """Divides the files of a checkpoint (relative paths) into `shares` lists, one per rank."""
+    """Divides the files in the folder `aside` into `shares` lists of relative paths, one per rank."""
     names = [str(path.relative_to(aside)) for path in manifest.list_files(aside)]
     return [names[number::shares] for number in range(shares)]
 
 
-def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
-    """Publishes a complete checkpoint: manifest, rename, pointers, removal of old checkpoints."""
-    aside, target = hidden(save.target), save.target
+def publish_checkpoint(save: Save, shares: list[dict[str, list[int]]]) -> None:
+    """Publishes a complete checkpoint: writes its manifest, renames the folder, sets pointers, removes old checkpoints.
+
+    Args:
+        save: Target and metadata.
+        shares: Relative path -> (size, checksum) of the files that each rank has read.
+    """
+    aside, target = temporary_folder(save.target), save.target
     manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})
     atomic.publish_folder(aside, target)
     atomic.write_text(target.parent / POINTER, f"{target.name}\n")
@@ -104,14 +109,17 @@ def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
 
 
 def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) -> None:
-    """Removes the checkpoints next to `newest` that neither setting keeps and that are not the best; None keeps all.
+    """Removes old checkpoints of a run. A checkpoint that another process is reading stays until a later save.
 
-    A checkpoint that another process is reading stays until a later save.
+    Args:
+        newest: Folder of the newest checkpoint, which is kept, like the best one.
+        keep_latest_k: Number of newest checkpoints to keep; None: all.
+        keep_every: Checkpoints whose step is a multiple of this number are kept, too; None: no others.
     """
     if keep_latest_k is None:
         return
     found = checkpoint_folders(newest.parent)
-    # Later steps than the newest one's belong to a past that the run has gone back from: they go first.
+    # Checkpoints of later steps than the newest one exist if the run was resumed from an earlier step: remove them.
     before = [path for path in found if is_later(newest, path)][: keep_latest_k - 1]
     best = read_best(newest.parent)
     for path in found:
@@ -121,7 +129,7 @@ def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) 
 
 
 def remove_unless_read(folder: Path) -> None:
-    """Removes a checkpoint folder unless another process is reading it."""
+    """Removes a checkpoint folder unless another process is reading it; logs if the folder stays."""
     try:
         handle = take_unleased(folder / manifest.MANIFEST)
     except OSError as error:
@@ -135,7 +143,7 @@ def remove_unless_read(folder: Path) -> None:
 
 
 def tidy_up(folder: Path) -> None:
-    """Removes the remains of interrupted saves in `folder`; publishes a complete save that was not renamed yet."""
+    """Removes the remains of interrupted saves from the folder of the checkpoints; publishes complete ones of them."""
     for aside in folder.glob(f"{atomic.SAVING}iter_*"):
         target = folder / aside.name.removeprefix(atomic.SAVING)
         if not target.exists() and manifest.find_damage(aside) is None:
@@ -146,31 +154,41 @@ def tidy_up(folder: Path) -> None:
         logger.info("removed the remains of an interrupted save in %s: %s", folder, ", ".join(leftovers))
 
 
-def require_folder(aside: Path, made: os.stat_result, texts: Iterable[str]) -> None:
-    """Raises FileNotFoundError if the run folder was moved during the save, so that `aside` is not the folder `made`.
+def require_folder(aside: Path, created: os.stat_result, texts: Iterable[str]) -> None:
+    """Raises FileNotFoundError if the run folder was moved during the save.
 
-    A folder that torch has created at the old path in the meantime, which lacks the `texts`, is removed.
+    A new folder that torch has created at the old path in the meantime is removed.
+
+    Args:
+        aside: Temporary folder of the checkpoint.
+        created: Stat result of the folder when it was created, as its identity.
+        texts: Names of text files that the folder must contain; a folder that torch created lacks them.
     """
-    if os.path.samestat(aside.stat(), made):
+    if os.path.samestat(aside.stat(), created):
         return
     if not any((aside / name).exists() for name in texts):
         shutil.rmtree(aside)
         for place in list(aside.parents)[:2]:
-            with suppress(OSError):  # others have put something there
+            with suppress(OSError):  # not empty: it contains files of others
                 place.rmdir()
-    raise FileNotFoundError(errno.ENOENT, "it was moved during the save", str(aside))
+    raise FileNotFoundError(errno.ENOENT, "the run folder was moved during the save", str(aside))
 
 
 def write_texts(aside: Path, texts: Mapping[str, str]) -> os.stat_result:
-    """Creates the folder with its text files; returns its stat result as identity."""
-    aside.mkdir()  # not with the folders above it: the run has made them, and may have lost them
+    """Creates the folder `aside` with the text files `texts` (name -> content); returns the folder's stat result."""
+    aside.mkdir()  # without parents: if they are missing, the run folder was moved
     for name, text in texts.items():
         (aside / name).write_text(text, encoding="utf-8")
     return aside.stat()
 
 
 def write_positions(folder: Path, positions: list[tuple[int, str | None]]) -> None:
-    """Writes the data loader states: one file per data-parallel group, whose members have the same state."""
+    """Writes the data loader states to `folder/rank_N.json`, one file per data-parallel rank N.
+
+    Args:
+        folder: Folder to create.
+        positions: (data-parallel rank, state as JSON text or None) of every rank; equal ranks have the same state.
+    """
     folder.mkdir()
     for rank, position in positions:
         if position is not None:
@@ -178,7 +196,10 @@ def write_positions(folder: Path, positions: list[tuple[int, str | None]]) -> No
 
 
 class WriterProcess:
-    """A forked process that writes checkpoints from memory that it shares with its owner. One caller at a time."""
+    """A forked process that writes checkpoints from memory that it shares with the training process.
+
+    Only one thread at a time may call the methods.
+    """
 
     def __init__(self) -> None:
         own, other = Pipe(duplex=True)
@@ -189,43 +210,43 @@ class WriterProcess:
         other.close()
         self._connection, self._pid = own, pid
         self._layout: StagedLayout | None = None
-        self.close = weakref.finalize(self, end, own, pid, owner=os.getpid())
-        """Ends the process; called automatically when this object is no longer used."""
+        self.close = weakref.finalize(self, end_process, own, pid, owner=os.getpid())
+        """Ends the writer process; called automatically when this object is garbage-collected."""
 
     @property
     def is_alive(self) -> bool:
         return bool(self.close.alive)
 
     def allocate(self, size: int) -> Tensor:
-        """Allocates `size` bytes (uint8) shared with the writer process, from which `write` writes.
+        """Returns a uint8 tensor of `size` bytes in memory shared with the writer process, from which `write` writes.
 
-        Anonymous memory is limited only by the machine's RAM, unlike /dev/shm, which is tiny in many containers. The
-        memory stays valid if the process dies. A later call replaces it.
+        Anonymous shared memory is limited only by the machine's RAM, unlike /dev/shm, which is tiny in many containers.
+        The memory stays valid if the process dies. A later call replaces it.
         """
         handle = os.memfd_create("worldsmith")
         try:
             os.ftruncate(handle, size)
-            memory = mapped(handle, size)
+            memory = map_memory(handle, size)
             if self.is_alive:
                 self._connection.send(Memory(size))
                 send_handle(self._connection, handle, self._pid)
         except ConnectionError:
-            logger.warning("%s", self._buried())
+            logger.warning("%s", self._process_died())
         finally:
             os.close(handle)
         return memory
 
     def write(self, save: Save, layout: StagedLayout, peers: Peers) -> Exception | None:
-        """Makes the process write a checkpoint from its shared memory, and takes part in the collectives for it.
+        """Makes the process write a checkpoint from the shared memory, and relays its collectives to the other ranks.
 
         Args:
             save: Target and metadata.
-            layout: Layout of the shared memory.
-            peers: Ranks that write together.
+            layout: Layout of the tensors in the shared memory.
+            peers: Ranks that write the checkpoint together.
 
         Returns:
-            Error of this rank only, which the other ranks do not know yet; ChildProcessError if the process has died
-            (then `is_alive` is False). None without an error.
+            Error of this rank, which the other ranks do not know yet; ChildProcessError if the process has died
+            (`is_alive` is False then). None if this rank had no error.
 
         Raises:
             PeerError: If the save failed on all ranks.
@@ -237,7 +258,7 @@ class WriterProcess:
                 self._connection.send(layout)
                 self._layout = layout
             self._connection.send(Job(save, peers.rank, peers.size))
-            while isinstance(message := self._connection.recv(), Meeting):
+            while isinstance(message := self._connection.recv(), ExchangeRequest):
                 answer: Any
                 try:
                     answer = peers.exchange(*message)
@@ -246,36 +267,36 @@ class WriterProcess:
                 self._connection.send(answer)
             outcome = message
         except (EOFError, OSError):
-            outcome = self._buried()
-        except Exception as error:  # something that cannot be sent: what the process waits for is unknown
+            outcome = self._process_died()
+        except Exception as error:  # not picklable: the state of the connection is unknown
             self.close()
             outcome = error
         if failure is not None:
             raise failure
         return outcome
 
-    def _buried(self) -> ChildProcessError:
+    def _process_died(self) -> ChildProcessError:
         self.close()
         what = "the process that writes checkpoints has died (out of memory?); a thread writes the next ones"
         return ChildProcessError(errno.ECHILD, what)
 
 
 class Memory(NamedTuple):
-    """Message: the next file descriptor is the shared memory of `size` bytes from which to write."""
+    """Message to the writer process: the file descriptor that follows is the shared memory, `size` bytes."""
 
     size: int
 
 
 class Job(NamedTuple):
-    """Message: requests a checkpoint of the last layout and memory that were sent."""
+    """Message to the writer process: write a checkpoint, as rank `rank`, from the memory and layout sent last."""
 
     save: Save
     rank: int
     size: int
 
 
-class Meeting(NamedTuple):
-    """Message: requests `Peers.exchange` from the owner, whose result or error is the answer."""
+class ExchangeRequest(NamedTuple):
+    """Message from the writer process: call `Peers.exchange` with these arguments and send back its result or error."""
 
     kind: Kind
     payload: bytes | list[bytes] | None
@@ -283,14 +304,14 @@ class Meeting(NamedTuple):
 
 
 class Relay(Peers):
-    """Peers of the writer process: the writer processes of the other ranks, reached through their owners."""
+    """Communication of a writer process with those of the other ranks, relayed by the training processes."""
 
     def __init__(self, connection: Connection, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._connection = connection
 
     def exchange(self, kind: Kind, payload: bytes | list[bytes] | None, error: Exception | None) -> Any:
-        self._connection.send(Meeting(kind, payload, error))
+        self._connection.send(ExchangeRequest(kind, payload, error))
         answer = self._connection.recv()
         if isinstance(answer, Exception):
             raise answer
@@ -298,14 +319,17 @@ class Relay(Peers):
 
 
 def serve(connection: Connection, parent: int) -> None:
-    """Runs the writer process: writes saves until the other end of the connection is closed. Never returns."""
+    """Runs the loop of the writer process: receives messages and writes checkpoints. Never returns.
+
+    The process exits when the other end of `connection` is closed, or when the process with the id `parent` ends.
+    """
     import torch
 
     try:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork, and code that needs them waits forever
         for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # a stop is for the run, which may have a save to finish
-        # No save continues after its run: the next run would meet it in the same folder.
+            signal.signal(number, signal.SIG_IGN)  # only the training process handles it: it may have to finish a save
+        # No save continues after its run, since the next run would write to the same folder.
         signal_at_parents_end(signal.SIGKILL, parent)
         layout: Any = None
         memory: Any = None
@@ -313,22 +337,29 @@ def serve(connection: Connection, parent: int) -> None:
             message = connection.recv()
             if isinstance(message, Memory):
                 handle = recv_handle(connection)
-                memory = mapped(handle, message.size)
+                memory = map_memory(handle, message.size)
                 os.close(handle)
             elif isinstance(message, Job):
-                connection.send(outcome(message, layout, memory, connection))
+                connection.send(run_job(message, layout, memory, connection))
             else:
                 layout = message
-    except (EOFError, ConnectionError):  # the owner has gone
+    except (EOFError, ConnectionError):  # the training process has ended
         pass
-    except BaseException:  # the owner only learns that this process has died
+    except BaseException:  # the training process only sees that this process has died
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
-def outcome(job: Job, layout: StagedLayout, memory: Tensor, connection: Connection) -> Exception | None:
-    """Writes a checkpoint and returns the error; None without one."""
+def run_job(job: Job, layout: StagedLayout, memory: Tensor, connection: Connection) -> Exception | None:
+    """Writes the checkpoint of `job` in the writer process; returns the error, or None if no error occurred.
+
+    Args:
+        job: The request.
+        layout: Layout of the tensors in `memory`.
+        memory: Shared memory with the tensors.
+        connection: Connection to the training process.
+    """
     try:
         write_checkpoint(job.save, layout.planners(memory), Relay(connection, job.rank, job.size), staged=True)
     except Exception as error:
@@ -336,18 +367,21 @@ def outcome(job: Job, layout: StagedLayout, memory: Tensor, connection: Connecti
     return None
 
 
-def mapped(handle: int, size: int) -> Tensor:
-    """Maps a file into memory and returns its bytes as a tensor; all processes that map it see the same bytes."""
+def map_memory(handle: int, size: int) -> Tensor:
+    """Maps the open file `handle` of `size` bytes into memory, shared with other processes; returns a uint8 tensor."""
     import torch
 
     return torch.frombuffer(mmap.mmap(handle, size), dtype=torch.uint8)
 
 
-def end(connection: Connection, pid: int, *, owner: int) -> None:
-    """Ends the writer process; no effect in a fork of its owner, such as a data loader worker, which has a copy."""
+def end_process(connection: Connection, pid: int, *, owner: int) -> None:
+    """Kills the writer process `pid` and closes its connection.
+
+    No effect unless this process has the id `owner`: a fork, such as a data loader worker, must not end the writer.
+    """
     if os.getpid() != owner:
         return
     connection.close()
-    with suppress(ProcessLookupError, ChildProcessError):  # somebody else has waited for it, or nobody has to
+    with suppress(ProcessLookupError, ChildProcessError):  # it has ended and was waited for already
         os.kill(pid, signal.SIGKILL)  # a fork that lives on keeps its copy of the connection open
         os.waitpid(pid, 0)

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 LIVE, AVERAGE = "net.", "net_ema."
 RUN_CONFIG = "config.yaml"
 ABOUT = "worldsmith.json"
-"""Description file of an exported or converted folder."""
+"""File that describes an exported or converted folder: format, model, origin and versions."""
 
 
 class CheckpointWeights(WeightSource):
-    """Weights in a torch.distributed.checkpoint folder, with tensors `net.*` and optionally `net_ema.*`.
+    """Weights in a torch.distributed.checkpoint folder: raw weights `net.*` and optionally EMA weights `net_ema.*`.
 
-    A checkpoint of trained weights omits the frozen weights, which are then read from `below`.
+    Weights that a checkpoint with trained weights only does not contain are read from the base weights `below`.
     """
 
     def __init__(self, folder: Path, model: Any = None, below: WeightSource | None = None) -> None:
-        """Opens the weights in a checkpoint.
+        """Reads names, shapes and dtypes of the weights in a checkpoint, but no tensor.
 
         Args:
-            folder: Model folder of the checkpoint.
-            model: Section `model` of the run's config; None: not known.
-            below: Base weights, for a checkpoint with trained weights only.
+            folder: Folder `model` of the checkpoint.
+            model: Section `model` of the run's config as plain data; None if it is not known.
+            below: Base weights for a checkpoint with trained weights only; None for a complete checkpoint.
         """
         from worldsmith.checkpoint.dcp.reader import read_entries
 
@@ -45,8 +45,8 @@ class CheckpointWeights(WeightSource):
         self.describe = f"checkpoint {folder.parent if folder.name == 'model' else folder}"
         self.entries = read_entries(folder)
         stored = {name: list(entry.size) for name, entry in self.entries.items()}
-        self.average_shapes = without_prefix(stored, AVERAGE)
-        self.own = without_prefix(stored, LIVE)
+        self.average_shapes = strip_prefix(stored, AVERAGE)
+        self.own = strip_prefix(stored, LIVE)
         self.shapes = {**(below.shapes if below else {}), **self.own}
         self.copies = {}
         self.unknown = [name for name in stored if not name.startswith((LIVE, AVERAGE))]
@@ -73,8 +73,8 @@ class CheckpointWeights(WeightSource):
         """Raises UserError if the frozen weights in `below` are not those with which the checkpoint was trained.
 
         Args:
-            tensors: Weights that were read already; if some of the frozen weights are missing, no check is done. None:
-                each frozen weight is read for the check.
+            tensors: Internal parameter name -> weight, for weights that are already in memory. If a frozen weight is
+                missing in it, nothing is checked. None: each frozen weight is read for the check.
         """
         if self.below is None:
             return
@@ -92,7 +92,7 @@ class CheckpointWeights(WeightSource):
 
 
 class ReadOnAccess(Mapping[str, "Tensor"]):
-    """Mapping that reads each weight of a source when it is accessed, and does not store it."""
+    """Mapping from the internal parameter names `names` to weights, each of which is read from disk at every access."""
 
     def __init__(self, source: WeightSource, names: Sequence[str]) -> None:
         self.source, self.names = source, names
@@ -108,7 +108,15 @@ class ReadOnAccess(Mapping[str, "Tensor"]):
 
 
 def read_model(model: Any, place: Path) -> tuple[str, dict[str, Any]]:
-    """Returns the model family and the network settings of a `model` section; `place` names it in a UserError."""
+    """Returns the model family and the network settings (field name -> value) in the section `model` of a config.
+
+    Args:
+        model: The section as plain data; None or a section without a config: the results are empty.
+        place: Path of the checkpoint, for messages.
+
+    Raises:
+        UserError: If the section is invalid.
+    """
     try:
         config = section(section({"model": model}, "model"), "config")
         family = str((model or {}).get("name", "")) if config else ""
@@ -117,5 +125,5 @@ def read_model(model: Any, place: Path) -> tuple[str, dict[str, Any]]:
         raise UserError(f"{place}: {error}") from error
 
 
-def without_prefix(shapes: Mapping[str, list[int]], prefix: str) -> dict[str, list[int]]:
+def strip_prefix(shapes: Mapping[str, list[int]], prefix: str) -> dict[str, list[int]]:
     return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}

@@ -14,32 +14,35 @@ LOAD_PATH = "checkpoint.load_path"
 
 @dataclass(frozen=True, slots=True)
 class FirstWeights:
-    """Path of initial weights (as accepted by `open_weights`), and the config field that contains the path."""
+    """Path or Hub name of the initial weights of a run, and the config field that contains it."""
 
     field: str
     path: str
     unread: str = ""
-    """Field that names other weights, which are not loaded."""
+    """Config field that names other initial weights, which are ignored; empty if there is no such field."""
 
     @property
     def lasting(self) -> str:
-        """The path in a form that does not depend on the working directory."""
+        """Path as an absolute path, or the Hub name; does not depend on the working directory."""
         return lasting_name(self.path)
 
     @property
     def describe(self) -> str:
-        """Description of the weights, for messages."""
+        """Description of the weights for messages: config field, path, and the field that is ignored."""
         unread = f"; {self.unread} is ignored" if self.unread else ""
         return f"{self.field} = {self.path}{unread}"
 
 
 def first_weights(load_path: str | None, init: str, model: Model.Config) -> FirstWeights | None:
-    """Returns the initial weights of a run: `checkpoint.load_path`, else those of the model's config; None if random.
+    """Returns the path of the initial weights of a run: load_path, else the weights that the model config names.
 
     Args:
-        load_path: `checkpoint.load_path`.
-        init: `checkpoint.init`; with "scratch" the weights of the model's config are ignored.
+        load_path: Value of `checkpoint.load_path`.
+        init: Value of `checkpoint.init`; with "scratch" the weights that the model config names are ignored.
         model: Model config.
+
+    Returns:
+        Path and config field of the initial weights; None if the run starts from random weights.
     """
     own = model.own_weights()
     if load_path is not None:
@@ -48,6 +51,11 @@ def first_weights(load_path: str | None, init: str, model: Model.Config) -> Firs
 
 
 def start_in(tree: Mapping[str, Any], model: Model.Config) -> FirstWeights | None:
-    """Returns the initial weights of a run whose config `tree` is plain data, see `first_weights`."""
+    """Returns path and config field of the initial weights of a run; None if they are random.
+
+    Args:
+        tree: Config of the run as plain data, for `checkpoint.load_path` and `checkpoint.init`.
+        model: Model config.
+    """
     section = tree["checkpoint"]
     return first_weights(section.get("load_path") or None, section.get("init", ""), model)

@@ -12,7 +12,7 @@ from worldsmith.checkpoint.run.find_checkpoint import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH, start_in
-from worldsmith.checkpoint.sources.verify import WEIGHTS, has_checksums, require_whole
+from worldsmith.checkpoint.sources.verify import WEIGHTS, has_checksums, require_intact
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
@@ -39,22 +39,22 @@ OURS = (
 def open_weights(
     path: str | Path, *, field: str = LOAD_PATH, family: str = "", world: World | None = None
 ) -> WeightSource:
-    """Opens the weights at a local path, in the Hugging Face cache or on the Hub (see `local_folder`). Reads no tensor.
+    """Opens weights in any supported format, in a local folder or on the Hugging Face Hub. Reads no tensor.
 
     Files with checksums are verified completely, once per process.
 
     Args:
         path: Path, Hub name or short name of a released model.
-        field: Config field or option with the path, for messages.
-        family: Preferred model family if several families can read the folder.
-        world: Ranks that call this together and divide the verification; None: this process only.
+        field: Config field or option that contains the path, for messages.
+        family: Model family that is tried first, because several may be able to read the folder; "": no preference.
+        world: Ranks that call this function together and divide the verification; None: this process only.
 
     Raises:
         FileNotFoundError: If the path contains no weights.
         UserError: If a file is damaged or the format is not supported.
     """
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
-    from worldsmith.checkpoint.sources.verify import require_whole
+    from worldsmith.checkpoint.sources.verify import require_intact
     from worldsmith.models.model_files import local_folder
 
     root = local_folder(full_name(str(path)), file_patterns=FILES, field=field)
@@ -65,24 +65,24 @@ def open_weights(
     require_same_kind(root, world, field=field)
     if foreign is not None:
         if root.is_dir():
-            require_whole(root, world)
+            require_intact(root, world)
         return foreign()
     model_folder = find_model_folder(root, world)
     if model_folder is not None:
         return open_checkpoint(model_folder, world=world)
     if has_safetensors(root):
-        require_whole(root, world)
+        require_intact(root, world)
         return open_safetensors(root, family)
     raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {OURS}, or {describe_readable()}")
 
 
 def require_weights(path: str, *, field: str, family: str = "") -> None:
-    """Checks that a path contains weights. Reads no tensor and downloads no file.
+    """Checks that a path contains weights in a supported format. Reads no tensor and downloads no file.
 
     Args:
-        path: As in `open_weights`.
-        field: As in `open_weights`.
-        family: As in `open_weights`.
+        path: Path, Hub name or short name of a released model.
+        field: Config field or option that contains the path, for messages.
+        family: Model family that is tried first; "": no preference.
 
     Raises:
         FileNotFoundError: If the path contains no weights.
@@ -93,7 +93,7 @@ def require_weights(path: str, *, field: str, family: str = "") -> None:
     from worldsmith.models.model_files import look_for
 
     root = look_for(full_name(path), file_patterns=FILES, field=field)
-    if root is None:  # the hub has it
+    if root is None:  # it exists on the Hub
         return
     foreign = find_source(root)
     if foreign is not None:
@@ -109,7 +109,13 @@ def require_weights(path: str, *, field: str, family: str = "") -> None:
 
 
 def require_same_kind(root: Path, world: World, *, field: str) -> None:
-    """Raises UserError on all ranks if they see different formats in a folder. Collective."""
+    """Raises UserError on all ranks if they find weights of different formats in the folder `root`. Collective.
+
+    Args:
+        root: Folder of weights.
+        world: Ranks to compare.
+        field: Config field or option that contains the path, for messages.
+    """
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors
 
     model = own_model_folder(root)
@@ -122,21 +128,28 @@ def require_same_kind(root: Path, world: World, *, field: str) -> None:
     other = next((rank for rank, found in enumerate(kinds) if found != kinds[0]), None)
     if other is not None:
         raise UserError(
-            f"{field} {root}: process 0 finds {kinds[0]} there but process {other} finds {kinds[other]}; copy it to "
-            "all nodes"
+            f"{field} {root}: process 0 finds {kinds[0]} there but process {other} finds {kinds[other]}; copy the "
+            "folder to all nodes"
         )
 
 
 def find_model_folder(root: Path, world: World) -> Path | None:
-    """Finds the model folder of a checkpoint, base checkpoint or run (its newest intact checkpoint), or `root` itself.
+    """Finds the DCP folder with the weights in a checkpoint, a base checkpoint or a run (its newest intact checkpoint).
 
-    Collective: all ranks verify checksums together. Damaged checkpoints of a run are skipped with a warning; other
-    damage raises UserError. Returns None if no model folder exists.
+    Collective: the ranks divide the verification of checksums. Damaged checkpoints of a run are skipped with a warning;
+    other damage raises UserError.
+
+    Args:
+        root: Folder of the checkpoint or run, or the DCP folder itself.
+        world: Ranks that call this function together.
+
+    Returns:
+        The DCP folder; None if `root` contains no weights in this format.
     """
     model = own_model_folder(root)
     if model is not None:
         if model.name == "model":  # otherwise files next to it are unrelated
-            require_whole(model.parent, world, only=WEIGHTS)
+            require_intact(model.parent, world, only=WEIGHTS)
         return model
     for checkpoints in (root, root / "checkpoints"):
         latest = find_latest(checkpoints, world, weights_only=True)
@@ -146,7 +159,7 @@ def find_model_folder(root: Path, world: World) -> Path | None:
 
 
 def own_model_folder(root: Path) -> Path | None:
-    """Returns `root` or its folder `model` if it is a DCP folder or a manifest lists it; else None."""
+    """Returns `root` or `root/model` if it is a DCP folder, even a damaged one that has a manifest; else None."""
     for model in (root, root / "model"):
         if (model / METADATA).is_file() or (model.name == "model" and model.is_dir() and has_checksums(model.parent)):
             return model
@@ -160,16 +173,16 @@ def open_checkpoint(
     base: str | None = None,
     world: World | None = None,
 ) -> CheckpointWeights:
-    """Opens the weights in a model folder of a checkpoint. Reads no tensor.
+    """Opens the weights in a checkpoint of a run. Reads no tensor.
 
     Args:
-        model_folder: Model folder of a checkpoint.
+        model_folder: Folder `model` of the checkpoint.
         tree: Config of the run as plain data; None: the one that is stored with the checkpoint.
-        base: Current location of the base weights of a checkpoint of trained weights; None: as in the config.
-        world: Ranks that call this together; None: this process only.
+        base: Path or Hub name of the base weights of a checkpoint with trained weights only; None: as in the config.
+        world: Ranks that call this function together; None: this process only.
 
     Raises:
-        UserError: If the base weights of a checkpoint of trained weights are not found.
+        UserError: If the checkpoint contains only trained weights and its base weights are not found.
     """
     tree = tree or run_tree(model_folder)
     if tree is None:
@@ -182,13 +195,20 @@ def open_checkpoint(
         except FileNotFoundError as error:
             raise UserError(
                 f"{model_folder.parent} contains only the trained weights, and the others are missing: {error}. For "
-                "`worldsmith export`, `generate` and `evaluate` set their folder with --base DIR"
+                "`worldsmith export`, `generate` and `evaluate`, set the folder of the others with --base DIR"
             ) from error
     return CheckpointWeights(model_folder, tree["model"], below)
 
 
 def run_tree(model_folder: Path) -> dict[str, Any] | None:
-    """Returns the config of the run that wrote a model folder: that in the checkpoint, else that in the run folder."""
+    """Returns the config (plain data) of the run that wrote a checkpoint, from the checkpoint, else the run folder.
+
+    Args:
+        model_folder: Folder `model` of the checkpoint.
+
+    Returns:
+        The config; None if neither folder has a config with a model.
+    """
     for file in (model_folder.parent / RUN_CONFIG, *(p / RUN_CONFIG for p in model_folder.parents[2:3])):
         if file.is_file():
             tree = read_yaml(read_config_text(file), str(file)).data
@@ -199,16 +219,16 @@ def run_tree(model_folder: Path) -> dict[str, Any] | None:
 
 
 class StartWeights(WeightSource):
-    """Initial weights of a model: those of `source` if it has them, else values that depend on name and seed.
+    """Initial weights of a model: those that `source` contains, and random values that depend on name and seed.
 
     LoRA adapters are not included.
 
     Args:
-        spec: Model.
-        seed: Seed of the initialization.
-        source: Weights on disk; None: all weights are initialized.
-        keys_to_skip: A weight whose name contains one of these is not taken from the source.
-        average_as_live: Take the EMA weights of the source.
+        spec: Name and config of the model.
+        seed: Seed of the random values.
+        source: Weights on disk; None: all weights are random.
+        keys_to_skip: Substrings of the names of weights that are not read from the source.
+        average_as_live: Whether the EMA weights of the source are read instead of its raw weights.
     """
 
     def __init__(
@@ -251,7 +271,7 @@ class StartWeights(WeightSource):
         return self.source.dtype(name, average=self.average_as_live)
 
     def _initialise(self, name: str, target: Tensor) -> None:
-        """Initializes one weight; only the module that owns it is materialized, and only temporarily."""
+        """Fills `target` with the random initial value of weight `name`; materializes only its module, temporarily."""
         place = self._places[name]
         owner = self.model.network.get_submodule(place.rpartition(".")[0])
         owner.to_empty(device="cpu", recurse=False)
@@ -261,12 +281,12 @@ class StartWeights(WeightSource):
 
 
 def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: World | None = None) -> StartWeights:
-    """Opens the initial weights of a run.
+    """Opens the initial weights of a run, without its LoRA adapters. Reads no tensor.
 
     Args:
         tree: Config of the run as plain data.
-        base: Current location of the weights of its load_path; None: as in the config.
-        world: Ranks that call this together; None: this process only.
+        base: Path or Hub name to read the weights from instead of the one in the config; None: as in the config.
+        world: Ranks that call this function together; None: this process only.
     """
     section = tree["checkpoint"]
     spec = run_network(tree["model"])

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STEMS = ("diffusion_pytorch_model", "model")
-"""Base names of weight files in diffusers and transformers folders."""
+"""File names, without suffix, of the weights in folders of diffusers and transformers."""
 TRANSFORMER = "transformer"
 REPLICATED = "module."
 """Prefix that DistributedDataParallel adds to every parameter name."""
 
 
 class SafetensorsWeights(WeightSource):
-    """Tensors in one or several safetensors files, by internal parameter name. Slices are read individually."""
+    """Weights in one or several safetensors files; a rank reads only its slices of them."""
 
     def __init__(self, folder: Path, files: Mapping[str, Path], naming: Naming, settings: dict[str, Any]) -> None:
         self.path, self.family, self.settings = folder, naming.family, settings
@@ -46,8 +46,8 @@ class SafetensorsWeights(WeightSource):
         self.copies = dict(naming.copies)
         self.shapes |= {name: self.shapes[source] for name, source in self.copies.items()}
 
-    def lacks_by_nature(self, name: str) -> bool:
-        return super().lacks_by_nature(name) or (name not in self.shapes and self.naming.lacks(name))
+    def is_optional(self, name: str) -> bool:
+        return super().is_optional(name) or (name not in self.shapes and self.naming.lacks(name))
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
         from safetensors import SafetensorError
@@ -77,7 +77,7 @@ class SafetensorsWeights(WeightSource):
         return dtype
 
     def _join(self, joined: Joined) -> Tensor:
-        """Returns a weight that is stored as several tensors."""
+        """Reads the tensors that `joined` lists and returns the weight that they are parts of."""
         return joined.make({key: self._slice(key)[...] for key in joined.keys})
 
     def _slice(self, key: str) -> Any:
@@ -106,7 +106,7 @@ class SafetensorsWeights(WeightSource):
 
 
 def has_safetensors(root: Path) -> bool:
-    """Returns whether a folder contains weights that `open_safetensors` would try to read."""
+    """Returns whether the folder `root`, or its subfolder `transformer`, contains safetensors files or their index."""
     return weight_folder(root) is not None
 
 
@@ -114,8 +114,8 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
     """Opens the weights in a folder of safetensors files. Reads no tensor.
 
     Args:
-        root: Folder with the files, or with the subfolder `transformer`.
-        family: Preferred model family if several families can read the folder.
+        root: Folder with the files, or with the subfolder `transformer` that contains them.
+        family: Model family that is tried first, because several may be able to read the folder; "": no preference.
 
     Raises:
         FileNotFoundError: If a file is missing.
@@ -126,7 +126,7 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
         raise FileNotFoundError(f"{root} has no safetensors files")
     files, config = tensor_files(folder), read_optional_json(folder / "config.json")
     try:
-        plain = unwrapped(files)
+        plain = strip_wrappers(files)
         naming = find_naming(plain, config, wanted=family)
     except ValueError as error:
         raise UserError(f"{folder}: {error}") from error
@@ -137,21 +137,26 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
             f"native export, or {describe_readable()}"
         )
     naming = replace(naming, keys={name: plain[key] for name, key in naming.keys.items()})
-    wrappers = wrappers_in(naming.keys.values())
+    wrappers = find_wrappers(naming.keys.values())
     if wrappers:
         logger.warning(
-            "%s: the names contain %s of a wrapped model, which is removed here", folder, " and ".join(wrappers)
+            "%s: the tensor names contain the prefix %s of a wrapped model, which is ignored",
+            folder,
+            " and ".join(wrappers),
         )
     source = SafetensorsWeights(folder, files, naming, read_network_settings(folder, naming))
     source.converters = lasting(config.get("model"))
     return source
 
 
-def unwrapped(files: Iterable[str]) -> dict[str, str]:
-    """Returns tensor name without the prefixes of wrappers → name in the file.
+def strip_wrappers(files: Iterable[str]) -> dict[str, str]:
+    """Returns tensor name without prefixes of wrappers, such as `module.` of DDP → tensor name in the file.
+
+    Args:
+        files: Tensor names in the files.
 
     Raises:
-        ValueError: If a tensor exists both with and without a wrapper.
+        ValueError: If a tensor exists both with and without such a prefix.
     """
     keys: dict[str, str] = {}
     for key in files:
@@ -162,15 +167,15 @@ def unwrapped(files: Iterable[str]) -> dict[str, str]:
     return keys
 
 
-def wrappers_in(keys: Iterable[str]) -> list[str]:
-    """Returns the wrappers whose prefixes are part of the tensor names."""
+def find_wrappers(keys: Iterable[str]) -> list[str]:
+    """Returns the prefixes of wrappers, such as `module.` of DDP, that occur in the tensor names `keys`."""
     keys = list(keys)
     found = [wrapper for wrapper in WRAPPERS if any(wrapper in key for key in keys)]
     return found + [REPLICATED] * any(native_name(key).startswith(REPLICATED) for key in keys)
 
 
 def weight_folder(root: Path) -> Path | None:
-    """Returns `root/transformer` of a pipeline, or `root`; None if neither has weights."""
+    """Returns `root/transformer` if it contains safetensors weights, else `root` if it does, else None."""
     for folder in (root / TRANSFORMER, root):
         if any((folder / f"{stem}{suffix}").is_file() for stem in STEMS for suffix in (".safetensors", INDEX)):
             return folder
@@ -181,7 +186,7 @@ INDEX = ".safetensors.index.json"
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Returns the file of every tensor by name; raises FileNotFoundError if a file is missing."""
+    """Returns tensor name -> safetensors file in `folder`; raises FileNotFoundError if a file is missing."""
     for stem in STEMS:
         index = folder / f"{stem}{INDEX}"
         if index.is_file():
@@ -200,7 +205,10 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def open_file(file: Path) -> Any:
-    """Opens a safetensors file; raises OSError if it cannot be read, UserError if it is not a safetensors file."""
+    """Opens a safetensors file and returns the handle of `safe_open`.
+
+    Raises OSError if the file cannot be read, UserError if it is damaged or not a safetensors file.
+    """
     from safetensors import SafetensorError, safe_open
 
     file.open("rb").close()  # safetensors reports every file that it cannot open as missing
@@ -211,7 +219,15 @@ def open_file(file: Path) -> Any:
 
 
 def read_network_settings(folder: Path, naming: Naming) -> dict[str, Any]:
-    """Returns the network fields in the config next to the weights; UserError for invalid or contradictory ones."""
+    """Returns the network settings (field name -> value) in the config.json next to the weights; may be empty.
+
+    Args:
+        folder: Folder with the weights.
+        naming: Names of the tensors in the folder, which determine how its config is read.
+
+    Raises:
+        UserError: If the config is invalid or contradictory.
+    """
     for file in (folder / "config.json", folder / TRANSFORMER / "config.json"):
         if file.is_file():
             config = read_json_object(file)

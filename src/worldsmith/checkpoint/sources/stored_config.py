@@ -13,11 +13,11 @@ from worldsmith.config.tree.plain import TAG
 
 
 def with_classes_of(stored: Any, present: Any) -> Any:
-    """Returns plain data of a config with the class tags of another config added where they are missing.
+    """Returns the plain data of a config, completed by the class tags (`type`) of another config of the same structure.
 
     Args:
-        stored: Plain data without some tags, as a base checkpoint or an earlier version stores it.
-        present: Plain data with tags.
+        stored: Plain data in which tags are missing, as in a base checkpoint or from an earlier version.
+        present: Plain data with all tags. A tag is added where the class in `stored` is missing or has the same name.
     """
     if not isinstance(stored, dict) or not isinstance(present, dict):
         return stored
@@ -30,7 +30,7 @@ def with_classes_of(stored: Any, present: Any) -> Any:
 
 @contextmanager
 def written_here(file: Path) -> Iterator[None]:
-    """Context manager: converts a ConfigError in a stored config to a UserError with a suggestion."""
+    """Context manager around the reading of a config in `file`: converts a ConfigError to a UserError with a fix."""
     try:
         yield
     except ConfigError as error:

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from worldsmith.distributed.world import World
 
 WEIGHTS = ("model/", "config.yaml", "frozen_weights.json")
-"""Parts of a run's checkpoint that are required for its weights; the others may have been removed to free disk
-space."""
+"""Prefixes of the paths of those files in a checkpoint that are required to read its weights; users may remove the
+others to free disk space."""
 
 
 def has_checksums(folder: Path) -> bool:
-    """Returns whether a folder has a manifest of this package, intact or damaged.
+    """Returns whether a folder has a manifest with checksums, which may be damaged.
 
-    Other programs write files of that name too, which do not count.
+    False if another program has written a file of that name.
     """
     try:
         require_regular(folder / MANIFEST)
@@ -34,15 +34,15 @@ def has_checksums(folder: Path) -> bool:
     return isinstance(manifest, dict) and "files" in manifest
 
 
-def damage(folder: Path, world: World, *, weights_only: bool = False) -> str | None:
-    """Returns a description of the damage of a checkpoint folder; None if it is intact.
+def find_checkpoint_damage(folder: Path, world: World, *, weights_only: bool = False) -> str | None:
+    """Verifies the checksums of a checkpoint; returns a description of the first damage, or None if it is intact.
 
     Collective: each rank reads a part of the files, and all ranks get the same result.
 
     Args:
         folder: Checkpoint folder.
         world: Ranks that divide the work.
-        weights_only: Check only the files of the weights, and accept a checkpoint without checksums.
+        weights_only: Whether only the files of the weights are verified and checksums may be missing.
     """
     if weights_only and not has_checksums(folder):
         problem = None if (folder / "model" / METADATA).is_file() else f"it has no model/{METADATA}"
@@ -52,13 +52,13 @@ def damage(folder: Path, world: World, *, weights_only: bool = False) -> str | N
     return next((found for found in world.gather(problem) if found is not None), None)
 
 
-def require_whole(folder: Path, world: World, *, only: tuple[str, ...] = ("",)) -> None:
-    """Raises UserError if a folder with checksums is damaged. Collective, also for ranks that see no checksums.
+def require_intact(folder: Path, world: World, *, only: tuple[str, ...] = ("",)) -> None:
+    """Raises UserError if a folder with checksums is damaged; a folder without checksums is accepted. Collective.
 
     Args:
         folder: Folder of weights.
         world: Ranks that divide the work.
-        only: Prefixes of the relative paths to check; the default checks all files.
+        only: Prefixes of the relative paths to verify; by default all files are verified.
     """
     checked = has_checksums(folder)
     own = find_damage(folder, only=only, rank=world.rank, ranks=world.size) if checked else None
@@ -66,6 +66,6 @@ def require_whole(folder: Path, world: World, *, only: tuple[str, ...] = ("",)) 
     problem = next((problem for _, problem in found if problem is not None), None)
     if problem is None and len({checked for checked, _ in found}) > 1:
         lacking = [rank for rank, (checked, _) in enumerate(found) if not checked]
-        problem = f"processes {lacking} find no {MANIFEST} in it, but the others do"
+        problem = f"processes {lacking} find no {MANIFEST} in the folder, but the others do"
     if problem is not None:
         raise UserError(f"[E118] {folder} is damaged: {problem}. Copy it again, or use another checkpoint")

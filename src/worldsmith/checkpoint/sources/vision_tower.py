@@ -10,8 +10,8 @@ from typing import Any
 from worldsmith.checkpoint.formats.weight_formats import Naming
 from worldsmith.checkpoint.sources.safetensors_weights import (
     SafetensorsWeights,
+    strip_wrappers,
     tensor_files,
-    unwrapped,
     weight_folder,
 )
 from worldsmith.checkpoint.sources.weight_source import JoinedWeights, WeightSource
@@ -20,44 +20,50 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.files.model_folder import read_weight_map
 
 ENCODER = "vision_encoder"
-"""Folder and name prefix of the vision tower in a diffusers repository."""
-INSIDE = re.compile(r"(?:(?:model\.)?net\.)?(?:language_model\.|model\.)?visual\.(?P<name>.+)")
-"""Names of vision tower weights within a complete model."""
+"""Name of the folder with the vision tower in a diffusers repository, and prefix of its tensor names."""
+TOWER_NAME = re.compile(r"(?:(?:model\.)?net\.)?(?:language_model\.|model\.)?visual\.(?P<name>.+)")
+"""Tensor names of a vision tower within a complete model; the group `name` is the name within the tower."""
 
 
 def find_tower(source: WeightSource) -> WeightSource | None:
-    """Returns the vision tower of some weights: among them, or in the folder `vision_encoder/` next to them.
+    """Finds the vision tower of a model: among the weights `source`, or in the folder `vision_encoder/` next to them.
 
     Returns:
-        Source of the tower's weights under its own names; None if the model has no tower.
+        Weights of the tower by their names within the tower; None if the model has no vision tower.
 
     Raises:
-        UserError: If a config or index states that there is a tower, but it is missing.
+        UserError: If a config or index file states that the model has a vision tower, but it is missing.
     """
     if not isinstance(source, SafetensorsWeights):
         inside = tower_names(source.shapes)
         places = {name: (source, there) for name, there in inside.items()}
         return JoinedWeights(f"vision tower in {source.describe}", places) if places else None
-    plain = unwrapped(source.files)
+    plain = strip_wrappers(source.files)
     own = [key for key, stored in plain.items() if source.files[stored].parent.name == ENCODER]
     names = {**tower_names(plain, beside=True), **tower_names(own, beside=True, bare=True)}
     if names:
-        return tower_in(source.path, source.files, {name: plain[key] for name, key in names.items()})
+        return open_tower(source.path, source.files, {name: plain[key] for name, key in names.items()})
     for folder in (source.path / ENCODER, source.path.parent / ENCODER):
         if weight_folder(folder) is not None:
             files = tensor_files(folder)
-            return tower_in(folder, files, tower_names(files, beside=True, bare=True))
-    claim = claim_of_tower(source.path)
-    if claim is not None:
+            return open_tower(folder, files, tower_names(files, beside=True, bare=True))
+    evidence = find_tower_evidence(source.path)
+    if evidence is not None:
         raise UserError(
-            f"{claim}, but there is no vision tower, neither among the tensors nor in {ENCODER}/. Download it, too; "
-            "the tower of another model differs from the trained one"
+            f"{evidence}, but no vision tower was found among the tensors or in {ENCODER}/. Download it, too; "
+            "the vision tower of another model would not match"
         )
     return None
 
 
-def tower_in(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str]) -> SafetensorsWeights:
-    """Returns the tower's weights in a folder; raises FileNotFoundError if a listed file does not exist."""
+def open_tower(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str]) -> SafetensorsWeights:
+    """Returns the weights of a vision tower; raises FileNotFoundError if one of its files does not exist.
+
+    Args:
+        folder: Folder of the files, for messages.
+        files: Tensor name in the files → file.
+        keys: Name within the tower → tensor name in the files.
+    """
     for key in keys.values():
         if not files[key].is_file():
             raise FileNotFoundError(f"{folder} lacks the weight file {files[key].name}, with the vision tower's {key}")
@@ -65,17 +71,17 @@ def tower_in(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str]) -
 
 
 def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False) -> dict[str, str]:
-    """Returns the tower's own names → these keys.
+    """Returns name within the vision tower → tensor name, for those names in `keys` that belong to a vision tower.
 
     Args:
         keys: Tensor names.
-        beside: Also accept names with the prefix of the tower's folder.
-        bare: Also accept names without a prefix.
+        beside: Whether names with the prefix `vision_encoder.` are accepted, too.
+        bare: Whether names without a prefix are accepted, too.
     """
     found = {}
     for key in keys:
         rest = key.removeprefix(f"{ENCODER}.") if beside else key
-        inside = INSIDE.fullmatch(rest)
+        inside = TOWER_NAME.fullmatch(rest)
         if inside is not None:
             found[inside["name"]] = key
         elif bare or rest != key:
@@ -83,10 +89,10 @@ def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False
     return found
 
 
-def claim_of_tower(folder: Path) -> str | None:
-    """Returns the evidence in or around `folder` that the model has a vision tower; None without evidence."""
+def find_tower_evidence(folder: Path) -> str | None:
+    """Returns a clause that names the file that states that the model in `folder` has a vision tower; else None."""
     config = folder / "config.json"
-    if config.is_file() and says_visual(read_json_object(config)):
+    if config.is_file() and states_vision_tower(read_json_object(config)):
         return f"{config} states include_visual"
     for index in (place / "model.safetensors.index.json" for place in (folder, folder.parent)):
         if index.is_file() and any(Path(file).parent.name == ENCODER for file in read_weight_map(index).values()):
@@ -94,7 +100,7 @@ def claim_of_tower(folder: Path) -> str | None:
     return None
 
 
-def says_visual(config: Any) -> bool:
+def states_vision_tower(config: Any) -> bool:
     if isinstance(config, dict):
-        return config.get("include_visual") is True or any(says_visual(value) for value in config.values())
-    return isinstance(config, list) and any(says_visual(value) for value in config)
+        return config.get("include_visual") is True or any(states_vision_tower(value) for value in config.values())
+    return isinstance(config, list) and any(states_vision_tower(value) for value in config)

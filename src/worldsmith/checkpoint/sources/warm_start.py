@@ -27,46 +27,47 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LoadReport:
-    """Result of loading initial weights, by tensor name."""
+    """Report on the loading of initial weights. Tensor names have the prefix `net.` (raw) or `net_ema.` (EMA)."""
 
     source: str
-    """Description of the source."""
+    """Description of the weights on disk, for messages."""
     folder: str
-    """Folder of the source."""
+    """Folder with the weights on disk."""
     loaded: list[str] = default(default_factory=list)
-    """Number of tensors read from the source, including copies."""
+    """Tensors that are read from the source, including copies."""
     copied: dict[str, str] = default(default_factory=dict)
-    """Loaded tensors that the source lacks, with the tensor that each is a copy of."""
+    """Loaded tensors that the source does not store, because they equal another tensor: name -> name of that tensor."""
     skipped: list[str] = default(default_factory=list)
-    """Skipped because of keys_to_skip_loading."""
+    """Tensors that are not loaded because of keys_to_skip_loading."""
     initialised: list[str] = default(default_factory=list)
-    """Tensors that sources of this format never contain; they keep their initial values."""
+    """Tensors that the source does not contain and need not contain, such as LoRA adapters; they keep their initial
+    values."""
     started_live: list[str] = default(default_factory=list)
-    """EMA weights that start from the raw weights: skipped ones, and all if the source has no EMA weights."""
+    """EMA weights that start from the raw weights: skipped ones, and all if no EMA weights are read from the source."""
     missing: list[str] = default(default_factory=list)
-    """Missing in the source: an error."""
+    """Tensors that are missing in the source, which is an error."""
     mismatched: list[str] = default(default_factory=list)
-    """Tensors with another shape in the source; an error."""
+    """Tensors that have another shape in the source, which is an error; each string contains both shapes."""
     unexpected: list[str] = default(default_factory=list)
     """Tensors in the source that the network does not have."""
     rules_without_effect: list[str] = default(default_factory=list)
     """Entries of keys_to_skip_loading that no tensor name contains."""
     notes: list[str] = default(default_factory=list)
-    """Network settings that differ from the source's and are allowed to."""
+    """Messages about allowed differences, such as network settings that differ from those of the source."""
 
     @property
     def left(self) -> list[str]:
-        """Raw weights that are not loaded and need initial values."""
+        """Names of raw weights that are not loaded, so that they must be initialized."""
         return [name for name in (*self.skipped, *self.initialised) if name.startswith(LIVE)]
 
     def lines(self) -> list[str]:
-        """Returns the report as lines of text."""
+        """Returns the report as output lines, with a summary first."""
         text = [f"weights from {self.source}: {len(self.loaded)} tensors loaded"]
         if self.copied:
             pairs = [f"{name} from {source}" for name, source in self.copied.items()]
             text.append(f"  of these, copied from other tensors of the source: {shorten_names(pairs, 1)}")
         if self.initialised:
-            text.append(f"  never in such a source, initialized: {shorten_names(self.initialised)}")
+            text.append(f"  not in the source, initialized: {shorten_names(self.initialised)}")
         if self.skipped:
             text.append(f"  skipped by keys_to_skip_loading: {shorten_names(self.skipped)}")
         if self.started_live:
@@ -83,7 +84,7 @@ class LoadReport:
         return text
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the report as plain data."""
+        """Returns the report as JSON data: field name -> value."""
         return asdict(self)
 
 
@@ -100,23 +101,27 @@ def load_weights(
     held: Mapping[str, HoldsWeight] | None = None,
     world: World | None = None,
 ) -> LoadReport:
-    """Reads the weights at `path` into `model`, in place. Collective.
+    """Reads initial weights from disk into the tensors of a model, in place. Collective.
 
     Args:
-        path: As accepted by `open_weights`.
-        model: Tensors `net.*` and `net_ema.*`, sharded or not.
-        keys_to_skip: Tensors whose name contains one of these are not loaded; skipped EMA weights start from the raw
+        path: Path, Hub name or short name of a released model, see `open_weights`.
+        model: Tensor name with the prefix `net.` (raw) or `net_ema.` (EMA) -> tensor to fill, sharded or not.
+        keys_to_skip: Substrings of the names of tensors that are not loaded; skipped EMA weights start from the raw
             weights.
-        spec: Model that gets the weights, whose network is compared with that of the source.
-        allow_initialised: Tensors whose name contains one of these may be missing in the source.
-        average_as_live: Load the EMA weights of the source; the EMA of the new run starts from them, too.
-        prepare: Called with the report before a tensor is read; it may raise, and initializes the tensors in `left`.
-        field: Config field with the path, for messages.
-        held: Layers that accept their weight one by one instead of the tensor in `model`, by internal parameter name.
-        world: Ranks that call this together with shards of one model; they divide the verification of the files.
+        spec: Name and config of the model, whose network is compared with that of the source; None: no comparison.
+        allow_initialised: Substrings of the names of tensors that may be missing in the source.
+        average_as_live: Whether the EMA weights of the source are loaded as raw weights; the EMA of the new run starts
+            from them, too.
+        prepare: Called with the report before tensors are read, to initialize the tensors in `LoadReport.left`; it may
+            raise.
+        field: Config field that contains the path, for messages.
+        held: Internal parameter name -> layer that stores its weight itself, for example quantized; its method `hold`
+            is called with the weight instead of filling the tensor in `model`.
+        world: Ranks that call this function together, each with its shards of the model; they divide the verification
+            of the files. None: this process only.
 
     Returns:
-        Report on every tensor.
+        Report on which tensors were loaded, skipped or initialized.
 
     Raises:
         FileNotFoundError: If the path contains no weights.
@@ -167,20 +172,20 @@ def plan_loading(
     average_as_live: bool = False,
     field: str = LOAD_PATH,
 ) -> LoadReport:
-    """Compares the names and shapes of the weights at `path` with `wanted` without reading a tensor.
+    """Returns the report that `load_weights` would return for weights on disk, without reading a tensor.
 
     Args:
-        path: As accepted by `open_weights`.
-        wanted: Shape of each tensor by name with the prefix `net.` or `net_ema.`.
-        keys_to_skip: As in `load_weights`.
-        spec: As in `load_weights`.
-        allow_initialised: As in `load_weights`.
-        average_as_live: As in `load_weights`.
-        field: As in `load_weights`.
+        path: Path, Hub name or short name of a released model, see `open_weights`.
+        wanted: Tensor name of the model with the prefix `net.` or `net_ema.` -> shape.
+        keys_to_skip: Substrings of the names of tensors that are not loaded.
+        spec: Name and config of the model, to be compared with the source; None: no comparison.
+        allow_initialised: Substrings of the names of tensors that may be missing in the source.
+        average_as_live: Whether the EMA weights of the source are to be loaded as raw weights.
+        field: Config field that contains the path, for messages.
 
     Raises:
-        FileNotFoundError: As in `load_weights`.
-        UserError: As in `load_weights`.
+        FileNotFoundError: If the path contains no weights.
+        UserError: If the weights cannot be loaded into this model.
     """
     return compare_weights(
         open_weights(path, field=field, family="" if spec is None else spec.name),
@@ -201,18 +206,18 @@ def compare_weights(
     allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
 ) -> LoadReport:
-    """Compares the weights of a source with the `wanted` tensors without reading them.
+    """Returns a report on which tensors of a model can be loaded from `source`, without reading a tensor.
 
     Args:
         source: Weights on disk.
-        wanted: Shape of each tensor by name with the prefix `net.` or `net_ema.`.
-        keys_to_skip: As in `load_weights`.
-        spec: As in `load_weights`.
-        allow_initialised: As in `load_weights`.
-        average_as_live: As in `load_weights`.
+        wanted: Tensor name of the model with the prefix `net.` or `net_ema.` -> shape.
+        keys_to_skip: Substrings of the names of tensors that are not loaded.
+        spec: Name and config of the model, to be compared with the source; None: no comparison.
+        allow_initialised: Substrings of the names of tensors that may be missing in the source.
+        average_as_live: Whether the EMA weights of the source are to be loaded as raw weights.
 
     Raises:
-        UserError: As in `load_weights`.
+        UserError: If the weights cannot be loaded into this model.
     """
     report = LoadReport(source=source.describe, folder=str(source.path))
     if average_as_live and not source.average_shapes:
@@ -227,7 +232,7 @@ def compare_weights(
                 report.started_live.append(name)
         elif average and (average_as_live or not source.average_shapes) and live_name(name) in wanted:
             report.started_live.append(name)
-        elif stored is None and (source.lacks_by_nature(bare) or any(key in name for key in allow_initialised)):
+        elif stored is None and (source.is_optional(bare) or any(key in name for key in allow_initialised)):
             report.initialised.append(name)
         elif stored is None:
             report.missing.append(name)
@@ -247,7 +252,7 @@ def compare_weights(
         if before != now:
             report.notes.append(f"converters that the weights were trained with: {before}; now: {now}")
     else:
-        refuse(report, NetworkDifference(), keys_to_skip)
+        require_loadable(report, NetworkDifference(), keys_to_skip)
     if average_as_live:
         report.notes.append("the raw weights are the EMA weights of the source (load_ema_to_reg)")
     return report
@@ -256,16 +261,25 @@ def compare_weights(
 def require_same_network(
     report: LoadReport, source: WeightSource, spec: ModelSpec, keys_to_skip: Sequence[str]
 ) -> NetworkDifference:
-    """Compares the model of a source with `spec`.
+    """Compares the network of weights on disk with that of a model.
+
+    Args:
+        report: Report on names and shapes.
+        source: Weights on disk.
+        spec: Name and config of the model.
+        keys_to_skip: Substrings of the names of tensors that are not loaded.
+
+    Returns:
+        Differences of the network settings.
 
     Raises:
-        UserError: If its weights must not be loaded.
+        UserError: If family, settings, names or shapes differ so that the weights must not be loaded.
     """
     if source.family not in ("", spec.name):
         raise UserError(f"{source.describe} contains a model of the family '{source.family}', expected '{spec.name}'")
     formats = weight_formats(spec.name)
     difference = formats.difference(source.settings, spec.config)
-    refuse(report, difference, keys_to_skip, advice=formats.advice)
+    require_loadable(report, difference, keys_to_skip, advice=formats.advice)
     surplus = [name.removeprefix(LIVE) for name in report.unexpected if not name.startswith(AVERAGE)]
     surplus = [n for n in surplus if n in source.shapes and not any(key in LIVE + n for key in keys_to_skip)]
     refused = [name for name in surplus if difference.is_required(name)]
@@ -277,8 +291,17 @@ def require_same_network(
     return difference
 
 
-def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequence[str], *, advice: str = "") -> None:
-    """Raises UserError if the weights must not be loaded; `advice` is the suggestion for settings that differ."""
+def require_loadable(
+    report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequence[str], *, advice: str = ""
+) -> None:
+    """Raises UserError if weights must not be loaded: missing tensors, other shapes or settings, or unused adapters.
+
+    Args:
+        report: Report on names and shapes.
+        difference: Differences of the network settings.
+        keys_to_skip: Substrings of the names of tensors that are not loaded.
+        advice: Sentence with the fix for network settings that differ.
+    """
     if report.missing or report.mismatched or difference.meanings:
         raise UserError(_complaint(report, difference, advice))
     adapters = [name for name in report.unexpected if is_adapter(name) and not any(k in name for k in keys_to_skip)]
@@ -292,12 +315,12 @@ def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequ
 
 
 def live_name(name: str) -> str:
-    """Converts an EMA weight name to that of the raw weight: `net_ema.x` → `net.x`."""
+    """Returns the name of the raw weight for the name of an EMA weight: `net_ema.x` → `net.x`."""
     return LIVE + name.removeprefix(AVERAGE)
 
 
 def shorten_names(names: Sequence[str], limit: int = 3) -> str:
-    """Returns the number of names and the first `limit` of them, as text."""
+    """Returns the number of `names` and the first `limit` of them, such as "5 (a, b, c, …)"."""
     shown = ", ".join(names[:limit])
     return f"{len(names)} ({shown}{', …' if len(names) > limit else ''})"
 
@@ -306,9 +329,9 @@ def _complaint(report: LoadReport, difference: NetworkDifference, advice: str) -
     differing = (*difference.meanings, *difference.sizes)
     parts = [f"the weights in {report.source} do not fit this network."]
     if differing:
-        parts.append(f"Its config differs: {'; '.join(differing)}.")
+        parts.append(f"The network configs differ: {'; '.join(differing)}.")
     if report.missing and report.unexpected and not report.loaded:
-        text = f"None of its names is expected here: it contains {shorten_names(report.unexpected)}, expected are "
+        text = f"No tensor name matches: found {shorten_names(report.unexpected)}, expected"
         return " ".join([*parts, f"{text} {shorten_names(report.missing)}."])
     if report.missing:
         parts.append(f"Not in the checkpoint: {shorten_names(report.missing)}.")

@@ -16,35 +16,36 @@ if TYPE_CHECKING:
 
 
 class WeightSource(ABC):
-    """Names and shapes of stored weights, which are read tensor by tensor: complete, or each rank its own shard.
+    """Base class of weights on disk: names and shapes of all weights, and methods that read tensors on request.
 
-    Names are internal parameter names without the prefix `net.` of training checkpoints. Tensors are read only on
-    request.
+    Names are internal parameter names without the prefix `net.` of training checkpoints. A tensor is read completely,
+    or only this rank's shard of it.
     """
 
     path: Path
-    """Folder with the tensors."""
+    """Folder with the weights."""
     describe: str
     """Description of the source for messages."""
     family: str = ""
-    """Model family; empty if it is not stated anywhere."""
+    """Name of the model family; empty if the files do not state it."""
     settings: dict[str, Any]
-    """Network settings that the source states, by field name of the network config; may be empty."""
+    """Field name of the network config -> value, for the settings that the files state; may be empty."""
     converters: Sequence[str] = ()
-    """Classes of the converters that its network was trained with and that training continues with."""
+    """Class names of the converters that the network was trained with and still needs for inference."""
     shapes: dict[str, list[int]]
-    """Raw weights, including copies of others (`copies`)."""
+    """Name -> shape of the raw weights, including those in `copies`."""
     average_shapes: dict[str, list[int]]
-    """EMA weights. If only trained weights have EMA weights, raw weights are used for the others."""
+    """Name -> shape of the EMA weights; may be empty. For a weight without EMA, such as a frozen one, the raw weight is
+    used."""
     copies: dict[str, str]
-    """Weights that the format does not contain → the weight that each is a copy of."""
+    """Name of a weight that is not stored → name of the stored weight that it equals."""
     adapter_alpha: float | None = None
-    """LoRA alpha of its adapters; None if there are none, or if it is not stated."""
+    """LoRA alpha of the adapters in the source; None if the source has no adapters or does not state it."""
     unknown: list[str]
-    """Tensors in the folder that do not belong to such a network, such as a vision encoder's."""
+    """Names of tensors in the files that do not belong to the network, such as those of a vision encoder."""
 
-    def lacks_by_nature(self, name: str) -> bool:
-        """Returns whether sources of this kind never contain this weight, which then keeps its initial value."""
+    def is_optional(self, name: str) -> bool:
+        """Returns whether the weight `name` need not be in this source, such as a LoRA adapter in base weights."""
         return is_adapter(name) and not any(is_adapter(other) for other in self.shapes)
 
     def shape(self, name: str, *, average: bool = False) -> list[int] | None:
@@ -52,19 +53,19 @@ class WeightSource(ABC):
 
         Args:
             name: Internal parameter name.
-            average: Prefer the EMA weight, if there is one.
+            average: Whether the shape of the EMA weight is returned if it exists.
         """
         own = self.average_shapes.get(name) if average else None
         return own if own is not None else self.shapes.get(name)
 
     @abstractmethod
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
-        """Reads weights into existing tensors, which keep their dtype.
+        """Reads weights into existing tensors, in place; the tensors keep their dtype.
 
         Args:
-            tensors: Tensors to fill by internal parameter name; a DTensor gets this rank's shard.
-            average: Read the EMA weight, if there is one.
-            no_dist: This process reads alone. False: collective, all ranks must call it.
+            tensors: Internal parameter name -> tensor to fill; a DTensor gets this rank's shard.
+            average: Whether EMA weights are read if they exist.
+            no_dist: Whether this process reads by itself. False: collective, all ranks must call this function.
 
         Raises:
             KeyError: If the source does not have a weight.
@@ -76,7 +77,7 @@ class WeightSource(ABC):
 
         Args:
             name: Internal parameter name.
-            average: Read the EMA weight, if there is one.
+            average: Whether the EMA weight is read if it exists.
 
         Raises:
             KeyError: If the source does not have the weight.
@@ -92,14 +93,19 @@ class WeightSource(ABC):
 
     @abstractmethod
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
-        """Returns the dtype in which a weight is stored."""
+        """Returns the dtype in which the weight `name` is stored, or with `average` its EMA weight if it exists."""
 
 
 class JoinedWeights(WeightSource):
-    """Combines several sources: each weight is read from one of them, possibly under another name."""
+    """Weights that are read from several sources, each weight from one of them, possibly under another name there."""
 
     def __init__(self, describe: str, places: Mapping[str, tuple[WeightSource, str]]) -> None:
-        """Combines the sources in `places`: name → (source, name in the source)."""
+        """Combines several sources.
+
+        Args:
+            describe: Description of the combined weights, for messages.
+            places: Name of a weight → (source, name of the weight in that source).
+        """
         self.describe, self.places = describe, places
         self.path, self.settings = Path(), {}
         self.shapes = {name: source.shapes[there] for name, (source, there) in places.items()}
@@ -124,7 +130,7 @@ class MergedWeights(WeightSource):
     Args:
         source: Base weights, with or without adapters.
         scale: Scale of the adapters, alpha / rank.
-        adapters: Adapter matrices by internal parameter name; None: those in the source.
+        adapters: Internal parameter name -> adapter matrix; None: the adapters in `source` are merged.
     """
 
     def __init__(self, source: WeightSource, scale: float, adapters: Mapping[str, Tensor] | None = None) -> None:
@@ -156,7 +162,7 @@ class MergedWeights(WeightSource):
         """Returns whether merging the LoRA adapters changes a weight, that is, whether a B matrix is not zero.
 
         Args:
-            average: Read the EMA weights instead of the raw ones.
+            average: Whether the EMA weights of the adapters are read if they exist.
         """
         bases = (name.removesuffix(".weight") for name in sorted(self.adapted))
         return any(bool(self._matrix(base + MATRICES[1], average).any()) for base in bases)
