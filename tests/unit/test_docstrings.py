@@ -29,11 +29,11 @@ def imports_from(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((node.module, alias.name) for alias in node.names)
 
 
-def parameters(node: Function) -> list[str]:
-    """Returns the names of all parameters without `self` and `cls`."""
+def parameters(node: Function, *, method: bool) -> list[str]:
+    """Returns the names of all parameters, for a method without `self` and `cls`."""
     args = node.args
     every = [*args.posonlyargs, *args.args, *filter(None, [args.vararg]), *args.kwonlyargs, *filter(None, [args.kwarg])]
-    return [arg.arg for arg in every if arg.arg not in ("self", "cls")]
+    return [arg.arg for arg in every if not (method and arg.arg in ("self", "cls"))]
 
 
 def described(docstring: str) -> list[str] | None:
@@ -44,17 +44,19 @@ def described(docstring: str) -> list[str] | None:
 
 def documented(tree: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
     """Yields name, docstring and parameters of each function, and of each class whose `__init__` it describes."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    methods = {id(node) for owner in classes for node in owner.body}
     for node in ast.walk(tree):
         if isinstance(node, Function) and (text := ast.get_docstring(node)):
-            yield node.name, text, parameters(node)
-        if isinstance(node, ast.ClassDef) and (text := ast.get_docstring(node)):
-            for init in node.body:
-                if isinstance(init, Function) and init.name == "__init__":
-                    yield node.name, text, parameters(init)
+            yield node.name, text, parameters(node, method=id(node) in methods)
+    for owner in classes:
+        for node in owner.body:
+            if isinstance(node, Function) and node.name == "__init__" and (text := ast.get_docstring(owner)):
+                yield owner.name, text, parameters(node, method=True)
 
 
 def mismatches(tree: ast.Module) -> list[str]:
-    """Returns the names of functions and classes whose `Args` section does not name exactly their parameters, untyped."""
+    """Returns the functions and classes whose `Args` section does not name exactly their parameters, without types."""
     return [
         name
         for name, text, expected in documented(tree)
@@ -74,8 +76,8 @@ def test_what_other_subpackages_import_has_a_docstring() -> None:
     missing = [
         f"{module}.{node.name}"
         for module, tree in trees.items()
-        for node in tree.body
-        if isinstance(node, Function | ast.ClassDef) and (module, node.name) in imported and not ast.get_docstring(node)
+        for node in {node.name: node for node in tree.body if isinstance(node, Function | ast.ClassDef)}.values()
+        if (module, node.name) in imported and not ast.get_docstring(node)
     ]
     assert not missing
 

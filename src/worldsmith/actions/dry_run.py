@@ -55,7 +55,7 @@ class DryRun(RunAction):
         """Number of processes of the run; null: the environment variable WORLD_SIZE, else 1."""
         gpu: str | None = None
         """GPU type for which memory and time of a step are estimated; null: that of this machine. Without a GPU,
-        nothing is estimated."""
+        the dry run contains no estimates."""
 
     config: Config
 

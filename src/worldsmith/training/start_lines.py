@@ -285,4 +285,5 @@ def data_lines(
 
 
 def describe_pack(seen: Preview) -> str:
+    """Returns the samples, the tokens and the first sample of a pack as a phrase for messages."""
     return f"{seen.samples} sample{'s' * (seen.samples != 1)}, {seen.tokens} tokens; {seen.first}"

@@ -74,7 +74,7 @@ class CheckpointWeights(WeightSource):
 
         Args:
             tensors: Internal parameter name -> weight, for weights that are already in memory. If a frozen weight is
-                missing in it, nothing is checked. None: each frozen weight is read for the check.
+                missing in it, the check is omitted. None: each frozen weight is read for the check.
         """
         if self.below is None:
             return

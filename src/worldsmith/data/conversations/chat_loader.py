@@ -104,7 +104,6 @@ class ChatLoader(PackingDataLoader):
         Raises:
             DataError: If no conversation is usable.
         """
-
         config.check()
         maker = ChatMaker(config.dataset.build(), config, processor=processor)
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)

@@ -85,7 +85,11 @@ class StudySetup:
 
     @cached_property
     def direction(self) -> Literal["min", "max"]:
-        """ "min" or "max": which values of the metric are better. Raises UserError if its name does not show it."""
+        """Whether lower ("min") or higher ("max") values of the metric are better.
+
+        Raises:
+            UserError: If the setting is None and the name of the metric does not show it.
+        """
         if self.config.direction is not None:
             return self.config.direction
         if any(part in self.config.metric.rpartition("/")[2].lower() for part in LOSSES):
