@@ -132,6 +132,6 @@ def test_only_the_topics_that_are_wanted_are_asked(tmp_path):
 @pytest.mark.parametrize("topics", [[], ["red", "red"], ["green"]])
 def test_topics_that_there_are_not(topics):
     with pytest.raises(
-        ValueError, match="topics must be some of rises, passes, vanishes, changes, left, red, description"
+        ValueError, match="expected distinct topics among rises, passes, vanishes, changes, left, red, description"
     ):
         replace(PLAN, topics=topics).check()

@@ -22,17 +22,16 @@ def measure_classes(
 
     `precision`, `recall` and `f1` are those of the label `positive`, 0 if their denominator is 0. Balanced accuracy is
     the mean recall of the labels that occur; with two labels it is None unless both occur. Intervals are 95 %
-    confidence
-    intervals: Wilson's for `accuracy`, a bootstrap over the answers for the others.
+    confidence intervals: Wilson's for `accuracy`, a bootstrap over the answers for the others.
 
     Args:
-        said: Predicted labels; None, for an answer that could not be parsed, is wrong.
+        said: Predicted labels; None for an answer that could not be parsed, which counts as wrong.
         true: Ground-truth labels.
         labels: All labels, in the order of the confusion matrix.
-        positive: Label of a binary task whose precision and recall are computed; None: no such metrics.
+        positive: Label of a binary task for which precision, recall and F1 are computed; None: they are omitted.
 
     Returns:
-        Metrics by name, with the confusion matrix.
+        Values by metric name, with intervals as `NAME_interval` and the confusion matrix as `confusion`.
     """
     counts, occurring = Counter(zip(true, said)), [label for label in labels if label in set(true)]
     columns = [*labels, None]
@@ -67,9 +66,16 @@ def measure_classes(
 
 
 def with_intervals(rows: list[list[int]], derived: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Computes metrics of a confusion matrix and their intervals by the percentile bootstrap with a fixed seed.
+    """Computes metrics of a confusion matrix with 95 % intervals by the percentile bootstrap with a fixed seed.
 
     Sampling answers with replacement equals sampling the cells of the matrix from a multinomial distribution.
+
+    Args:
+        rows: Confusion matrix: counts by true label (row) and predicted label (column).
+        derived: Metric name -> function of confusion matrices [..., true, predicted] that returns the metric [...].
+
+    Returns:
+        Value of each metric by name, and its (low, high) as `NAME_interval`.
     """
     import numpy as np
 
@@ -84,21 +90,24 @@ def with_intervals(rows: list[list[int]], derived: dict[str, Callable[[Any], Any
 
 
 def measure_label(name: str, place: int, tables: np.ndarray) -> np.ndarray:
-    """Computes precision, recall or F1 of the label at index `place` in confusion matrices [..., true, predicted]."""
+    """Computes the metric `name` ("precision", "recall" or "f1") of the label at index `place`.
+
+    `tables` are confusion matrices [..., true, predicted].
+    """
     hits, said, true = tables[..., place, place], tables[..., place].sum(-1), tables[..., place, :].sum(-1)
     part, whole = {"precision": (hits, said), "recall": (hits, true), "f1": (2 * hits, said + true)}[name]
     return ratio(part, whole)
 
 
 def balanced_accuracy(places: Sequence[int], tables: np.ndarray) -> np.ndarray:
-    """Computes the mean recall of the labels at the indices `places` in confusion matrices [..., true, predicted]."""
+    """Computes the mean recall of the labels at the indices `places`; `tables`: matrices [..., true, predicted]."""
     import numpy as np
 
     return np.mean([measure_label("recall", place, tables) for place in places], axis=0)
 
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Returns part / whole; 0 where whole is 0."""
+    """Returns `part` / `whole` elementwise; 0 where `whole` is 0."""
     import numpy as np
 
     return np.divide(part, whole, out=np.zeros_like(part, dtype=float), where=whole != 0)
@@ -113,12 +122,13 @@ def measure_numbers(
     truth is not 0.
 
     Args:
-        said: Predictions; None, for an answer that could not be parsed, is wrong and is skipped in the relative error.
-        true: Ground truth.
-        agree: Returns whether a prediction is correct for a ground truth.
+        said: Predicted numbers; None for an answer that could not be parsed, which counts as wrong and is skipped in
+            the relative error.
+        true: Ground-truth numbers.
+        agree: Called with (prediction, ground truth); returns whether the prediction is correct.
 
     Returns:
-        Metrics by name.
+        Values by metric name, with 95 % intervals as `NAME_interval`.
     """
     total = len(true)
     right = sum(answer is not None and agree(answer, truth) for answer, truth in zip(said, true))
@@ -134,11 +144,16 @@ def measure_numbers(
 
 
 def measure_ratings(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
-    """Computes metrics of ratings from 1 to 5, in texts, against the ground truth, which is text as well.
+    """Computes metrics of answers that contain a rating from 1 to 5.
 
-    A sample without a ground-truth rating is skipped. An answer without a rating is wrong, and skipped in correlations
-    and the mean error. `accuracy` and `pearson_correlation` are those of the VideoPhy-2 protocol; undefined metrics are
-    None.
+    `accuracy` and `pearson_correlation` are those of the VideoPhy-2 protocol.
+
+    Args:
+        answers: Answer texts. An answer without a rating is wrong, and skipped in correlations and the mean error.
+        truths: Ground-truth texts. A sample without a rating in the ground truth is skipped.
+
+    Returns:
+        Values by metric name, None if undefined, with the confusion matrix as `confusion`.
     """
     import numpy as np
 
@@ -168,7 +183,7 @@ def measure_ratings(answers: Sequence[str], truths: Sequence[str]) -> dict[str, 
 
 
 def correlation(pairs: Any) -> float | None:
-    """Computes Pearson's correlation of [n, 2]; None for fewer than two pairs, or if a column is constant."""
+    """Computes Pearson's correlation of the two columns of an array [n, 2]; None if n < 2 or a column is constant."""
     import numpy as np
 
     if len(pairs) < 2 or not pairs.std(axis=0).all():
@@ -177,7 +192,7 @@ def correlation(pairs: Any) -> float | None:
 
 
 def ranks(values: Any) -> Any:
-    """Returns the ranks of values, from 1; equal values get their mean rank."""
+    """Returns the rank of each value of a one-dimensional array, from 1; equal values get their mean rank."""
     import numpy as np
 
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)

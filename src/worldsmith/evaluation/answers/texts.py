@@ -33,23 +33,24 @@ def measure_texts(
     soft_threshold: float,
     bert_score: BertScore | None = None,
 ) -> dict[str, Any]:
-    """Computes metrics of free-text answers: exact matches of normalized texts (`accuracy`), soft ones, and `metrics`.
+    """Computes metrics of free-text answers.
 
-    BLEU is that of sacrebleu over the complete set, 0 to 100. ROUGE is the mean F-measure of rouge-score, 0 to 1.
-    BERTScore values are means.
+    `accuracy` is the fraction of exact matches of normalized texts, `soft_accuracy` that of soft matches. BLEU is that
+    of sacrebleu over all answers, 0 to 100. ROUGE is the mean F-measure of rouge-score, 0 to 1. BERTScore values are
+    means.
 
     Args:
-        said: Answers; None is wrong.
-        true: Ground truth.
-        metrics: "bleu" and "rouge" are computed if they are listed.
-        soft_threshold: Min token F1 of a soft match.
-        bert_score: Computes BERTScore; None: BERTScore is skipped.
+        said: Answers; None counts as wrong.
+        true: Ground-truth answers.
+        metrics: Additional metrics to compute; "bertscore" in it has no effect without `bert_score`.
+        soft_threshold: Min token F1 (0 to 1) of a soft match.
+        bert_score: Computes BERTScore, also if it is not in `metrics`; None: BERTScore is skipped.
 
     Returns:
-        Metrics by name.
+        Values by metric name, with 95 % intervals as `NAME_interval`.
 
     Raises:
-        UserError: If a library is not installed.
+        UserError: If sacrebleu or rouge-score is required but not installed.
     """
     answers, total = [answer or "" for answer in said], len(true)
     exact = sum(is_exact(answer, truth) for answer, truth in zip(answers, true))
@@ -80,7 +81,10 @@ def measure_texts(
 
 
 def bleu(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
-    """Computes BLEU with sacrebleu, and its signature, which states the settings."""
+    """Returns `bleu` over all answers, computed with sacrebleu, and `bleu_signature`, which states its settings.
+
+    Raises UserError if sacrebleu is not installed.
+    """
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:

@@ -15,9 +15,9 @@ DIFFERENT = "seed", "name", "sources"
 
 
 class Continuation(SampleMetric):
-    """PSNR, SSIM and motion error of the generated frames against the real ones, without the conditioning frames.
+    """PSNR, SSIM and motion error of a generated video against the real one, without the conditioning frames.
 
-    The motion starts at the last conditioning frame.
+    The motion error includes the motion from the last conditioning frame to the first generated one.
     """
 
     outputs = {
@@ -133,7 +133,10 @@ class Diversity(Metric):
 
 
 def groups_of_seeds(args: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Returns groups of sample names; samples of a group differ only in their seed. `args`: from `sample_args.json`."""
+    """Returns the names of the samples in groups; samples of a group differ only in their seed.
+
+    `args` are the arguments of the samples, as in `sample_args.json`. A repeated seed is omitted.
+    """
     groups: dict[str, dict[int, str]] = {}
     for one in args:
         key = json.dumps({name: value for name, value in one.items() if name not in DIFFERENT}, sort_keys=True)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 Look = Callable[[Path], str]
 DEEPEST = 50
-"""Max records in a row: safety limit against records that refer to each other in a circle."""
+"""Max depth of the tree: safety limit for lineage records that refer to each other in a cycle."""
 SHOWN = 8
-"""Hexadecimal digits of a fingerprint."""
+"""Number of hexadecimal digits of a fingerprint that are shown."""
 
 
 class ShowLineage(Action):
@@ -32,8 +32,8 @@ class ShowLineage(Action):
 
     class Config(Action.Config):
         result: str
-        """Folder of a result, a run, or one of its checkpoints, or a file written by a command; or the name of a run or
-        the id of a record below the output root."""
+        """A result folder, run folder, checkpoint folder, or file written by a command; or the name of a run or the id
+        of a lineage record below the output root."""
 
     config: Config
 
@@ -53,12 +53,15 @@ class ShowLineage(Action):
 
 
 def chain(record: Lineage, look: Look, depth: int = 0) -> dict[str, Any]:
-    """Returns a record with the records of its inputs, and whether each input and output is unchanged.
+    """Returns a lineage record as a nested dictionary, with the records of its inputs and the state of all files.
 
     Args:
         record: The lineage record.
         look: Returns the current fingerprint of a path.
-        depth: Number of records above this one; the chain ends at `DEEPEST`.
+        depth: Depth of the record in the tree, which ends at `DEEPEST`.
+
+    Returns:
+        Action, id, folder, time, outputs and inputs. An input has its own record, if it exists, under "made_by".
     """
     return {
         "action": record.action,
@@ -78,7 +81,17 @@ def chain(record: Lineage, look: Look, depth: int = 0) -> dict[str, Any]:
 
 
 def look_at(record: Lineage, entry: Mapping[str, Any], place: Path, look: Look) -> dict[str, Any]:
-    """Returns path, fingerprint and present state of an input or output."""
+    """Compares an input or output of a lineage record with its current content.
+
+    Args:
+        record: The lineage record.
+        entry: Entry of the input or output in the record.
+        place: Path of the input or output.
+        look: Returns the current fingerprint of a path.
+
+    Returns:
+        Path, recorded fingerprint, description of the current state, and whether the content is the same.
+    """
     problem = record.change(entry, place, look)
     state = "as it was" if entry["fingerprint"] else "not on this machine at that time"
     path = str(place) if place.exists() else entry["path"]
@@ -86,19 +99,22 @@ def look_at(record: Lineage, entry: Mapping[str, Any], place: Path, look: Look) 
 
 
 def made_by(record: Lineage, entry: Mapping[str, Any], look: Look, depth: int) -> dict[str, Any] | None:
-    """Returns the chain of records behind an input; None if no record exists."""
+    """Returns the lineage of the input `entry` of a record, as from `chain`; None if the input has no record.
+
+    `look` returns the current fingerprint of a path; `depth` is the depth of `record` in the tree.
+    """
     found = record_of(record.locate(entry).resolve()) if depth < DEEPEST else None
     return None if found is None else chain(read_lineage(found), look, depth + 1)
 
 
 def all_changes(facts: Mapping[str, Any]) -> list[str]:
-    """Returns the paths of all inputs and outputs in a chain that are missing or changed."""
+    """Returns the paths of all inputs and outputs in a lineage (from `chain`) that are missing or changed."""
     own = [entry["path"] for entry in (*facts["inputs"], *facts["outputs"]) if not entry["same"]]
     return own + [path for entry in facts["inputs"] if entry["made_by"] for path in all_changes(entry["made_by"])]
 
 
 def draw(facts: Mapping[str, Any]) -> list[str]:
-    """Returns the tree as lines of text, without wrapping."""
+    """Returns a lineage (from `chain`) as the lines of a text tree, without wrapping."""
     from rich.console import Console
 
     text = io.StringIO()
@@ -107,7 +123,7 @@ def draw(facts: Mapping[str, Any]) -> list[str]:
 
 
 def tree_of(facts: Mapping[str, Any]) -> Tree:
-    """Returns a chain of records as a tree of the rich library."""
+    """Returns a lineage (from `chain`) as a tree of the rich library."""
     from rich.markup import escape
     from rich.tree import Tree
 
@@ -122,7 +138,7 @@ def tree_of(facts: Mapping[str, Any]) -> Tree:
 
 
 def short(entry: Mapping[str, Any]) -> str:
-    """Returns path, shortened fingerprint and problem of an input or output as text."""
+    """Returns one line about an input or output: path, shortened fingerprint and, if it changed, its state."""
     mark = (entry["fingerprint"] or "").removeprefix("sha256:")[:SHOWN]
     state = "" if entry["state"] == "as it was" else f"  <- {entry['state']}"
     return f"{entry['path']}{f' [{mark}]' if mark else ''}{state}"

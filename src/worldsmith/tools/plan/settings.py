@@ -21,14 +21,14 @@ MODES = ("none", "selective", "full")
 """Modes of gradient checkpointing, from fast with high memory to slow with low memory."""
 MOST_CONTEXT = 8
 ENCODED = "`worldsmith encode` first"
-"""The latent cache is complete before the run, so that no encoders are on the GPUs."""
+"""Description of a setting whose latent cache is complete before the run, so that no encoders are on the GPUs."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-"""Layers that get adapters if a run names none."""
+"""Names of the layers that get adapters if the config of a run names no layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Change of the training result, from none (level 0) upwards, with its overrides."""
+    """Change of the training result (level 0: no change; larger: more change), with description and overrides."""
 
     level: int
     says: str
@@ -37,15 +37,18 @@ class Learned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """A choice for each option. `words` are its overrides of the run."""
+    """Setting of a run: one choice for each option, such as the mode of gradient checkpointing.
+
+    `words` are the overrides that apply it to the run.
+    """
 
     learned: Learned
     words: tuple[str, ...]
     knobs: Mapping[str, str]
-    """Description of each chosen option."""
+    """Option name -> description of its value."""
     slower: tuple[int, ...]
-    """Options in the direction of less memory and more time, by setting: gradient checkpointing, context parallelism,
-    smaller packs, encoding before the run, reductions."""
+    """Memory-saving options, larger values for less memory and more time: gradient checkpointing, context parallelism,
+    smaller packs, encoding before the run, gradient reduction after each pack."""
     replicas: int
     packs: Packing
     encoded: bool = False
@@ -53,16 +56,16 @@ class Setting:
 
     @property
     def keeps_sums(self) -> bool:
-        """Whether unsharded gradients are kept between the packs of a step."""
+        """Whether unsharded gradients are kept in memory between the packs of a step."""
         return not self.slower[-1] and len(self.packs.batches) > 1
 
     def as_fast_as(self, other: Setting) -> bool:
-        """Returns whether this setting is as fast: it uses no memory-saving option that `other` does not use."""
+        """Returns whether this setting is at least as fast as `other`: it has no additional memory-saving options."""
         same = self.learned == other.learned and self.replicas == other.replicas
         return same and all(mine <= its for mine, its in zip(self.slower, other.slower))
 
     def as_large_as(self, other: Setting) -> bool:
-        """Returns whether this setting needs at least as much memory: it stores all activations of `other`."""
+        """Returns whether this setting needs at least as much memory as `other`, because it stores all its tensors."""
         kept = all(mine <= its for mine, its in zip(self.slower[:-1], other.slower[:-1]))
         same = self.learned == other.learned and self.replicas >= other.replicas
         return same and kept and self.keeps_sums >= other.keeps_sums
@@ -77,14 +80,14 @@ def settings(
     additive: bool = True,
     per_machine: int = 8,
 ) -> list[Setting]:
-    """Returns all settings that can be evaluated.
+    """Returns all combinations of options of a run that may reduce its memory or time.
 
     Args:
         config: Config of the run.
         ranks: Number of GPUs.
         batches: Packs of a rank in a step; each setting has the same samples in a step.
         limits: Limits of a pack.
-        additive: Whether samples have the same weight in packs of any size, so that they can be repacked.
+        additive: Whether the loss weight of a sample does not depend on its pack, so that samples can be repacked.
         per_machine: Number of GPUs per machine.
     """
     found: list[Setting] = []
@@ -99,7 +102,17 @@ def settings(
 def as_it_is(
     config: Trainer.Config, *, ranks: int, batches: Sequence[Sequence[Any]], limits: PackLimits
 ) -> Setting | None:
-    """Returns the setting without overrides (the baseline); None if the run's degrees do not fit `ranks`."""
+    """Returns the setting without overrides (the baseline).
+
+    Args:
+        config: Config of the run.
+        ranks: Number of GPUs.
+        batches: Packs of a rank in a step.
+        limits: Limits of a pack.
+
+    Returns:
+        The setting; None if the parallelism degrees of the run do not fit `ranks`.
+    """
     now = degrees_now(config, ranks)
     plain = Learned(0, "nothing")
     same = arranged(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
@@ -107,7 +120,7 @@ def as_it_is(
 
 
 def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
-    """Returns the parallelism degrees of the run; if they do not fit `ranks`, weights are sharded over all ranks."""
+    """Returns the parallelism degrees of a run; if they do not fit `ranks`, degrees that shard over all ranks."""
     try:
         return plan_degrees(config.model.config.parallelism, ranks)
     except WrongValueError:
@@ -117,7 +130,10 @@ def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
 
 
 def replica_counts(ranks: int, per_machine: int) -> list[int]:
-    """Returns numbers of replicas: weights are sharded over all ranks, over those of a machine, or not at all."""
+    """Returns the numbers of replicas to evaluate: weights sharded over all ranks, over each machine, or not at all.
+
+    `per_machine` is the number of GPUs per machine.
+    """
     machines = ranks // per_machine if ranks % per_machine == 0 else 1
     return sorted({1, machines, ranks})
 
@@ -133,7 +149,18 @@ def arranged(
     *,
     additive: bool,
 ) -> Iterator[Setting]:
-    """Yields the settings with these parallelism degrees."""
+    """Yields all settings with given parallelism degrees and one change of the training result.
+
+    Args:
+        config: Config of the run.
+        learned: Change of the training result.
+        ranks: Number of GPUs.
+        replicas: Number of replicas of the weights.
+        context: Number of ranks over which the tokens of a pack are sharded.
+        batches: Packs of a rank in a step of the run.
+        limits: Limits of a pack.
+        additive: Whether samples can be repacked.
+    """
     model, now = config.model.config, degrees_now(config, ranks)
     if len(batches) * context % now.context:
         return
@@ -143,7 +170,7 @@ def arranged(
     packs = packings(theirs, limits, larger=ranks > 1) if additive else [Packing(theirs)]
     for smaller, packing in enumerate(packs):
         if context > now.context and packing is not packs[-1]:
-            continue  # smaller packs cost less than sharing them
+            continue  # smaller packs cost less time than sharding a pack over more ranks
         count = len(packing.batches)
         words = {**learned.words, **degrees, **packing.words}
         words["trainer.grad_accum_iter"] = str(count)
@@ -169,7 +196,10 @@ def arranged(
 
 
 def changes(config: Trainer.Config) -> Iterator[Learned]:
-    """Yields changes of the training result, the smallest first; each includes the settings without an effect on it."""
+    """Yields the changes of the training result that save memory, the smallest first, beginning with no change.
+
+    Their overrides include those that save memory without changing the result.
+    """
     model, free = config.model.config, free_words(config)
     yield Learned(0, "nothing", free)
     level = 0
@@ -212,18 +242,18 @@ def changes(config: Trainer.Config) -> Iterator[Learned]:
 
 
 def free_words(config: Trainer.Config) -> dict[str, str]:
-    """Returns overrides that save memory without changing the training result."""
+    """Returns the overrides (config path -> value) that save memory without changing the training result."""
     model, words = config.model.config, {}
     frozen = model.lora_enabled or bool(config.optimizer.keys_to_select)
     if frozen and model.ema.enabled and not model.ema.trainable_only:
         words[f"{MODEL}.ema.trainable_only"] = "true"
     if (model.lora_enabled, model.precision, model.parallelism.fsdp_master_dtype) == (True, "bfloat16", "float32"):
-        words[f"{PARALLELISM}.fsdp_master_dtype"] = "bfloat16"  # that of frozen weights; adapters stay float32
+        words[f"{PARALLELISM}.fsdp_master_dtype"] = "bfloat16"  # only of frozen weights; adapters stay float32
     return words
 
 
 def without_average(config: Trainer.Config) -> dict[str, str]:
-    """Returns overrides that disable the EMA weights, also in callbacks that generate samples with them."""
+    """Returns the overrides (config path -> value) that disable the EMA weights, also in callbacks that use them."""
     words = {f"{MODEL}.ema.enabled": "false"}
     for name, callback in config.trainer.callbacks.items():
         weights = getattr(callback, "weights", None)
@@ -235,7 +265,10 @@ def without_average(config: Trainer.Config) -> dict[str, str]:
 
 
 def usual_targets(config: Trainer.Config) -> str | None:
-    """Returns the names of the attention layers; None if they have other names or are frozen."""
+    """Returns the names of the attention layers, comma-separated, as targets of adapters.
+
+    None if the network has no such layers or they are frozen.
+    """
     model = config.model.config
     layers, shapes = model.adaptable_layers(), model.shapes()
     if layers is None:  # the family checks targets when the network is built
@@ -246,7 +279,7 @@ def usual_targets(config: Trainer.Config) -> str | None:
 
 
 def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
-    """Yields changes to smaller clips, the smallest change first: shorter clips, lower resolutions, and both."""
+    """Yields the changes to smaller clips: fewer frames, then a lower resolution, then both."""
     dataset: Any = getattr(config.dataloader_train, "dataset", None)
     resolution, frames = getattr(dataset, "resolution", ""), getattr(dataset, "num_video_frames", 0)
     if not resolution:
@@ -267,7 +300,7 @@ def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
 
 
 def smaller_resolution(resolution: str) -> str:
-    """Returns the next smaller resolution bucket, or half of an exact size, else ""."""
+    """Returns the next smaller resolution bucket, or about half of an exact size WxH; "" if there is no smaller one."""
     exact = exact_size(resolution)
     if exact is not None:
         height, width = (side // 2 // 32 * 32 for side in exact)
@@ -277,7 +310,7 @@ def smaller_resolution(resolution: str) -> str:
 
 
 def with_clips(setting: Setting, clips: Learned) -> Setting:
-    """Returns the setting for a run with these clips."""
+    """Returns the setting with the overrides and the description of other clip sizes added."""
     learned = setting.learned
     says = clips.says if not learned.level else f"{clips.says}; {learned.says}"
     learned = Learned(clips.level + learned.level, says, {**clips.words, **learned.words})
@@ -285,12 +318,15 @@ def with_clips(setting: Setting, clips: Learned) -> Setting:
 
 
 def changed_words(words: Mapping[str, str]) -> tuple[str, ...]:
-    """Formats changes as overrides."""
+    """Formats changes (config path -> value) as command-line overrides `path=value`."""
     return tuple(f"{path}={value}" for path, value in words.items())
 
 
 def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int) -> dict[str, str]:
-    """Returns overrides that shard the weights over all ranks of a replica."""
+    """Returns the overrides (config path -> value) that set the parallelism degrees.
+
+    The weights are sharded over all ranks of each of `replicas` replicas, the tokens of a pack over `context` ranks.
+    """
     asked = config.model.config.parallelism
     shard = ranks // replicas // context
     wanted = (shard, replicas, context)
@@ -306,7 +342,7 @@ def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int
 
 
 def can_share(config: Trainer.Config, context: int) -> bool:
-    """Returns whether `context` ranks can share the tokens of a pack."""
+    """Returns whether the model of a run supports context parallelism over `context` ranks."""
     try:
         config.model.config.check_context(context)
     except ValueError:
@@ -315,12 +351,12 @@ def can_share(config: Trainer.Config, context: int) -> bool:
 
 
 def changed(config: Trainer.Config, words: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the overrides that differ from the config."""
+    """Formats those of the changes `words` (config path -> value) as overrides whose value differs from the config."""
     return changed_words({path: value for path, value in words.items() if value != as_word(config, path)})
 
 
 def as_word(config: Any, path: str) -> str | None:
-    """Formats the current value of a config path as in an override."""
+    """Returns the current value at a config path as text of an override; None for a dictionary that is not empty."""
     value = config
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 OWN = "rng_state_"
 """Name prefix of tensors that differ per rank; the rank index follows."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""First corner and size of a box of a tensor."""
+"""Rectangular part of a tensor: (offsets, sizes), one entry per dimension."""
 
 
 def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Finding]:
-    """Yields a finding if trained weights are not sharded over the `shares` ranks, or if two ranks differ.
+    """Yields a finding if trained weights are not sharded over `shares` ranks, or if ranks have different weights.
 
     Frozen weights may be replicated: they have no gradients, and small norms are cheaper that way.
     """
@@ -63,9 +63,10 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
 
 
 def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
-    """Finds ranks that call other collectives, or in another order, than the other ranks of their groups.
+    """Returns findings for ranks that call other collectives, or in another order, than the ranks of their groups.
 
-    Such a run would hang or exchange wrong tensors. Each rank is compared with the first rank of each of its groups.
+    Such a run would hang or exchange wrong tensors. Each rank is compared with the first rank of each of its process
+    groups.
     """
     found: dict[int, Finding] = {}
     firsts: dict[tuple[int, ...], RankRecord] = {}
@@ -73,7 +74,7 @@ def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
         groups = {sent.ranks for sent in record.trace}
         for group in groups:
             firsts.setdefault(group, record)
-        # A group that only one of its members ever calls is looked for among those that are before it.
+        # Also compare with earlier ranks that call a collective of a group with this rank, which it never calls.
         others = [firsts[group] for group in groups] + [o for g, o in firsts.items() if record.rank in g]
         for first in {other.rank: other for other in others if other is not record}.values():
             finding = compare_two(first, record)
@@ -83,7 +84,10 @@ def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
 
 
 def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
-    """Returns a finding for the first difference in the collectives of groups with both ranks; None if they agree."""
+    """Compares the collectives of two ranks in the process groups that contain both.
+
+    Returns a finding for the first difference; None if there is no difference.
+    """
     expected, called = ([s for s in r.trace if {first.rank, other.rank} <= set(s.ranks)] for r in (first, other))
     if expected == called:
         return None
@@ -102,12 +106,12 @@ def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
     return Finding(
         "first step",
         f"rank {other.rank} {verdict}: collective {place + 1} of the step is {instead}, but {wanted} on rank "
-        f"{first.rank}. The ranks would wait for each other forever, or use one tensor in place of another",
+        f"{first.rank}. The ranks would wait for each other forever, or exchange the wrong tensors",
     )
 
 
 def find_outsiders(records: Sequence[RankRecord]) -> Iterator[Finding]:
-    """Yields a finding for each rank that calls a collective of a group without this rank."""
+    """Yields a finding for each rank that calls a collective of a process group to which it does not belong."""
     for record in records:
         strange = next((sent for sent in record.trace if record.rank not in sent.ranks), None)
         if strange is not None:
@@ -116,14 +120,14 @@ def find_outsiders(records: Sequence[RankRecord]) -> Iterator[Finding]:
 
 
 def describe_collective(sent: Sent) -> str:
-    """Returns a collective with its module, size, dtype and ranks as text."""
+    """Describes a collective as text: operation, module, size, dtype and ranks."""
     dtype = str(sent.dtype).removeprefix("torch.")
     where = f" of {sent.module}" if sent.module else ""
     return f"{sent.op}{where} ({sent.payload:,} bytes, {dtype}, ranks {format_ranks(sent.ranks)})"
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Formats ranks as `0-7`, `0, 2, 4` or `0, 8, … 504`."""
+    """Formats sorted rank indices as `0-7`, `0, 2, 4` or `0, 8, … 504`."""
     if len(ranks) > 2 and ranks[-1] - ranks[0] + 1 == len(ranks):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks if len(ranks) <= 4 else [*ranks[:2], f"… {ranks[-1]}"]))
@@ -134,20 +138,20 @@ def format_collectives(number: int) -> str:
 
 
 class TensorShard(NamedTuple):
-    """Part of a tensor that a rank would write to a checkpoint."""
+    """Shard of a tensor that a rank would write to a checkpoint."""
 
     rank: int
     size: tuple[int, ...]
-    """Size of the full tensor."""
+    """Shape of the full tensor."""
     dtype: torch.dtype
     box: Box
 
 
 def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -> Iterator[Finding]:
-    """Yields findings unless the ranks together write every element of a checkpoint exactly once.
+    """Yields findings unless the ranks together would write every element of a checkpoint exactly once.
 
     Args:
-        records: Records of the simulated ranks.
+        records: Records of the simulated ranks, with their save plans.
         shares: Number of consecutive ranks over which the weights are sharded.
         all_ranks: Whether all ranks were simulated, so that missing elements can be found; otherwise each rank must
             write its own shard.
@@ -160,7 +164,7 @@ def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -
             wrong = find_fault(held, all_ranks=all_ranks) or ("" if all_ranks else find_foreign_rows(held, shares))
             if wrong:
                 yield Finding("save", f"{part}: {name}{wrong}")
-                break  # the others of a part are wrong in the same way
+                break  # the other tensors of the part have the same problem
     positions = sorted({record.data_rank for record in records})
     if all_ranks and positions != list(range(len(positions))):
         message = f"the data loader states belong to the shards {positions}, which are not consecutive"
@@ -168,7 +172,7 @@ def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -
 
 
 def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]]:
-    """Returns the shards that the ranks would write, by tensor name."""
+    """Returns the shards that the ranks would write, by tensor name; `plans` has the save plan of each rank."""
     found: dict[str, list[TensorShard]] = defaultdict(list)
     for rank, plan in plans.items():
         for item in plan.items:
@@ -180,7 +184,13 @@ def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]
 
 
 def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Sequence[int]) -> Iterator[Finding]:
-    """Yields a finding for keys that only some of the ranks have."""
+    """Yields a finding for tensors of a checkpoint part that only some ranks would write.
+
+    Args:
+        part: Name of the checkpoint part, such as "model".
+        pieces: Shards by tensor name.
+        ranks: All simulated ranks.
+    """
     partly: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name, held in sorted(pieces.items()):
         having = tuple(dict.fromkeys(piece.rank for piece in held))
@@ -198,7 +208,10 @@ def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Se
 
 
 def find_fault(held: Sequence[TensorShard], *, all_ranks: bool) -> str:
-    """Returns the problem if the shards of a tensor differ in shape or dtype, overlap, or have a gap; else ""."""
+    """Returns the problem if the shards of a tensor disagree on its shape or dtype, overlap, or have a gap; else "".
+
+    `all_ranks`: the shards of all ranks are known, so that gaps can be found.
+    """
     forms, boxes, same = dict[str, int](), dict[Box, int](), list[tuple[int, TensorShard]]()
     for piece in held:
         forms.setdefault(form(piece.size, piece.dtype), piece.rank)
@@ -223,7 +236,10 @@ def find_fault(held: Sequence[TensorShard], *, all_ranks: bool) -> str:
 
 
 def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
-    """Returns the problem if a rank writes other rows than its own shard as split by `torch.chunk`; else ""."""
+    """Returns the problem if a rank would write other rows of a tensor than its shard; else "".
+
+    The shards are those of `torch.chunk` over `shares` consecutive ranks.
+    """
     for rank, size, _, box in held:
         if not size:
             return ""
@@ -240,30 +256,33 @@ def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
 
 
 def volume(box: Box) -> int:
-    """Returns the number of elements in a box."""
+    """Returns the number of elements in a box (offsets, sizes) of a tensor."""
     return math.prod(box[1])
 
 
 def overlap(one: Box, two: Box) -> bool:
-    """Returns whether two boxes have common elements."""
+    """Returns whether two boxes (offsets, sizes) of a tensor have common elements."""
     sides = zip(*one, *two, strict=True)
     return all(start < other + length and other < start + size for start, size, other, length in sides)
 
 
 def words_of(box: Box) -> str:
-    """Returns a box as slices, such as [0:4, 0:8]."""
+    """Formats a box (offsets, sizes) of a tensor as slices, such as [0:4, 0:8]."""
     return f"[{', '.join(f'{start}:{start + size}' for start, size in zip(*box, strict=True))}]"
 
 
 def join_plans(records: Sequence[RankRecord], *, all_ranks: bool) -> dict[str, Metadata]:
-    """Returns the content of `.metadata` for each checkpoint part, from DCP's own planner.
+    """Joins the save plans of the ranks to a global plan with the planner of torch.distributed.checkpoint (DCP).
 
     Args:
-        records: Records of the ranks.
+        records: Records of the simulated ranks.
         all_ranks: Whether all ranks were simulated, so that the global plan is validated.
 
+    Returns:
+        Content of the file `.metadata` by checkpoint part.
+
     Raises:
-        ValueError: If the plans do not form a valid checkpoint (also AssertionError).
+        ValueError: If the plans do not form a valid checkpoint; DCP may also raise AssertionError.
     """
     plans = {part: [record.plans[part] for record in records] for part in records[0].plans}
     if all_ranks:

@@ -14,11 +14,14 @@ from worldsmith.monitor.terminal_text import print_message
 
 
 class Rehearse(RunAction):
-    """Simulates the first step of every rank, a save, a resume and the exports; reports what would fail."""
+    """Simulates the first step of every rank, a save, a resume and the exports of a run, and reports the problems.
+
+    It needs no GPU, no data and no weights.
+    """
 
     class Config(RunAction.Config):
         gpus: Count | None = None
-        """Number of ranks; null: WORLD_SIZE, or as many as the parallel degrees of the run require."""
+        """Number of ranks; null: WORLD_SIZE, otherwise the number that the parallelism degrees of the run require."""
 
     config: Config
 
@@ -27,7 +30,7 @@ class Rehearse(RunAction):
 
         self.print_warnings()
         if sys.stderr.isatty():
-            print_message("simulating every process; this can take a minute …")
+            print_message("simulating all processes; this can take a minute …")
         found = rehearse(self.tree, self.ranks)
         return Result(found.lines(), code=2 if found.findings else 0)
 

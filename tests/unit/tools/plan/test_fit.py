@@ -251,7 +251,7 @@ def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> Non
     assert found.tried.setting.knobs["context"] == str(found.gpus)
     nearest = replace(alone, memory=replace(alone.memory, gpu=search.gpu))
     fits = Fits(None, [], {}, nearest, found, search.gpu, "", 1, 1, 1)
-    assert f"with {found.gpus} of them it fits" in "\n".join(
+    assert f"the run fits on {found.gpus} GPUs" in "\n".join(
         fit_lines(fits, search.gpu, ["train"], ["run", "--"], steps=100)
     )
     assert find_enough(fitting("vision_sft_nano_tiny", LONG, of_memory(GIB))) == Enough(None)

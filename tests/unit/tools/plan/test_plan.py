@@ -92,7 +92,7 @@ def test_a_name_stands_for_no_number_and_no_choice(word: str, capsys: pytest.Cap
         (["vision_sft_nano", "--fit"], "--fit simulates steps and --quick does not: omit one of them"),
         (
             ["vision_sft_nano", "-o", "best.yaml"],
-            "-o names the file for the best setting, which only --fit searches for",
+            "-o is the file for the best setting of --fit: add --fit or omit -o",
         ),
         (["vision_sft_nano", "--json", "--gpu", "h10"], "there is no GPU 'h10': did you mean"),
     ],
