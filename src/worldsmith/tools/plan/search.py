@@ -156,7 +156,7 @@ class SettingSearch:
         return lacks(self.known[self.least], FAR)
 
     def next_best(self, here: Sequence[Setting], chosen: set[Setting], *, without_slower_forms: bool) -> Tried | None:
-        """Searches the best setting in `here` that fits and is not in `chosen`; returns None if there is none.
+        """Searches the best setting in `here` that fits and is not in `chosen`; returns None if no setting does.
 
         `without_slower_forms`: ignore settings that only add memory-saving options to another one that fits.
         """
