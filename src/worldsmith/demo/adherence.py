@@ -148,7 +148,7 @@ def parse_prompt(line: str) -> ShapePrompt:
     return ShapePrompt(**{name: record[name] for name in hints})
 
 
-def judge(prompts: Sequence[ShapePrompt], videos: Sequence[np.ndarray]) -> Adherence:
+def grade_videos(prompts: Sequence[ShapePrompt], videos: Sequence[np.ndarray]) -> Adherence:
     """Detects color, shape and direction of the moving shape in each video and compares them with its prompt.
 
     Args:
@@ -326,7 +326,7 @@ def read_shape(cover: np.ndarray, measurements: dict[str, float]) -> tuple[str |
     square and 0.57 upwards for a triangle on its base. Blur rounds corners but does not change the third moment. All
     measurements are medians over the frames.
     """
-    values = np.median([(*lean(frame), *ideal_overlaps(frame > 0.5)) for frame in cover], axis=0)
+    values = np.median([(*skewness(frame), *ideal_overlaps(frame > 0.5)) for frame in cover], axis=0)
     names = ("lean_sideways", "lean_upwards", "square_overlap", "triangle_overlap")
     measured = dict(zip(names, map(float, values)))
     measurements |= measured
@@ -337,7 +337,7 @@ def read_shape(cover: np.ndarray, measurements: dict[str, float]) -> tuple[str |
     return name, ""
 
 
-def lean(cover: np.ndarray) -> tuple[float, float]:
+def skewness(cover: np.ndarray) -> tuple[float, float]:
     """Returns the skewness of a shape's pixel coverage [H, W] along x and along y (positive: upwards)."""
     weight = np.clip(cover - 0.15, 0.0, None)
     found = []

@@ -229,7 +229,7 @@ class Question:
     answer: str
 
 
-def ask(scene: FallingScene) -> list[Question]:
+def list_questions(scene: FallingScene) -> list[Question]:
     """Returns one yes/no question per topic about a scene, with the correct answer.
 
     For each topic the answer is yes for half of the scenes of a round of 60.
@@ -290,7 +290,7 @@ def llava_records(dataset: FallingObjects, split: str, scenes: list[FallingScene
     """
     rng = np.random.default_rng([dataset.seed, SPLITS[split], 2])
     for index, scene in enumerate(scenes):
-        questions = [question for question in ask(scene) if question.topic in dataset.topics]
+        questions = [question for question in list_questions(scene) if question.topic in dataset.topics]
         if split == "train":
             if DESCRIPTION in dataset.topics and index % DESCRIBED_OF == 0:
                 yield llava_record(index, DESCRIPTION, [(DESCRIBE, describe_scene(scene))])

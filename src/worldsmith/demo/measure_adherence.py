@@ -15,7 +15,7 @@ from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.demo.adherence import Judgement, ShapePrompt, judge, load_prompts
+from worldsmith.demo.adherence import Judgement, ShapePrompt, grade_videos, load_prompts
 from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.writable import require_writable
@@ -64,15 +64,15 @@ class MeasureAdherence(VideoAction):
         device = find_device(config.device)
         require_writable(out)
         prompts = load_prompts(Path(config.prompts))
-        judged, videos = {}, {}
+        results, videos = {}, {}
         models = self.find_models()
         for name, model in models.items():
             videos[name] = self.generate(model, prompts, device, name)
             save_videos(out / name, prompts, videos[name])
-            judged[name] = judge(prompts, [video.permute(1, 2, 3, 0).numpy() for video in videos[name]])
-        titles = [title(judgement) for judgement in judged["trained"].judgements]
+            results[name] = grade_videos(prompts, [video.permute(1, 2, 3, 0).numpy() for video in videos[name]])
+        titles = [title(judgement) for judgement in results["trained"].judgements]
         contact_sheet(out / "contact_sheet.png", list(videos.items()), titles, legend=legend(videos))
-        figures = {name: adherence.to_dict() for name, adherence in judged.items()}
+        figures = {name: adherence.to_dict() for name, adherence in results.items()}
         score = {"adherence": figures["trained"]["adherence"], "prompts": len(prompts)}
         add_to_card(Path(config.model), score, out / "contact_sheet.png")
         write_text(out / RESULT, json.dumps({"signature": self.signature(), **figures}, indent=1))

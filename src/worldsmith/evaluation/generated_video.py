@@ -38,7 +38,7 @@ class GeneratedVideo:
     def name(self) -> str:
         return str(self.args["name"])
 
-    def unread(self) -> GeneratedVideo:
+    def without_frames(self) -> GeneratedVideo:
         """Returns a copy without loaded frames, so that frames that the copy loads are freed together with the copy."""
         return replace(self)
 
@@ -92,11 +92,11 @@ def find_real(sample: SampleArgs, folder: Path) -> Path | None:
     Raises:
         UserError: If `extra.real` is not an existing file.
     """
-    said = sample.extra.get("real")
-    if said is None:
+    stated = sample.extra.get("real")
+    if stated is None:
         video = sample.vision_path is not None and not is_image_file(sample.vision_path)
         return Path(str(sample.vision_path)) if video and sample.condition_video_keep == "first" else None
-    path = folder / said if isinstance(said, str) else None
+    path = folder / stated if isinstance(stated, str) else None
     if path is None or not path.is_file():
-        raise UserError(f"{sample.name}: extra.real must be a video file, found {path or repr(said)}")
+        raise UserError(f"{sample.name}: extra.real must be a video file, found {path or repr(stated)}")
     return path

@@ -54,12 +54,12 @@ def frame_ssim(a: Tensor, b: Tensor) -> Tensor:
     return (above / ((mean_a**2 + mean_b**2 + stable) * (spread_a + spread_b + stable_spread))).mean()
 
 
-def blur(pictures: Tensor) -> Tensor:
+def blur(images: Tensor) -> Tensor:
     """Blurs images [N, H, W] with SSIM's Gaussian window: [N, H - 2·WINDOW_REACH, W - 2·WINDOW_REACH]."""
-    places = torch.arange(-WINDOW_REACH, WINDOW_REACH + 1, dtype=pictures.dtype, device=pictures.device)
+    places = torch.arange(-WINDOW_REACH, WINDOW_REACH + 1, dtype=images.dtype, device=images.device)
     window = torch.exp(-0.5 * (places / SIGMA) ** 2)
     window = window / window.sum()
-    return conv2d(conv2d(pictures[:, None], window.view(1, 1, -1, 1)), window.view(1, 1, 1, -1))[:, 0]
+    return conv2d(conv2d(images[:, None], window.view(1, 1, -1, 1)), window.view(1, 1, 1, -1))[:, 0]
 
 
 def sharpness(video: Tensor) -> float:

@@ -61,11 +61,11 @@ class PretrainedWeights:
             )
 
 
-def load_network(kind: Any, folder: Path, device: str) -> Any:
+def load_network(model_class: Any, folder: Path, device: str) -> Any:
     """Loads a transformers model in float32 and eval mode.
 
     Args:
-        kind: Model class, such as `CLIPModel`.
+        model_class: Model class, such as `CLIPModel`.
         folder: Local folder of the model.
         device: Device such as "cuda".
 
@@ -75,11 +75,11 @@ def load_network(kind: Any, folder: Path, device: str) -> Any:
     Raises:
         UserError: If the folder lacks some of the weights.
     """
-    model, report = load_from_folder(kind, folder, output_loading_info=True)
+    model, report = load_from_folder(model_class, folder, output_loading_info=True)
     differing = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
     if differing:
         raise UserError(
-            f"{folder}: its weights lack {len(differing)} tensors of {kind.__name__}, such as {differing[0]}. "
+            f"{folder}: its weights lack {len(differing)} tensors of {model_class.__name__}, such as {differing[0]}. "
             "Download the folder again, or use another one"
         )
     return model.float().eval().to(device)

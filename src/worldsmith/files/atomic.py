@@ -122,24 +122,24 @@ def folder_aside(target: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def claim_folder(aside: Path) -> int | None:
-    """Creates the folder `aside`, or empties it, and locks it.
+def claim_folder(folder: Path) -> int | None:
+    """Creates a folder, or empties it, and locks it.
 
     Returns the file descriptor that keeps the lock; None if another process has the lock.
     """
     try:
-        if aside.exists():
-            left = lock(aside)
+        if folder.exists():
+            left = lock(folder)
             if left is None:
                 return None
-            if is_open_as(left, aside):
-                shutil.rmtree(aside)
+            if is_open_as(left, folder):
+                shutil.rmtree(folder)
             os.close(left)
-        aside.mkdir(parents=True)
-        handle = lock(aside)
+        folder.mkdir(parents=True)
+        handle = lock(folder)
     except (FileExistsError, FileNotFoundError):  # another process has made, published or removed it just now
         return None
-    if handle is not None and not is_open_as(handle, aside):
+    if handle is not None and not is_open_as(handle, folder):
         os.close(handle)
         return None
     return handle

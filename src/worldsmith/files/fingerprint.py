@@ -59,7 +59,7 @@ def fingerprint(path: str | Path) -> str:
     state = TRAINING_STATE if listed else ()
     names = sorted({*listed, *(name for name in names_in(path) if not name.startswith(state))})
     with ThreadPoolExecutor(THREADS) as pool:
-        marks = list(pool.map(lambda name: mark(path, name, is_listed=name in listed), names))
+        marks = list(pool.map(lambda name: checksum_text(path, name, is_listed=name in listed), names))
     digest = hashlib.sha256("".join(f"{name} {found}\n" for name, found in zip(names, marks)).encode())
     return f"sha256:{digest.hexdigest()}"
 
@@ -92,7 +92,7 @@ def listed_files(folder: Path) -> set[str]:
     return {name for name in files if not name.startswith(TRAINING_STATE)}
 
 
-def mark(folder: Path, name: str, *, is_listed: bool) -> str:
+def checksum_text(folder: Path, name: str, *, is_listed: bool) -> str:
     """Returns the size of the file `name` in `folder` and, unless it is a media file, its checksum as text.
 
     `is_listed`: the manifest lists the file, so that its checksum is CRC-32; otherwise it is SHA-256.

@@ -152,7 +152,7 @@ def find_change(checkpoint: Path, name: str, expected: list[int]) -> str | None:
         expected: [size in bytes, CRC-32] in the manifest.
 
     Returns:
-        Description of the difference, such as "the content of model/x has changed (CRC-32)"; None if the file is unchanged.
+        Description of the difference, such as "the content of model/x has changed (CRC-32)"; None if it is unchanged.
     """
     try:
         return None if summarize_file(checkpoint / name) == expected else f"the content of {name} has changed (CRC-32)"

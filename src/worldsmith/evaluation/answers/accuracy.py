@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def measure_classes(
-    said: Sequence[str | None], true: Sequence[str], labels: Sequence[str], *, positive: str | None = None
+    predictions: Sequence[str | None], truths: Sequence[str], labels: Sequence[str], *, positive: str | None = None
 ) -> dict[str, Any]:
     """Computes accuracy and related metrics of predicted labels.
 
@@ -25,44 +25,44 @@ def measure_classes(
     confidence intervals: Wilson's for `accuracy`, a bootstrap over the answers for the others.
 
     Args:
-        said: Predicted labels; None for an answer that could not be parsed, which counts as wrong.
-        true: Ground-truth labels.
+        predictions: Predicted labels; None for an answer that could not be parsed, which counts as wrong.
+        truths: Ground-truth labels.
         labels: All labels, in the order of the confusion matrix.
         positive: Label of a binary task for which precision, recall and F1 are computed; None: they are omitted.
 
     Returns:
         Values by metric name, with intervals as `NAME_interval` and the confusion matrix as `confusion`.
     """
-    counts, occurring = Counter(zip(true, said)), [label for label in labels if label in set(true)]
+    counts, occurring = Counter(zip(truths, predictions)), [label for label in labels if label in set(truths)]
     columns = [*labels, None]
     rows = [[counts[label, answer] for answer in columns] for label in labels]
-    total, right = len(true), sum(counts[label, label] for label in labels)
-    figures: dict[str, Any] = {
+    total, right = len(truths), sum(counts[label, label] for label in labels)
+    metrics: dict[str, Any] = {
         "total": total,
         "correct": right,
         **measure_share("accuracy", right, total),
-        "unparsed": sum(answer is None for answer in said),
-        "majority_baseline": max(Counter(true).values()) / total if total else None,
+        "unparsed": sum(answer is None for answer in predictions),
+        "majority_baseline": max(Counter(truths).values()) / total if total else None,
     }
     derived: dict[str, Callable[[Any], Any]] = {}
     if len(labels) > 2 or len(occurring) == len(labels):
-        places = [labels.index(label) for label in occurring]
-        derived["balanced_accuracy"] = partial(balanced_accuracy, places)
+        indices = [labels.index(label) for label in occurring]
+        derived["balanced_accuracy"] = partial(balanced_accuracy, indices)
     else:
-        figures |= {"balanced_accuracy": None, "balanced_accuracy_interval": None}
+        metrics |= {"balanced_accuracy": None, "balanced_accuracy_interval": None}
     if positive is not None:
-        place = labels.index(positive)
-        derived |= {name: partial(measure_label, name, place) for name in ("precision", "recall", "f1")}
+        positive_index = labels.index(positive)
+        derived |= {name: partial(measure_label, name, positive_index) for name in ("precision", "recall", "f1")}
         negative = next(label for label in labels if label != positive)
-        figures |= {
+        metrics |= {
             "true_positives": counts[positive, positive],
             "false_positives": counts[negative, positive],
             "true_negatives": counts[negative, negative],
             "false_negatives": counts[positive, negative],
         }
     if total:
-        figures |= with_intervals(rows, derived)
-    return {**figures, "confusion": {"labels": list(labels), "rows": rows}}
+        metrics |= with_intervals(rows, derived)
+    return {**metrics, "confusion": {"labels": list(labels), "rows": rows}}
 
 
 def with_intervals(rows: list[list[int]], derived: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
@@ -81,40 +81,44 @@ def with_intervals(rows: list[list[int]], derived: dict[str, Callable[[Any], Any
 
     table = np.array(rows, dtype=float)
     total = int(table.sum())
-    drawn = np.random.default_rng(0).multinomial(total, table.ravel() / total, DRAWS).reshape(DRAWS, *table.shape)
-    figures: dict[str, Any] = {}
-    for name, figure in derived.items():
-        low, high = np.percentile(figure(drawn.astype(float)), (2.5, 97.5))
-        figures |= {name: float(figure(table)), f"{name}_interval": (float(low), float(high))}
-    return figures
+    resampled = np.random.default_rng(0).multinomial(total, table.ravel() / total, DRAWS).reshape(DRAWS, *table.shape)
+    metrics: dict[str, Any] = {}
+    for name, metric in derived.items():
+        low, high = np.percentile(metric(resampled.astype(float)), (2.5, 97.5))
+        metrics |= {name: float(metric(table)), f"{name}_interval": (float(low), float(high))}
+    return metrics
 
 
-def measure_label(name: str, place: int, tables: np.ndarray) -> np.ndarray:
-    """Computes the metric `name` ("precision", "recall" or "f1") of the label at index `place`.
+def measure_label(name: str, index: int, tables: np.ndarray) -> np.ndarray:
+    """Computes the metric `name` ("precision", "recall" or "f1") of the label with the given index.
 
     `tables` are confusion matrices [..., true, predicted].
     """
-    hits, said, true = tables[..., place, place], tables[..., place].sum(-1), tables[..., place, :].sum(-1)
-    part, whole = {"precision": (hits, said), "recall": (hits, true), "f1": (2 * hits, said + true)}[name]
-    return ratio(part, whole)
+    hits, predicted, true = tables[..., index, index], tables[..., index].sum(-1), tables[..., index, :].sum(-1)
+    numerator, denominator = {
+        "precision": (hits, predicted),
+        "recall": (hits, true),
+        "f1": (2 * hits, predicted + true),
+    }[name]
+    return ratio(numerator, denominator)
 
 
-def balanced_accuracy(places: Sequence[int], tables: np.ndarray) -> np.ndarray:
-    """Computes the mean recall of the labels at the indices `places`; `tables`: matrices [..., true, predicted]."""
+def balanced_accuracy(indices: Sequence[int], tables: np.ndarray) -> np.ndarray:
+    """Computes the mean recall of the labels with the given indices; `tables`: matrices [..., true, predicted]."""
     import numpy as np
 
-    return np.mean([measure_label("recall", place, tables) for place in places], axis=0)
+    return np.mean([measure_label("recall", index, tables) for index in indices], axis=0)
 
 
-def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Returns `part` / `whole` elementwise; 0 where `whole` is 0."""
+def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Returns `numerator` / `denominator` elementwise; 0 where `denominator` is 0."""
     import numpy as np
 
-    return np.divide(part, whole, out=np.zeros_like(part, dtype=float), where=whole != 0)
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator, dtype=float), where=denominator != 0)
 
 
 def measure_numbers(
-    said: Sequence[float | None], true: Sequence[float], agree: Callable[[float, float], bool]
+    predictions: Sequence[float | None], truths: Sequence[float], is_correct: Callable[[float, float], bool]
 ) -> dict[str, Any]:
     """Computes accuracy and relative error of predicted numbers.
 
@@ -122,22 +126,22 @@ def measure_numbers(
     truth is not 0.
 
     Args:
-        said: Predicted numbers; None for an answer that could not be parsed, which counts as wrong and is skipped in
-            the relative error.
-        true: Ground-truth numbers.
-        agree: Called with (prediction, ground truth); returns whether the prediction is correct.
+        predictions: Predicted numbers; None for an answer that could not be parsed, which counts as wrong and is
+            skipped in the relative error.
+        truths: Ground-truth numbers.
+        is_correct: Called with (prediction, ground truth); returns whether the prediction is correct.
 
     Returns:
         Values by metric name, with 95 % intervals as `NAME_interval`.
     """
-    total = len(true)
-    right = sum(answer is not None and agree(answer, truth) for answer, truth in zip(said, true))
-    errors = [abs(a - t) / abs(t) for a, t in zip(said, true) if a is not None and t]
+    total = len(truths)
+    right = sum(answer is not None and is_correct(answer, truth) for answer, truth in zip(predictions, truths))
+    errors = [abs(a - t) / abs(t) for a, t in zip(predictions, truths) if a is not None and t]
     return {
         "total": total,
         "correct": right,
         **measure_share("accuracy", right, total),
-        "unparsed": sum(answer is None for answer in said),
+        "unparsed": sum(answer is None for answer in predictions),
         "relative_error": math.fsum(errors) / len(errors) if errors else None,
         "relative_error_interval": mean_interval(sorted(errors)),
     }

@@ -43,11 +43,11 @@ def normalize(text: str, *, articles: bool = False) -> str:
 
 def token_f1(answer: str, truth: str) -> float:
     """Computes the token F1, 2PR / (P + R), of the normalized answer and ground truth (Rajpurkar et al. 2016)."""
-    said, true = Counter(normalize(answer).split()), Counter(normalize(truth).split())
-    if not said or not true:
-        return float(said == true)
-    shared = (said & true).total()
-    return 2 * shared / (said.total() + true.total())
+    answer_tokens, truth_tokens = Counter(normalize(answer).split()), Counter(normalize(truth).split())
+    if not answer_tokens or not truth_tokens:
+        return float(answer_tokens == truth_tokens)
+    shared = (answer_tokens & truth_tokens).total()
+    return 2 * shared / (answer_tokens.total() + truth_tokens.total())
 
 
 def parse_number(text: str) -> float | None:

@@ -138,19 +138,19 @@ class BertScore(Configurable):
         return tokenizer, model, limit if limit < UNLIMITED else TOKENS
 
 
-def score(said: Tensor, said_weights: Tensor, true: Tensor, true_weights: Tensor) -> BertScores:
+def score(answer: Tensor, answer_weights: Tensor, truth: Tensor, truth_weights: Tensor) -> BertScores:
     """Computes the BERTScore of an answer by greedy matching; 0 if one of the texts only has special tokens.
 
     Args:
-        said: Encoder states of the answer, of unit length [tokens, width].
-        said_weights: Weights of these tokens [tokens].
-        true: Encoder states of the ground truth, of unit length [tokens, width].
-        true_weights: Weights of these tokens [tokens].
+        answer: Encoder states of the answer, of unit length [tokens, width].
+        answer_weights: Weights of these tokens [tokens].
+        truth: Encoder states of the ground truth, of unit length [tokens, width].
+        truth_weights: Weights of these tokens [tokens].
     """
-    if not said_weights.any() or not true_weights.any():
+    if not answer_weights.any() or not truth_weights.any():
         return BertScores(0.0, 0.0, 0.0)
-    similar = said @ true.T
-    precision = float((similar.max(1).values * said_weights).sum() / said_weights.sum())
-    recall = float((similar.max(0).values * true_weights).sum() / true_weights.sum())
+    similar = answer @ truth.T
+    precision = float((similar.max(1).values * answer_weights).sum() / answer_weights.sum())
+    recall = float((similar.max(0).values * truth_weights).sum() / truth_weights.sum())
     both = precision + recall
     return BertScores(precision, recall, 2 * precision * recall / both if both else 0.0)

@@ -119,7 +119,7 @@ class Diversity(Metric):
         self.seen: dict[str, GeneratedVideo] = {}
 
     def update(self, batch: Sequence[GeneratedVideo]) -> None:
-        self.seen |= {sample.name: sample.unread() for sample in batch}
+        self.seen |= {sample.name: sample.without_frames() for sample in batch}
 
     def compute(self) -> dict[str, float]:
         from worldsmith.evaluation.pixel_measures import diversity
@@ -127,7 +127,7 @@ class Diversity(Metric):
         for group in groups_of_seeds([sample.args for sample in self.seen.values()]):
             value: float | str | None = "one seed only (use num_outputs for several)"
             if len(group) > 1:
-                value = diversity([self.seen[name].unread().video[:, self.seen[name].kept :] for name in group])
+                value = diversity([self.seen[name].without_frames().video[:, self.seen[name].kept :] for name in group])
             self.by_sample[group[0]] = {"diversity": "the frames are too small" if value is None else value}
         return self.means()
 

@@ -25,7 +25,7 @@ from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import world_size
 from worldsmith.models.hub import LOOKED
 from worldsmith.tasks.registry import TASKS, task_of
-from worldsmith.tools.check.inspect_data import counted, larger_cap, read_data, report_lines, titled, wrapped
+from worldsmith.tools.check.inspect_data import counted, labeled_line, larger_cap, read_data, report_lines, wrap_labeled
 from worldsmith.tools.check.readiness import Needs, inspect_files, inspect_latent_cache, inspect_machine
 from worldsmith.training.run_folder import run_path
 
@@ -54,11 +54,11 @@ class CheckResult:
     problems: list[str] = field(default_factory=list)
     """Problems that would prevent the run from starting or stop it in its first epoch."""
 
-    def refuse(self, problem: str) -> None:
+    def add_problem(self, problem: str) -> None:
         """Adds `problem` to the problems, unless one of them has the same text, possibly after another field name."""
         first, _, rest = problem.partition(" ")
-        said = rest if "." in first else problem
-        if not any(said in known for known in self.problems):
+        text = rest if "." in first else problem
+        if not any(text in known for known in self.problems):
             self.problems.append(problem)
 
 
@@ -148,7 +148,7 @@ class CheckData(RunAction):
             try:
                 look()
             except DataError as error:
-                found.refuse(str(error))
+                found.add_problem(str(error))
         try:
             for problem in found.problems:
                 if problem.startswith("model.") and LOOKED in problem:
@@ -158,7 +158,7 @@ class CheckData(RunAction):
         except (DataError, UserError, OSError, ValueError) as error:
             if self.limits_of is not None:
                 raise
-            found.refuse(str(error))
+            found.add_problem(str(error))
             if not found.reports:
                 found.reports = self.report_records()
             return found
@@ -195,13 +195,15 @@ class CheckData(RunAction):
                 loader, tally, workers=self.workers, ranks=ranks,
                 packs_a_step=packs_a_step, sample=self.config.sample, decode=not self.config.headers,
                 cap_field=cap_field(self.loaded, split),
-                shown=share_done(f"reading {loader.dataset.name}"),
+                show_progress=share_done(f"reading {loader.dataset.name}"),
             )  # fmt: skip
             records = loader.dataset if relaxed is data else data.build_records()
             report.flags = list(records.flags())
             for problem in report.problems:
-                found.refuse(problem)
-            self.assess(found, report, split, ends_at_long_ones=getattr(data, "on_overlong", "drop") == "error")
+                found.add_problem(problem)
+            self.add_count_problems(
+                found, report, split, stops_on_overlong=getattr(data, "on_overlong", "drop") == "error"
+            )
         if "val" in tasks:
             found.overlap = datasets["val"].count_overlap(datasets["train"])
             if found.overlap:
@@ -221,16 +223,18 @@ class CheckData(RunAction):
         report.flags = list(dataset.flags())
         return {"train": report}
 
-    def assess(self, found: CheckResult, report: DataReport, split: str, *, ends_at_long_ones: bool) -> None:
+    def add_count_problems(
+        self, found: CheckResult, report: DataReport, split: str, *, stops_on_overlong: bool
+    ) -> None:
         """Adds remarks and problems to `found` that follow from the sample and pack counts in `report`.
 
-        `ends_at_long_ones`: a sample above the token limit stops the run; otherwise it is skipped.
+        `stops_on_overlong`: a sample above the token limit stops the run; otherwise it is skipped.
         """
         ranks = len(report.packs)
-        if report.over_cap and (report.kept or ends_at_long_ones):
+        if report.over_cap and (report.kept or stops_on_overlong):
             long = f"{report.over_cap} samples ({report.over_cap / report.looked_at:.1%}) exceed the token limit"
-            if ends_at_long_ones:
-                found.refuse(f"dataloader_{split}.on_overlong is 'error', but {long}: {larger_cap(report)}")
+            if stops_on_overlong:
+                found.add_problem(f"dataloader_{split}.on_overlong is 'error', but {long}: {larger_cap(report)}")
             else:
                 found.remarks.append(f"{split}: {long} and are skipped: {larger_cap(report)}")
         if not report.kept or self.limits_of is not None:
@@ -260,24 +264,26 @@ class CheckData(RunAction):
         """Yields the lines of the report on a check for the terminal."""
         width = min(WIDEST, shutil.get_terminal_size().columns)
         if self.limits_of is not None:
-            yield titled("limits", f"from the recipe {self.limits_of}; select another one with --recipe NAME")
+            yield labeled_line("limits", f"from the recipe {self.limits_of}; select another one with --recipe NAME")
         if self.config.processes is None and self.processes > world_size():
-            yield titled(
+            yield labeled_line(
                 "processes", f"{self.processes}, as set in model.config.parallelism; change it with --processes N"
             )
         if terms := task_of(self.tree.model.name).terms:
-            yield from wrapped("terms", f"{terms}; pack: samples of one forward pass; epoch: every sample once", width)
+            yield from wrap_labeled(
+                "terms", f"{terms}; pack: samples of one forward pass; epoch: every sample once", width
+            )
         for split, report in found.reports.items():
             if len(found.reports) > 1:
-                yield titled(split, "-" * (width - 13))
+                yield labeled_line(split, "-" * (width - 13))
             yield from report_lines(report, width=width, workers=self.workers)
         yield from found.needs.lines()
         for remark in found.remarks:
-            yield from wrapped("note", remark, width)
+            yield from wrap_labeled("note", remark, width)
         for problem in found.problems:
-            yield from wrapped("PROBLEM", problem, width)
+            yield from wrap_labeled("PROBLEM", problem, width)
         if found.problems:
-            yield titled("verdict", "this run would not start, or would stop in its first epoch")
+            yield labeled_line("verdict", "this run would not start, or would stop in its first epoch")
 
 
 def too_few_steps(report: DataReport, packs_a_step: int) -> str:
@@ -328,10 +334,10 @@ def cap_field(loaded: Loaded, split: str) -> str:
     place = loaded.places.get(path)
     if steps:
         return format_path(steps[0])
-    return SPEC_CAP if loaded.report and place is not None and not is_of_the_run(place, section) else ""
+    return SPEC_CAP if loaded.report and place is not None and not is_set_by_run(place, section) else ""
 
 
-def is_of_the_run(place: Place, section: str) -> bool:
+def is_set_by_run(place: Place, section: str) -> bool:
     """Returns whether a config value was set by a flag or by an override of the config section `section`.
 
     `place` states where the value was set; False for a value from a spec or from an override of a spec.

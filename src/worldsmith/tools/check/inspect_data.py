@@ -38,7 +38,7 @@ def read_data(
     sample: int | None = None,
     decode: bool = True,
     cap_field: str = "",
-    shown: Callable[[int, int], None] | None = None,
+    show_progress: Callable[[int, int], None] | None = None,
 ) -> DataReport:
     """Reads the samples of the first epoch as the run would and reports on them.
 
@@ -51,7 +51,7 @@ def read_data(
         sample: Number of samples to inspect, evenly spaced; None: all.
         decode: Decode images and videos; False: read only headers, which are enough for tokens and sizes.
         cap_field: Name of the setting of the max tokens per sample, for messages; "": the field of the data loader.
-        shown: Called with (inspected, total) after each sample.
+        show_progress: Called with (inspected, total) after each sample.
 
     Returns:
         Counts, distributions and packs of the data. A DataError while reading becomes one of its problems.
@@ -66,7 +66,7 @@ def read_data(
     chosen = range(total) if sample is None or sample >= total else [i * total // sample for i in range(sample)]
     seen: list[InspectedSample] = []
     try:
-        seen.extend(inspect_samples(loader, chosen, workers=workers, shown=shown))
+        seen.extend(inspect_samples(loader, chosen, workers=workers, show_progress=show_progress))
     except DataError as error:
         report.problems.append(str(error))
     report.looked_at = len(seen)
@@ -89,7 +89,7 @@ def read_data(
     report.cells = round(sum(item.cells for item in kept) / share) if seen else 0
     count_packs(report, loader, kept, ranks, packs_a_step, share)
     loader.check_quarantine()
-    report.problems += refusals(report, loader, tally, seen)
+    report.problems += find_problems(report, loader, tally, seen)
     return report
 
 
@@ -141,12 +141,12 @@ def inspect_samples(
     positions: Sequence[int],
     *,
     workers: int,
-    shown: Callable[[int, int], None] | None = None,
+    show_progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[InspectedSample]:
     """Yields the inspection results of the samples at `positions` of the dataset, in order.
 
-    Skipped samples are added to `loader.quarantine`; workers that died are counted in `loader.counts`. `shown` is
-    called with (inspected, total) after each sample.
+    Skipped samples are added to `loader.quarantine`; workers that died are counted in `loader.counts`. `show_progress`
+    is called with (inspected, total) after each sample.
     """
     stretch = Positions(list(positions), 0, 1, 0)
     found = fetch(Inspector(loader.maker), stretch, workers=workers, prefetch=AHEAD, counts=loader.counts)
@@ -156,12 +156,14 @@ def inspect_samples(
             item = InspectedSample(item.key, position, -1, 0.0, rejection=item)
         if item.rejection is not None:
             loader.quarantine.add(item.rejection)
-        if shown is not None:
-            shown(number, len(positions))
+        if show_progress is not None:
+            show_progress(number, len(positions))
         yield item
 
 
-def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: Sequence[InspectedSample]) -> list[str]:
+def find_problems(
+    report: DataReport, loader: PackingDataLoader, tally: Tally, seen: Sequence[InspectedSample]
+) -> list[str]:
     """Returns the problems that would prevent the run from starting or stop it, such as no usable sample.
 
     Args:
@@ -213,7 +215,7 @@ def count_packs(
         share: Fraction of the samples that was inspected, from which counts are extrapolated.
     """
     config = loader.config
-    shares = dealt(kept, ranks)
+    shares = tokens_by_rank(kept, ranks)
     for name in dict.fromkeys([config.packer, "sequential", "pool"]):
         if config.max_sequence_length is None and name != config.packer:
             continue
@@ -223,7 +225,7 @@ def count_packs(
             report.steps = [len(own) / share / packs_a_step if share else 0.0 for own in packs]
             report.later_steps = [packs_when_full(own) / share / packs_a_step if share else 0.0 for own in packs]
             if min(report.steps) < 1:
-                report.ranks_that_work = most_ranks(config, kept, ranks, packs_a_step * share)
+                report.ranks_that_work = find_max_ranks(config, kept, ranks, packs_a_step * share)
         full = [sum(pack) for own in packs for pack in (own[:-1] or own)]
         if full and config.max_sequence_length is not None:
             report.fill[name] = sum(full) / (len(full) * config.max_sequence_length)
@@ -238,18 +240,18 @@ def packs_when_full(packs: Sequence[Sequence[int]]) -> float:
     return sum(map(len, packs)) / full * (len(packs) - 1) if full else float(len(packs))
 
 
-def dealt(kept: Sequence[InspectedSample], ranks: int) -> list[list[int]]:
+def tokens_by_rank(kept: Sequence[InspectedSample], ranks: int) -> list[list[int]]:
     """Distributes the usable samples over the ranks; returns the token counts of the samples of each rank."""
     return [[item.num_tokens for item in kept if item.position % ranks == rank] for rank in range(ranks)]
 
 
-def most_ranks(config: PackingDataLoader.Config, kept: Sequence[InspectedSample], below: int, packs: float) -> int:
+def find_max_ranks(config: PackingDataLoader.Config, kept: Sequence[InspectedSample], below: int, packs: float) -> int:
     """Returns the max number of ranks, below `below`, at which each rank gets at least `packs` packs per epoch.
 
     0 if no number of ranks is small enough.
     """
     for ranks in range(below - 1, 0, -1):
-        if all(len(pack_all(config.packer, config, own)) >= packs for own in dealt(kept, ranks)):
+        if all(len(pack_all(config.packer, config, own)) >= packs for own in tokens_by_rank(kept, ranks)):
             return ranks
     return 0
 
@@ -285,20 +287,20 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         width: Number of columns.
         workers: Number of worker processes, for the estimated samples per second.
     """
-    yield titled("data", report.dataset)
+    yield labeled_line("data", report.dataset)
     looked = "all of them" if report.looked_at >= report.positions else f"{report.looked_at} of them, evenly spaced,"
     how = "decoded as in training" if report.decoded else "inspected by their headers only"
     if report.kept is None:
         looked, how = "none", "was read"
     held = f"{counted(report.records, 'record')}, {counted(report.positions, 'sample')} in an epoch; {looked} {how}"
-    yield from wrapped("", held, width)
+    yield from wrap_labeled("", held, width)
     skipped = str(sum(group.count for group in report.left_out.values()))
     if report.kept is not None:
-        yield from wrapped("kept", f"{report.kept} of {counted(report.looked_at, 'sample')}", width)
+        yield from wrap_labeled("kept", f"{report.kept} of {counted(report.looked_at, 'sample')}", width)
         samples = report.looked_at - report.kept
         if samples < int(skipped):
             skipped += f": {counted(samples, 'sample')}; {int(skipped) - samples} of the records, before sampling"
-    yield from wrapped("skipped", skipped, width)
+    yield from wrap_labeled("skipped", skipped, width)
     names = max([len(name) for name in report.left_out], default=0)
     for name, group in report.left_out.items():
         first = group.examples[0]
@@ -306,17 +308,17 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         start = f"  {name:<{names}} {group.count:>7}  "
         yield start + clip(why, width - len(start))
     for flag in report.flags:
-        yield from wrapped("noted", f"{flag}", width)
+        yield from wrap_labeled("noted", f"{flag}", width)
         if flag.count < flag.of:
-            yield titled("", clip(flag.named, width - len(INDENT)))
+            yield labeled_line("", clip(flag.named, width - len(INDENT)))
     for name, count in report.notes.items():
         said, *further = report.said.get(name, [""])
-        yield titled("noted", clip(f"{name} {count}{': ' if said else ''}{said}", width - len(INDENT)))
-        yield from (titled("", clip(more, width - len(INDENT))) for more in further)
+        yield labeled_line("noted", clip(f"{name} {count}{': ' if said else ''}{said}", width - len(INDENT)))
+        yield from (labeled_line("", clip(more, width - len(INDENT))) for more in further)
     if report.duplicates:
         again = sum(len(keys) - 1 for keys in report.duplicates)
         said = f"{counted(again, 'sample')} identical to another one, such as {' = '.join(report.duplicates[0])}"
-        yield titled("duplicates", clip(said, width - len(INDENT)))
+        yield labeled_line("duplicates", clip(said, width - len(INDENT)))
     if report.tokens is not None:
         cap = f"; the token limit of a pack, which holds several samples, is {report.cap}" if report.cap else ""
         if report.cap and report.cap_included:
@@ -324,10 +326,10 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         if report.over_cap:
             over = "exceed" if report.cap_included else "do not stay below"
             cap += f", which {report.over_cap} of them ({report.over_cap / report.tokens.count:.1%}) {over}"
-        yield from wrapped("tokens", f"{format_percentiles(report.tokens)}{cap}", width)
+        yield from wrap_labeled("tokens", f"{format_percentiles(report.tokens)}{cap}", width)
     alike = [f"{name} {bars.labels[0]}" for name, bars in report.features.items() if len(bars.labels) == 1]
     if alike:
-        yield from wrapped("all alike", ", ".join(alike), width)
+        yield from wrap_labeled("all alike", ", ".join(alike), width)
     for name, bars in report.features.items():
         if len(bars.labels) > 1:
             yield from histogram_lines(name, bars, width)
@@ -336,7 +338,7 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         times = f"p50 {report.seconds.p50:.2g} s, p95 {report.seconds.p95:.2g} s"
         times = f"reading one sample takes {1 / rate:.2g} s on average ({times})"
         speed = f"{rate * max(1, workers):.3g} samples/s with {counted(workers, 'worker')}"
-        yield from wrapped("time", f"{times}; {speed}", width)
+        yield from wrap_labeled("time", f"{times}; {speed}", width)
     yield from packing_lines(report, width)
 
 
@@ -345,23 +347,25 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
     if report.fill:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in report.fill.items())
         told = f"filled to this fraction of the token limit, by packer: {shares} (this run uses {report.packer})"
-        yield from wrapped("packs", told, width)
+        yield from wrap_labeled("packs", told, width)
     about = "" if report.looked_at >= report.positions else "about "
     kinds = sorted(set(zip(report.packs, report.steps)), reverse=True)
     if len(kinds) == 1 and len(report.packs) > 1:
-        yield from wrapped(
+        yield from wrap_labeled(
             "an epoch", f"on each of {len(report.packs)} processes {about}{format_epoch(*kinds[0])}", width
         )
-        yield from wrapped("", f"{FILLED_UP}{later_epochs(report)}", width)
+        yield from wrap_labeled("", f"{FILLED_UP}{later_epochs(report)}", width)
         return
     for rank, both in list(enumerate(zip(report.packs, report.steps)))[:RANKS]:
         place = f"on process {rank} " if len(report.packs) > 1 else ""
-        yield from wrapped("" if rank else "an epoch", f"{place}{about}{format_epoch(*both)}", width)
+        yield from wrap_labeled("" if rank else "an epoch", f"{place}{about}{format_epoch(*both)}", width)
     if len(report.packs) > RANKS:
         rest = report.packs[RANKS:]
-        yield from wrapped("", f"on {len(rest)} other processes {about}{min(rest)} to {max(rest)} packs each", width)
+        yield from wrap_labeled(
+            "", f"on {len(rest)} other processes {about}{min(rest)} to {max(rest)} packs each", width
+        )
     if report.packs:
-        yield from wrapped("", f"{FILLED_UP}{later_epochs(report)}", width)
+        yield from wrap_labeled("", f"{FILLED_UP}{later_epochs(report)}", width)
 
 
 def later_epochs(report: DataReport) -> str:
@@ -376,7 +380,7 @@ def format_epoch(packs: int, steps: float) -> str:
 
 def histogram_lines(name: str, bars: Histogram, width: int) -> Iterator[str]:
     """Yields the lines of a horizontal bar chart of a histogram: the title `name`, then one line per bar."""
-    yield titled("", name)
+    yield labeled_line("", name)
     labels, counts = max(map(len, bars.labels)), max(len(str(count)) for count in bars.counts)
     room = max(4, min(LONGEST, width - len(INDENT) - labels - counts - 4))
     for label, count in zip(bars.labels, bars.counts):
@@ -390,24 +394,24 @@ def format_percentiles(values: Distribution) -> str:
     return f"p50 {p50}, p95 {p95}, max {largest}"
 
 
-def wrapped(word: str, message: str, width: int) -> list[str]:
-    """Returns a message as lines of at most `width` columns; the first line begins with the label `word`."""
+def wrap_labeled(label: str, message: str, width: int) -> list[str]:
+    """Returns a message as lines of at most `width` columns; the first line begins with `label`."""
     return textwrap.wrap(
-        message, width, initial_indent=f"{word:<13}", subsequent_indent=INDENT, break_long_words=False,
+        message, width, initial_indent=f"{label:<13}", subsequent_indent=INDENT, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
 
 
-def titled(word: str, text: str) -> str:
-    """Returns one output line: the label `word`, padded to the width of the label column, and `text`."""
-    return f"{word:<13}{text}"
+def labeled_line(label: str, text: str) -> str:
+    """Returns one output line: `label`, padded to the width of the label column, and `text`."""
+    return f"{label:<13}{text}"
 
 
 def counted(count: int, word: str) -> str:
     return f"{count} {word}{'s' * (count != 1)}"
 
 
-def clip(text: str, room: int) -> str:
-    """Returns a text as one line of at most `room` characters; a longer one ends with an ellipsis."""
+def clip(text: str, width: int) -> str:
+    """Returns a text as one line of at most `width` characters; a longer one ends with an ellipsis."""
     text = " ".join(text.split())
-    return text if len(text) <= room else text[: max(1, room - 2)] + " …"
+    return text if len(text) <= width else text[: max(1, width - 2)] + " …"

@@ -22,7 +22,7 @@ from worldsmith.models.hub import LOOKED, HubName
 from worldsmith.models.model_files import cached, hub_name, is_local
 from worldsmith.models.weights.table import table_of
 from worldsmith.monitor.short_text import format_bytes
-from worldsmith.tools.check.inspect_data import titled
+from worldsmith.tools.check.inspect_data import labeled_line
 from worldsmith.training.preflight import (
     build_optimizer,
     check_files,
@@ -71,20 +71,20 @@ class Needs:
         if "checkpoint" in disk:
             kept = disk["checkpoints_kept"] * disk["checkpoint"]
             sizes = f"checkpoints {format_bytes(disk['checkpoint'])} each, at most {format_bytes(kept)} at a time"
-            yield titled("disk", f"{sizes}; free: {format_bytes(disk['free'])}")
+            yield labeled_line("disk", f"{sizes}; free: {format_bytes(disk['free'])}")
         if "latent_cache" in disk:
             free = format_bytes(disk["latent_cache_free"])
-            yield titled("", f"latents of an epoch {format_bytes(disk['latent_cache'])}; free: {free}")
+            yield labeled_line("", f"latents of an epoch {format_bytes(disk['latent_cache'])}; free: {free}")
         if machine:
             gpus = ", ".join(machine["gpus"]) or "no GPU"
             needed = f"each process needs {format_bytes(machine['needed'])} before activations"
-            yield titled("machine", f"{gpus}; {needed}; free: {format_bytes(machine['free'])}")
+            yield labeled_line("machine", f"{gpus}; {needed}; free: {format_bytes(machine['free'])}")
         for place in self.hub:
             there = f", {format_bytes(place['bytes'])} to download" if "bytes" in place else ""
-            yield titled("hub", f"{place['name']} is {place['state']}{there} ({place['field']})")
+            yield labeled_line("hub", f"{place['name']} is {place['state']}{there} ({place['field']})")
         if self.credentials:
             said = (f"{name} {'is set' if there else 'is not set'}" for name, there in self.credentials.items())
-            yield titled("credentials", ", ".join(said))
+            yield labeled_line("credentials", ", ".join(said))
 
 
 def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Needs:

@@ -51,7 +51,7 @@ BESIDE = (
 
 
 @dataclass(slots=True)
-class Asked:
+class EvaluationRecords:
     """Records of a dataset to evaluate: the questions by record id, and one result row per record."""
 
     rows: list[Row] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Asked:
         """The ground-truth answers by record id."""
         return {row.id: row.gt for row in self.rows if row.id in self.turns}
 
-    def share(self, number: int, count: int) -> list[tuple[str, Sequence[Turn]]]:
+    def shard(self, number: int, count: int) -> list[tuple[str, Sequence[Turn]]]:
         """Returns (id, turns of the question) of the usable records of process `number` of `count` processes.
 
         These are every `count`-th record from index `number`.
@@ -78,7 +78,9 @@ class Asked:
         return list(dict.fromkeys(name for row in self.rows for name in row.media))
 
 
-def read_records(dataset: ChatDataset, *, limit: int | None, task_field: str, slices: Sequence[str]) -> Asked:
+def read_records(
+    dataset: ChatDataset, *, limit: int | None, task_field: str, slices: Sequence[str]
+) -> EvaluationRecords:
     """Reads the questions and the ground truth of a dataset.
 
     Args:
@@ -90,7 +92,7 @@ def read_records(dataset: ChatDataset, *, limit: int | None, task_field: str, sl
     Raises:
         UserError: If no record can be used, or if no record has a field that `task_field` or `slices` name.
     """
-    asked, known = Asked(), set[str]()
+    asked, known = EvaluationRecords(), set[str]()
     for record in islice(dataset.in_order(), limit):
         if isinstance(record, Rejection):
             asked.rows.append(Row(record.key, record.key, reason=f"{record.reason}: {record.detail}"))
@@ -108,7 +110,7 @@ def read_records(dataset: ChatDataset, *, limit: int | None, task_field: str, sl
         row.question, row.gt = before[-1].text.strip(), turns[len(before)].text.strip()
         parts = [part for turn in before for part in turn.parts]
         row.media = [str(part.source) for part in parts if is_file(part)]
-        row.slice = {name: part_of(name, row, parts, fields) for name in slices}
+        row.slice = {name: slice_value(name, row, parts, fields) for name in slices}
         asked.turns[key] = before
         if task_field:
             asked.kinds[key] = str(fields.get(task_field, ""))
@@ -125,7 +127,7 @@ def is_file(part: Part) -> bool:
     return part.kind != "text" and isinstance(part.source, str) and not part.source.startswith("data:")
 
 
-def part_of(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str, Any]) -> str:
+def slice_value(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str, Any]) -> str:
     """Returns the value of the slice `name`, such as "duration" or a record field, for one record.
 
     Args:
@@ -135,21 +137,21 @@ def part_of(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str, Any
         fields: Fields of the record.
     """
     if name == QUESTION:
-        return template(row.question)
+        return question_template(row.question)
     if name == DURATION:
-        return duration(next((str(part.source) for part in parts if part.kind == "video"), ""))
+        return duration_range(next((str(part.source) for part in parts if part.kind == "video"), ""))
     value = fields.get(name)
     return "(none)" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def template(text: str) -> str:
+def question_template(text: str) -> str:
     """Returns a question, shortened, with placeholders for numbers and quotations, which differ between records."""
     text = re.sub(r"\"[^\"]*\"|“[^”]*”", "…", text)
     words = re.sub(r"\d+(?:\.\d+)?", "#", " ".join(text.split()))
     return words if len(words) <= LETTERS else f"{words[: LETTERS - 1]}…"
 
 
-def duration(video: str) -> str:
+def duration_range(video: str) -> str:
     """Returns the duration range of the video file `video`, such as "5 to 10 s"; "no video" if `video` is ""."""
     if not video:
         return "no video"
@@ -165,10 +167,10 @@ def duration(video: str) -> str:
     return f"{least} s or more"
 
 
-def mark_of(turns: Sequence[Turn]) -> str:
+def question_fingerprint(turns: Sequence[Turn]) -> str:
     """Returns a fingerprint of a question: texts, media content, frame rates and sizes; file names do not matter."""
     facts = [
-        [turn.role, [[part.kind, part.text, *source_of(part), part.fps, part.resized] for part in turn.parts]]
+        [turn.role, [[part.kind, part.text, *media_fingerprint(part), part.fps, part.resized] for part in turn.parts]]
         for turn in turns
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -180,15 +182,15 @@ def record_key(turns: Sequence[Turn], answer: str, *, quick: bool = False) -> st
     File names, frame rates and system prompts do not affect the key. With `quick`, only the size of a media file
     affects it, so that no file is opened.
     """
-    told = [
-        [turn.role, [[p.kind, p.text, *([size_of(p)] if quick else source_of(p))] for p in turn.parts]]
+    contents = [
+        [turn.role, [[p.kind, p.text, *([media_size(p)] if quick else media_fingerprint(p))] for p in turn.parts]]
         for turn in turns
         if turn.role != "system"
     ]
-    return json.dumps([told, answer])
+    return json.dumps([contents, answer])
 
 
-def size_of(part: Part) -> int:
+def media_size(part: Part) -> int:
     """Returns the size of an image or video in bytes; -1 if its file cannot be read."""
     if not is_file(part):
         return len(part.source)
@@ -198,18 +200,18 @@ def size_of(part: Part) -> int:
         return -1
 
 
-def find_repeated(asked: Asked) -> int:
+def count_repeated(records: EvaluationRecords) -> int:
     """Returns the number of usable records with the same question, media and answer as an earlier record."""
-    return len(asked.turns) - len({record_key(turns, asked.truths[key]) for key, turns in asked.turns.items()})
+    return len(records.turns) - len({record_key(turns, records.truths[key]) for key, turns in records.turns.items()})
 
 
-def find_trained_on(asked: Asked, trained: ChatDataset) -> int:
-    """Returns the number of records in `asked` that are also in the training data `trained`.
+def count_trained_on(records: EvaluationRecords, trained: ChatDataset) -> int:
+    """Returns the number of records that are also in the training data `trained`.
 
     Only media files of equal size are compared by content.
     """
-    truths = asked.truths
-    likely = {record_key(turns, truths[key], quick=True) for key, turns in asked.turns.items()}
+    truths = records.truths
+    likely = {record_key(turns, truths[key], quick=True) for key, turns in records.turns.items()}
     found = set[str]()
     for index in range(len(trained)):
         try:
@@ -220,10 +222,10 @@ def find_trained_on(asked: Asked, trained: ChatDataset) -> int:
         answer = turns[len(before)].text.strip()
         if record_key(before, answer, quick=True) in likely:
             found.add(record_key(before, answer))
-    return sum(record_key(turns, truths[key]) in found for key, turns in asked.turns.items())
+    return sum(record_key(turns, truths[key]) in found for key, turns in records.turns.items())
 
 
-def source_of(part: Part) -> tuple[str, int]:
+def media_fingerprint(part: Part) -> tuple[str, int]:
     """Returns (SHA-256, size in bytes) of an image or video; (file name, -1) if its file cannot be read.
 
     An unchanged file is read once per process.
@@ -268,12 +270,12 @@ class SavedAnswers:
                 "Choose another folder, or answer all questions again with --force"
             )
 
-    def begin(self, settings: Mapping[str, Any], *, anew: bool) -> None:
-        """Creates the folder and stores the settings of its answers; with `anew`, existing answers are deleted first.
+    def begin(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Creates the folder and stores the settings of its answers; with `overwrite`, first deletes existing answers.
 
         Raises UserError if the folder has answers that were generated with other settings.
         """
-        if anew and self.folder.exists():
+        if overwrite and self.folder.exists():
             shutil.rmtree(self.folder)
         self.require_same(settings)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -282,7 +284,7 @@ class SavedAnswers:
     def add(self, answer: Answer, mark: str, *, number: int, count: int) -> None:
         """Appends an answer, or its error, to the file of process `number` of `count`.
 
-        `mark` is the fingerprint of the question, from `mark_of`.
+        `mark` is the fingerprint of the question, from `question_fingerprint`.
         """
         line = {"id": answer.key, "asked": mark, "said": answer.text}
         if answer.error:

@@ -33,12 +33,12 @@ from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.writable import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.tools.evaluate.answer_records import (
-    Asked,
+    EvaluationRecords,
     SavedAnswers,
     count_outcomes,
-    find_repeated,
-    find_trained_on,
-    mark_of,
+    count_repeated,
+    count_trained_on,
+    question_fingerprint,
     read_records,
     write_outcome,
 )
@@ -121,7 +121,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
     def plan(self) -> Iterator[str]:
         exam, model = self.prepare(), self.find()
         if not self.config.force:
-            SavedAnswers(Path(self.config.out)).require_same(self.asked_with(model))
+            SavedAnswers(Path(self.config.out)).require_same(self.answer_settings(model))
         media = exam.asked.media()
         there = sum(Path(name).is_file() for name in media)
         yield f"model    {model.folder} ({model.weights_in_words})"
@@ -131,7 +131,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         yield f"records  {len(exam.asked.turns)} of {len(exam.asked.rows)} records of {exam.dataset.name}: {exam.kinds}"
         if self.config.shard is not None:
             number, count = read_shard(self.config.shard)
-            yield f"shard    {len(exam.asked.share(number, count))} of these records, shard {number} of {count}"
+            yield f"shard    {len(exam.asked.shard(number, count))} of these records, shard {number} of {count}"
         yield from left_out_lines(
             f"{row.id}: {row.reason}" for row in exam.asked.rows if row.id not in exam.asked.turns
         )
@@ -162,7 +162,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         finally:
             stop_world()
 
-    def prepare(self) -> Exam:
+    def prepare(self) -> Questionnaire:
         """Reads the questions of the dataset and selects the task that grades each of them.
 
         Raises:
@@ -179,7 +179,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         skipped = tasks.use(config.bertscore.build(), chosen.values()) if "bertscore" in config.metrics else ""
         if config.against is not None:
             read_results(config.against)
-        return Exam(dataset, asked, chosen, {"bertscore": skipped} if skipped else {})
+        return Questionnaire(dataset, asked, chosen, {"bertscore": skipped} if skipped else {})
 
     def begin(self, out: Path, saved: SavedAnswers, model: StoredModel) -> tuple[Merged | None, str]:
         """Prepares the folder of saved answers and merges the adapter; called on the main rank only.
@@ -191,14 +191,14 @@ class EvaluateAnswers(AnswerAction, WritingAction):
                 raise FileExistsError(
                     f"{out / RESULTS} belongs to another command: choose another folder, or use --force"
                 )
-            saved.begin(self.asked_with(model), anew=self.config.force)
+            saved.begin(self.answer_settings(model), overwrite=self.config.force)
             if model.adapter is None:
                 return None, ""
             return merge_adapter(model, Path(self.config.merged or out / MERGED)), ""
         except (UserError, ValueError, OSError) as error:
             return None, str(error)
 
-    def asked_with(self, model: StoredModel) -> dict[str, Any]:
+    def answer_settings(self, model: StoredModel) -> dict[str, Any]:
         """Returns the settings that affect the answers, such as the model; stored with the saved answers.
 
         Raises:
@@ -208,7 +208,9 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         adapter = None if model.adapter is None else fingerprint(model.adapter)
         return {"weights": model.weights, "model": fingerprint(model.folder), "adapter": adapter, **self.how(model)}
 
-    def ask(self, exam: Exam, model: StoredModel, saved: SavedAnswers, world: World, merged: str | None) -> None:
+    def ask(
+        self, exam: Questionnaire, model: StoredModel, saved: SavedAnswers, world: World, merged: str | None
+    ) -> None:
         """Generates and saves answers to this rank's questions that have no saved answer. All ranks must call it.
 
         Args:
@@ -222,7 +224,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         first, parts = (0, 1) if config.shard is None else read_shard(config.shard)
         number, count = first + parts * world.rank, parts * world.size
         known = saved.read()
-        marks = {key: mark_of(turns) for key, turns in exam.asked.share(number, count)}
+        marks = {key: question_fingerprint(turns) for key, turns in exam.asked.shard(number, count)}
         earlier = {key for key, _ in known} - {key for key, mark in known if marks.get(key) == mark}
         changed = sum(world.gather(len(earlier & marks.keys())))
         if changed and world.is_main:
@@ -230,7 +232,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
                 "%d records have changed text or media since they were answered: they are answered again", changed
             )
         done = {key for (key, mark), line in known.items() if marks.get(key) == mark and "error" not in line}
-        waiting = [(key, turns) for key, turns in exam.asked.share(number, count) if key not in done]
+        waiting = [(key, turns) for key, turns in exam.asked.shard(number, count) if key not in done]
         if not waiting:
             return
         device = world.device if world.size > 1 and config.device is None else None
@@ -248,13 +250,13 @@ class EvaluateAnswers(AnswerAction, WritingAction):
             if show is not None:
                 show(answered, len(waiting))
 
-    def find_overlap(self, exam: Exam, model: StoredModel) -> dict[str, int | None]:
+    def find_overlap(self, exam: Questionnaire, model: StoredModel) -> dict[str, int | None]:
         """Counts duplicate records (`repeated`) and records `in_training_data` of the model; logs warnings about both.
 
         `in_training_data` is None if the training data is unknown or not on this machine.
         """
         asked, trained_on = exam.asked, None
-        count, repeated = len(asked.turns), find_repeated(asked)
+        count, repeated = len(asked.turns), count_repeated(asked)
         if repeated:
             logger.warning(
                 ("%d of %d records have the same text and media as an earlier record and count more than once: %d are "
@@ -265,7 +267,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         if settings is not None and isinstance(settings.get("dataset"), dict):
             try:
                 dataset = from_dict(settings["dataset"], ChatDataset.Config)
-                trained_on = find_trained_on(asked, dataset.build())
+                trained_on = count_trained_on(asked, dataset.build())
             except (UserError, DataError, ValueError, OSError) as error:
                 logger.warning("cannot compare the records with the model's training data: %s", error)
         if trained_on:
@@ -277,7 +279,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
 
     def finish(
         self,
-        exam: Exam,
+        exam: Questionnaire,
         model: StoredModel,
         saved: SavedAnswers,
         merged: Merged | None,
@@ -297,7 +299,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         for row in rows:
             if row.id not in exam.asked.turns:
                 continue
-            line = known.get((row.id, mark_of(exam.asked.turns[row.id])))
+            line = known.get((row.id, question_fingerprint(exam.asked.turns[row.id])))
             if line is None:
                 lacking += 1
             elif "error" in line:
@@ -337,11 +339,11 @@ class EvaluateAnswers(AnswerAction, WritingAction):
 
 
 @dataclass(frozen=True, slots=True)
-class Exam:
+class Questionnaire:
     """Dataset and questions of an evaluation, and the tasks that grade their answers."""
 
     dataset: ChatDataset
-    asked: Asked
+    asked: EvaluationRecords
     tasks: Mapping[str, AnswerTask]
     """Task of each record, by record id."""
     skipped_metrics: Mapping[str, str]

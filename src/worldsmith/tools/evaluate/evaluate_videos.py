@@ -47,7 +47,7 @@ from worldsmith.tools.evaluate.video_metrics import (
     values_of,
 )
 from worldsmith.tools.generate.generate import GenerateVideos
-from worldsmith.tools.generate.sample_order import SHEET, Order, mark_of, order_of
+from worldsmith.tools.generate.sample_order import SHEET, Order, files_fingerprint, make_order
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class EvaluateVideos(VideoAction):
         yield from clips.left_out_lines()
         yield from (f"{'noted':<12}{line}" for line in self.find_trained_on(clips)[1])
         if LOSS in self.evaluators.active:
-            yield f"{'loss':<12}{clips.why_no_loss or f'of every window, seed {clips.data.seed}'}"
+            yield f"{'loss':<12}{clips.no_loss_reason or f'of every window, seed {clips.data.seed}'}"
         if self.evaluators.generates:
             count = min(self.config.max_videos, clips.dataset.num_samples)
             yield f"{'videos':<12}{count} per model, {self.mode}"
@@ -170,15 +170,15 @@ class EvaluateVideos(VideoAction):
         for warning in warnings:
             logger.warning("%s", warning)
         device = find_device(self.config.device)
-        orders = {name: order_of(model, device, [], out / name) for name, model in models.items()}
+        orders = {name: make_order(model, device, [], out / name) for name, model in models.items()}
         losses: dict[str, HeldOutLoss] = {}
         for name, order in orders.items() if LOSS in self.evaluators.active else ():
             progress = share_done(f"held-out loss of {clips.dataset.num_samples} windows ({name})")
-            losses[name] = clips.measure_loss(order, progress, anew=self.config.force)
+            losses[name] = clips.measure_loss(order, progress, overwrite=self.config.force)
         samples: dict[str, list[GeneratedVideo]] = {name: [] for name in orders}
         if self.evaluators.generates:
             assert self.mode is not None  # since the dataset was read
-            write_samples(clips, out, self.config.max_videos, self.mode, anew=self.config.force)
+            write_samples(clips, out, self.config.max_videos, self.mode, overwrite=self.config.force)
             found = self.orders()
             samples = {name: self.samples(order) for name, (order, _) in found.items()}
             for _, generation in found.values():
@@ -384,7 +384,7 @@ class EvaluateVideos(VideoAction):
         digest = hashlib.sha256(repr([self.evaluators.active, settings, networks, found]).encode())
         for name, sample in ((name, sample) for name, of in samples.items() for sample in of):
             files = [sample.file, *([] if sample.source is None else [sample.source])]
-            digest.update(f"{name} {json.dumps(sample.args, sort_keys=True)} {mark_of(files)}\n".encode())
+            digest.update(f"{name} {json.dumps(sample.args, sort_keys=True)} {files_fingerprint(files)}\n".encode())
         return digest.hexdigest()
 
 

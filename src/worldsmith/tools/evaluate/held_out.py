@@ -65,12 +65,12 @@ class HeldOutClips:
         self.dataset = VideoDataset(self.data.dataset)
         self.left_out: dict[str, dict[str, Any]] = {}
         """Skipped clips with the reason, as JSON data by window key."""
-        self.leave_out(self.dataset.rejections)
+        self.add_skipped(self.dataset.rejections)
         if not self.dataset.windows:
-            raise self.nothing_usable()
+            raise self.no_usable_clip_error()
 
     @property
-    def why_no_loss(self) -> str:
+    def no_loss_reason(self) -> str:
         """Reason why the loss cannot be computed (the training objective is unknown); "" if it can."""
         if self.tree is not None:
             return ""
@@ -79,11 +79,11 @@ class HeldOutClips:
             "run. Specify the run folder instead"
         )
 
-    def leave_out(self, rejections: Iterable[Rejection]) -> None:
+    def add_skipped(self, rejections: Iterable[Rejection]) -> None:
         """Adds rejected clips to the skipped clips (`left_out`)."""
         self.left_out |= {one.key: {k: v for k, v in asdict(one).items() if v is not None} for one in rejections}
 
-    def nothing_usable(self) -> UserError:
+    def no_usable_clip_error(self) -> UserError:
         """Returns the error for a dataset in which no clip can be used, with the reasons."""
         return UserError(f"{self.dataset.name} has no usable clip: {'; '.join(self.left_out_lines())}")
 
@@ -101,44 +101,44 @@ class HeldOutClips:
             return None
         trained = VideoDataset(from_dict(section["dataset"], VideoDataset.Config))
         seen = traces(trained)
-        return sum(bool(seen & trace) for trace in map(set, traces_by_window(self.dataset)))
+        return sum(bool(seen & trace) for trace in map(set, clip_identities_by_window(self.dataset)))
 
-    def measure_loss(self, order: Order, progress: Callable[[int, int], None], *, anew: bool) -> HeldOutLoss:
+    def measure_loss(self, order: Order, progress: Callable[[int, int], None], *, overwrite: bool) -> HeldOutLoss:
         """Computes the loss of a model on the clips and stores it, or reads the stored loss if no input has changed.
 
         Args:
             order: Model with its output folder; it may be another model than the one whose data settings are used.
             progress: Called with (done, total) after each clip.
-            anew: Compute the loss even if it is stored.
+            overwrite: Compute the loss even if it is stored.
 
         Returns:
             The losses. If they would not be comparable, the only entry is "" -> reason.
         """
         tree = training_tree(order.model)
-        if reason := self.why_not_comparable(order.model, tree):
+        if reason := self.incomparable_reason(order.model, tree):
             return HeldOutLoss({"": reason})
         assert tree is not None  # otherwise the loss is not comparable
         file, signature = order.out / LOSSES, self.signature(order, tree)
-        if file.is_file() and not anew and (known := read_json_object(file)).get("signature") == signature:
+        if file.is_file() and not overwrite and (known := read_json_object(file)).get("signature") == signature:
             found = HeldOutLoss(known["losses"], known["left_out"])
             self.left_out |= {one["key"]: one for one in found.left_out}
             return found
         tally = Tally("val")
         losses = compute_losses(order, self.data, tree["objective"], tally, progress)
-        self.leave_out(tally.rejections)
+        self.add_skipped(tally.rejections)
         found = HeldOutLoss(losses, [self.left_out[one.key] for one in tally.rejections])
         text = json.dumps({"signature": signature, **asdict(found)}, ensure_ascii=False, indent=1)
         order.out.mkdir(parents=True, exist_ok=True)
         write_text(file, text + "\n")
         return found
 
-    def why_not_comparable(self, model: StoredModel, tree: Mapping[str, Any] | None) -> str:
+    def incomparable_reason(self, model: StoredModel, tree: Mapping[str, Any] | None) -> str:
         """Returns the reason why the loss of `model` is not comparable with that of the first model; "" if it is.
 
         `tree` is the config of the run that trained `model`; None if it is unknown.
         """
         if self.tree is None:
-            return self.why_no_loss
+            return self.no_loss_reason
         if tree is None:
             return f"{model.folder} does not state its training objective. Specify the run folder instead"
         one, other = (
@@ -197,7 +197,7 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
     return VideoLoader.Config(dataset=dataset, max_samples_per_batch=1)
 
 
-def traces_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
+def clip_identities_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
     """Returns (absolute path, content hash) of the clip of each window; if the hash is unknown, the path instead."""
     marks = [str(facts[0]) for _, facts in dataset.contents()]
     return [(str(Path(window.path).resolve()), mark) for window, mark in zip(dataset.windows, marks, strict=True)]
@@ -205,7 +205,7 @@ def traces_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
 
 def traces(dataset: VideoDataset) -> set[str]:
     """Returns the set of the absolute paths and the content hashes of all clips of a dataset."""
-    return {trace for traces in traces_by_window(dataset) for trace in traces}
+    return {trace for traces in clip_identities_by_window(dataset) for trace in traces}
 
 
 def compute_losses(
@@ -253,19 +253,19 @@ SAMPLES, REAL_FOLDER = "held_out_samples.jsonl", "real"
 PREFERRED: tuple[Mode, ...] = ("text2video", "image2video", "video2video", "text2image")
 
 
-def choose_mode(modes: Sequence[Mode], asked: Mode | None) -> Mode:
-    """Returns the generation mode `asked`; if it is None, the first mode in `PREFERRED` that the model supports.
+def choose_mode(modes: Sequence[Mode], requested: Mode | None) -> Mode:
+    """Returns the generation mode `requested`; if it is None, the first mode in `PREFERRED` that the model supports.
 
-    `modes` are the modes that the model supports. Raises UserError if `asked` is not one of them.
+    `modes` are the modes that the model supports. Raises UserError if `requested` is not one of them.
     """
-    if asked is None:
+    if requested is None:
         return next(mode for mode in PREFERRED if mode in modes)
-    if asked not in modes:
-        raise UserError(f"--model-mode {asked}: not supported by this model; supported: {', '.join(modes)}")
-    return asked
+    if requested not in modes:
+        raise UserError(f"--model-mode {requested}: not supported by this model; supported: {', '.join(modes)}")
+    return requested
 
 
-def write_samples(clips: HeldOutClips, out: Path, count: int, mode: Mode, *, anew: bool) -> None:
+def write_samples(clips: HeldOutClips, out: Path, count: int, mode: Mode, *, overwrite: bool) -> None:
     """Writes the first `count` usable clips, with the size and frame rate of training, and a sample file (`SAMPLES`).
 
     A sample in the file has the caption of a clip as prompt and the clip as real video.
@@ -275,13 +275,13 @@ def write_samples(clips: HeldOutClips, out: Path, count: int, mode: Mode, *, ane
         out: Output folder of the evaluation.
         count: Maximum number of samples.
         mode: Generation mode of the samples.
-        anew: Also write clips that exist and have not changed.
+        overwrite: Also write clips that exist and have not changed.
 
     Raises:
         UserError: If no clip can be used.
     """
     file, dataset, grid = out / SAMPLES, clips.dataset, LatentGrid(*clips.model.config.latent_grid)
-    lines = [json.loads(line) for line in read_lines(file)] if file.is_file() and not anew else []
+    lines = [json.loads(line) for line in read_lines(file)] if file.is_file() and not overwrite else []
     known = {line["name"]: line for line in lines if isinstance(line, dict) and "name" in line}
     samples: list[dict[str, Any]] = []
     for window in dataset.windows:
@@ -290,9 +290,9 @@ def write_samples(clips: HeldOutClips, out: Path, count: int, mode: Mode, *, ane
         try:
             samples.append(write_sample(window, dataset.config, grid, out, mode, len(samples), known))
         except SampleError as error:
-            clips.leave_out([Rejection(window.key, error.reason, error.detail, window.path, window.line)])
+            clips.add_skipped([Rejection(window.key, error.reason, error.detail, window.path, window.line)])
     if not samples:
-        raise clips.nothing_usable()
+        raise clips.no_usable_clip_error()
     if samples != lines:
         write_text(file, "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples))
 

@@ -131,7 +131,7 @@ def show_progress(samples: Sequence[GeneratedVideo], name: str) -> Iterator[Gene
     """
     show = share_done(f"measuring {len(samples)} videos ({name})")
     for number, sample in enumerate(samples, start=1):
-        yield sample.unread()
+        yield sample.without_frames()
         show(number, len(samples))
 
 
@@ -166,7 +166,7 @@ def draw(sheet: Path, samples: Mapping[str, Sequence[GeneratedVideo]]) -> None:
     first = next(iter(samples.values()))[:SHEET_SAMPLES]
     rows = [(name, [few_frames(sample.file) for sample in of[:SHEET_SAMPLES]]) for name, of in samples.items()]
     if any(sample.source is not None for sample in first):
-        real = [sample.unread().real for sample in first]
+        real = [sample.without_frames().real for sample in first]
         none = torch.full((3, 1, 16, 16), 255, dtype=torch.uint8)
         rows.append((REAL, [none if isinstance(video, str) else video for video in real]))
     contact_sheet(sheet, rows, [str(sample.args["prompt"]) for sample in first])

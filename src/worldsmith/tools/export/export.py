@@ -133,7 +133,7 @@ class Export(WritingAction):
         if name not in formats:
             raise UserError(f"--format {name}: expected {' or '.join(formats)} for this model")
         form = formats[name]
-        self.require_meaning(name, formats)
+        self.require_effective_flags(name, formats)
         if config.vision_tower is not None and not (form.keeps_tower and formats_of(family).tower):
             raise UserError(
                 f"--vision-tower: models of the family '{family}' cannot be exported as {name} with one; omit it"
@@ -152,7 +152,7 @@ class Export(WritingAction):
             raise UserError(f"--shift: models of the family '{family}' have no such schedule; omit it")
         return PreparedExport(name, form, out, model)
 
-    def require_meaning(self, name: str, formats: Mapping[str, Format]) -> None:
+    def require_effective_flags(self, name: str, formats: Mapping[str, Format]) -> None:
         """Raises UserError for a flag that has no effect in the format `name`, or for the config file of another run.
 
         `formats` are the export formats of the model, by name.

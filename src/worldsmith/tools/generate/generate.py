@@ -28,7 +28,7 @@ from worldsmith.monitor.terminal_text import print_message
 from worldsmith.sampling.sample_files import Layer, SampleEntry, read_files
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
 from worldsmith.sampling.training_data import with_clip_size
-from worldsmith.tools.generate.sample_order import Order, order_of
+from worldsmith.tools.generate.sample_order import Order, make_order
 
 if TYPE_CHECKING:
     from worldsmith.models.video_model import VideoModel
@@ -111,7 +111,7 @@ class GenerateVideos(WritingAction):
         from worldsmith.sampling.sample_args import decide
 
         config, out = self.config, Path(self.config.out)
-        entries = [of_prompt(index, text) for index, text in enumerate(config.prompt)]
+        entries = [sample_of_prompt(index, text) for index, text in enumerate(config.prompt)]
         entries += read_files(config.input_files)
         if not entries:
             raise UserError("no prompt: use --prompt TEXT or --input-files FILE")
@@ -131,7 +131,7 @@ class GenerateVideos(WritingAction):
         else:
             model = find_model(config.model, weights=config.weights, base=config.base)
         flags = Layer("flag", config, Path())
-        if any(leaves_size_open([flags, *entry.layers]) for entry in entries):
+        if any(is_size_unset([flags, *entry.layers]) for entry in entries):
             model = replace(model, defaults=with_clip_size(model.defaults, model.tree, model.config.latent_grid))
         model = use_adapter(model, config.adapter)
         grid = LatentGrid(*model.config.latent_grid)
@@ -144,7 +144,7 @@ class GenerateVideos(WritingAction):
             sample.request(grid)
             if config.cfgp_size == 2 and sample.guidance == 1:
                 raise UserError(f"{sample.name}: guidance 1 does not use a negative prompt. Omit --cfgp-size 2")
-        order = order_of(model, device, samples, out)
+        order = make_order(model, device, samples, out)
         if not config.force:
             order.require_same()
         return order
@@ -184,25 +184,25 @@ def require_described_adapters(model: StoredModel) -> None:
     ranks = {shape[0] for name, shape in shapes.items() if name.endswith("lora_A.weight")}
     wanted = {model.config.lora_rank} if model.has_adapters else set()
     if ranks != wanted:
-        said = [
+        texts = [
             f"adapters of rank {', '.join(map(str, sorted(found)))}" if found else "none" for found in (wanted, ranks)
         ]
         raise UserError(
-            f"args.load {model.weights_path}: expected {said[0]}, as in lora_config, found {said[1]}. Name the file "
+            f"args.load {model.weights_path}: expected {texts[0]}, as in lora_config, found {texts[1]}. Name the file "
             "of the model that these weights belong to"
         )
 
 
-def of_prompt(index: int, text: str) -> SampleEntry:
+def sample_of_prompt(index: int, text: str) -> SampleEntry:
     """Returns the sample of the `index`-th ``--prompt`` flag; its name has the first words of the prompt `text`."""
     sample = Sample(prompt=text)
     return SampleEntry(f"{index:03d}_{slug(text)}", sample, [Layer("--prompt", sample, Path())])
 
 
-def leaves_size_open(layers: Sequence[Layer]) -> bool:
+def is_size_unset(layers: Sequence[Layer]) -> bool:
     """Returns whether size, length or frame rate are missing in all layers of settings, so that the model sets them."""
-    said = {name for name in SIZES for layer in layers if getattr(layer.settings, name) is not None}
-    return not said >= {"num_frames", "fps"} or not ("resolution" in said or said >= {"height", "width"})
+    given = {name for name in SIZES for layer in layers if getattr(layer.settings, name) is not None}
+    return not given >= {"num_frames", "fps"} or not ("resolution" in given or given >= {"height", "width"})
 
 
 def load_generator(model: StoredModel, adapter: str | None, device: str) -> VideoModel:

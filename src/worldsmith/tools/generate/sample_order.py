@@ -62,7 +62,7 @@ class Order:
 
     def arguments(self, sample: SampleArgs) -> dict[str, Any]:
         """Returns all arguments that determine the sample, as stored in `sample_args.json`."""
-        begin = None if sample.vision_path is None else mark_of([Path(sample.vision_path)])
+        begin = None if sample.vision_path is None else files_fingerprint([Path(sample.vision_path)])
         return {**sample.record(), "vision_mark": begin, "model": self.about}
 
     @cached_property
@@ -74,7 +74,7 @@ class Order:
         folders = [] if self.model.weights == "untrained" else [self.model.folder]
         folders += [Path(self.adapter)] if self.adapter else []
         kinds = (*WEIGHTS, "*.pt") if self.model.weights_path else WEIGHTS
-        return mark_of(file for folder in folders for kind in kinds for file in sorted(folder.rglob(kind)))
+        return files_fingerprint(file for folder in folders for kind in kinds for file in sorted(folder.rglob(kind)))
 
     def made(self) -> list[str]:
         """Returns the names of the samples that are already complete on disk and have the same arguments."""
@@ -133,7 +133,7 @@ class Order:
         packs = self.packs(generator, grid, most, max_model_len, shared=share is not None)
         open_packs = [pack for pack in packs if any(sample.name not in made for sample in pack)]
         mine = open_packs[world.data_rank :: world.data_size]
-        total, done = sum(len(pack) * steps_of(generator, pack[0]) for pack in mine), 0
+        total, done = sum(len(pack) * count_steps(generator, pack[0]) for pack in mine), 0
         show = share_done("generating") if world.is_main else None
 
         def count(requests: int) -> None:
@@ -211,7 +211,7 @@ class Order:
                     yield made
 
 
-def steps_of(generator: VideoModel, sample: SampleArgs) -> int:
+def count_steps(generator: VideoModel, sample: SampleArgs) -> int:
     """Returns the number of sampling steps that are executed for a sample, which can be fewer than requested."""
     return len(generator.sampler(sample.sampling).scales)
 
@@ -229,7 +229,7 @@ def branch_share(world: World) -> BranchShare | None:
     return BranchShare(world.context_group.rank(), partial(gather_tensors, group=world.context_group))
 
 
-def order_of(model: StoredModel, device: str, samples: list[SampleArgs], out: Path) -> Order:
+def make_order(model: StoredModel, device: str, samples: list[SampleArgs], out: Path) -> Order:
     """Builds the order that generates samples with a model.
 
     The adapter of the model becomes the adapter of the order, which is merged when the weights are loaded.
@@ -244,7 +244,7 @@ def order_of(model: StoredModel, device: str, samples: list[SampleArgs], out: Pa
     return Order(replace(model, adapter=None), device, samples, out, adapter)
 
 
-def mark_of(files: Iterable[Path]) -> str:
+def files_fingerprint(files: Iterable[Path]) -> str:
     """Returns a fingerprint of the names, sizes and modification times of files, as 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for file in files:

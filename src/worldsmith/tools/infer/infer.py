@@ -74,7 +74,7 @@ class Infer(AnswerAction):
         model = self.find()
         yield f"model    {model.folder} ({model.weights_in_words})"
         yield f"question {self.config.prompt}"
-        for parts in self.shown():
+        for parts in self.media_by_question():
             yield from (f"media    {part.kind} {part.source!s}" for part in parts)
 
     def run(self) -> Result:
@@ -127,10 +127,10 @@ class Infer(AnswerAction):
                 *system,
                 say("user", *parts, self.config.prompt),
             ]
-            for parts in self.shown()
+            for parts in self.media_by_question()
         }
 
-    def shown(self) -> list[list[Part]]:
+    def media_by_question(self) -> list[list[Part]]:
         """Returns the images and videos of each question: one list per question.
 
         Raises UserError for a file that does not exist.

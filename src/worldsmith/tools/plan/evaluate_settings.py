@@ -26,9 +26,9 @@ from worldsmith.tools.plan.settings import (
     ENCODED,
     Learned,
     Setting,
-    changed_words,
-    degree_words,
+    degree_overrides,
     degrees_now,
+    format_overrides,
     settings,
     with_clips,
 )
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 REFUSED = (UserError, ValueError, NotImplementedError)
 """Exceptions which show that the run does not support a setting, so that the setting is rejected."""
-MOST_KEPT = 22.0
+MAX_RESERVED = 22.0
 """Max CPU seconds reserved for simulating the best setting with all layers."""
 
 
@@ -73,7 +73,7 @@ class Fitting:
         ranks: int,
         gpu: Gpu,
         batches: Sequence[Any] | None = None,
-        told: Callable[[str], None] = lambda text: None,
+        show_progress: Callable[[str], None] = lambda text: None,
         clock: Clock | None = None,
         clips: Learned | None = None,
     ) -> None:
@@ -84,13 +84,13 @@ class Fitting:
             ranks: Number of GPUs.
             gpu: Type of the GPUs.
             batches: Packs of a rank in a step; None: planned from the data of the run.
-            told: Called with a description of each setting before it is evaluated, to show the progress.
+            show_progress: Called with a description of each setting before it is evaluated, to show the progress.
             clock: Clock with the CPU time budget of the search; None: unlimited.
             clips: Smaller clips, which are applied to all settings; None: the clips of the run.
         """
-        self.read, self.ranks, self.gpu, self.given, self.told = read, ranks, gpu, batches, told
+        self.read, self.ranks, self.gpu, self.given, self.show_progress = read, ranks, gpu, batches, show_progress
         self.clock, self.clips = clock or Clock(), clips
-        self.loaded = read(() if clips is None else changed_words(clips.words))
+        self.loaded = read(() if clips is None else format_overrides(clips.words))
         self.config: Any = self.loaded.tree
         self.works: dict[tuple[tuple[str, ...], bool], StepWork] = {}
         self.encodings: dict[str, Encodings] = {}
@@ -101,7 +101,9 @@ class Fitting:
 
     def with_clips(self, clips: Learned) -> Fitting:
         """Returns an evaluator of the same run with other clip sizes; it uses the same clock and time statistics."""
-        other = Fitting(self.read, ranks=self.ranks, gpu=self.gpu, told=self.told, clock=self.clock, clips=clips)
+        other = Fitting(
+            self.read, ranks=self.ranks, gpu=self.gpu, show_progress=self.show_progress, clock=self.clock, clips=clips
+        )
         other.seconds, other.longest_of_all = self.seconds, self.longest_of_all
         return other
 
@@ -117,7 +119,7 @@ class Fitting:
         """
         if not self.lists:
             return self.clock.left > self.seconds
-        return self.clock.left > min(self.seconds_of_all, MOST_KEPT) + (0 if whole else self.seconds)
+        return self.clock.left > min(self.seconds_of_all, MAX_RESERVED) + (0 if whole else self.seconds)
 
     @property
     def seconds_of_all(self) -> float:
@@ -148,8 +150,8 @@ class Fitting:
         try:
             plan_degrees(self.config.model.config.parallelism, self.ranks)
         except WrongValueError:
-            words = degree_words(self.config, self.ranks, 1, degrees_now(self.config, self.ranks).context)
-            return self.read(changed_words({**(self.clips.words if self.clips else {}), **words})).tree
+            words = degree_overrides(self.config, self.ranks, 1, degrees_now(self.config, self.ranks).context)
+            return self.read(format_overrides({**(self.clips.words if self.clips else {}), **words})).tree
         return self.config
 
     @cached_property
@@ -189,7 +191,7 @@ class Fitting:
                 without repeated layers is always simulated completely.
         """
         words = ", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "baseline"
-        self.told(f"{words}, with all layers" if whole else words)
+        self.show_progress(f"{words}, with all layers" if whole else words)
         try:
             config = self.read(setting.words).tree
             config.check()
@@ -197,7 +199,7 @@ class Fitting:
             if memory.spare < 0:
                 return Tried(setting, memory)
             whole = whole or not self.lists
-            work = self.works.get((setting.words, whole)) or self.carry_out(config, setting, whole)
+            work = self.works.get((setting.words, whole)) or self.simulate_setting(config, setting, whole)
         except REFUSED as error:
             return Tried(setting, refused=first_line(error))
         self.works[setting.words, whole] = work
@@ -206,7 +208,7 @@ class Fitting:
         memory = memory_verdict(work, self.gpu, encoded=setting.encoded)
         return Tried(setting, memory, work, seconds.total, whole=whole)
 
-    def carry_out(self, config: Any, setting: Setting, whole: bool) -> StepWork:
+    def simulate_setting(self, config: Any, setting: Setting, whole: bool) -> StepWork:
         """Simulates a step with a setting and returns its operations and memory.
 
         Args:
@@ -234,7 +236,9 @@ class Fitting:
 
     def with_ranks(self, ranks: int) -> Fitting:
         """Returns an evaluator of the same run on `ranks` GPUs, with the same samples per GPU."""
-        other = Fitting(self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, told=self.told)
+        other = Fitting(
+            self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, show_progress=self.show_progress
+        )
         other.encodings, other.lists, other.weighs_samples = self.encodings, self.lists, self.weighs_samples
         return other
 
@@ -276,14 +280,14 @@ class Fitting:
         return MemoryVerdict(self.gpu, sum(quick_plan(config, self.ranks).states.values()), self.ranks)
 
 
-def least_of(settings: Sequence[Setting], first: Callable[[Setting], int]) -> dict[str, Setting]:
+def least_of(settings: Sequence[Setting], priority: Callable[[Setting], int]) -> dict[str, Setting]:
     """Returns the setting that needs the least memory for each change of the training result, by its description.
 
     The smallest change is first. Settings are compared by the fewest replicas, then by the largest value of the
-    function `first`, then by the most memory-saving options.
+    function `priority`, then by the most memory-saving options.
     """
     found: dict[str, Setting] = {}
-    for setting in sorted(settings, key=lambda setting: (-setting.replicas, first(setting), sum(setting.slower))):
+    for setting in sorted(settings, key=lambda setting: (-setting.replicas, priority(setting), sum(setting.slower))):
         found[setting.learned.says] = setting
     return dict(sorted(found.items(), key=lambda item: item[1].learned.level))
 

@@ -14,7 +14,7 @@ from worldsmith.planning.text import format_duration_range, size, wrap_row
 from worldsmith.tools.plan.evaluate_settings import Fitting, limits_of
 from worldsmith.tools.plan.packs import tokens_of
 from worldsmith.tools.plan.search import OutOfTime, SettingSearch, Tried, needed
-from worldsmith.tools.plan.settings import MOST_CONTEXT, Setting, as_it_is, can_share, smaller_clips
+from worldsmith.tools.plan.settings import MOST_CONTEXT, Setting, baseline_setting, smaller_clips, supports_context
 
 MOST_RANKS = 4096
 FIRST = 15
@@ -72,7 +72,7 @@ def find_fits(fitting: Fitting) -> Fits:
     """
     batches, limits = fitting.data.batches, limits_of(fitting.loaded)
     plain = next((setting for setting in fitting.settings if not setting.words and not setting.encoded), None)
-    plain = plain or as_it_is(fitting.config, ranks=fitting.ranks, batches=batches, limits=limits)
+    plain = plain or baseline_setting(fitting.config, ranks=fitting.ranks, batches=batches, limits=limits)
     others = [setting for setting in fitting.settings if setting is not plain and (setting.words or setting.encoded)]
     search = fitting.search(others if plain is None else [plain, *others])
     searches = [(fitting, search)]
@@ -80,7 +80,7 @@ def find_fits(fitting: Fitting) -> Fits:
     about: dict[str, Any] = {"others": {}, "nearest": None, "enough": None}
     try:
         if plain is not None:
-            search.try_(plain)
+            search.evaluate_now(plain)
         search.best()
         for clips in () if search.found else smaller_clips(fitting.config):
             try:
@@ -93,7 +93,7 @@ def find_fits(fitting: Fitting) -> Fits:
         if not searches[-1][1].found:
             about["nearest"] = search.nearest()
             if about["nearest"] is not None:
-                about["enough"] = find_enough(fitting)
+                about["enough"] = find_enough_gpus(fitting)
     except OutOfTime:
         stopped = "time"
     except KeyboardInterrupt:
@@ -139,13 +139,13 @@ def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> di
         if setting.learned == best.learned and len(turned) == 1:
             tried = search.known.get(setting)
             if tried is None and fitting.clock.left > 2 * fitting.seconds:
-                tried = search.try_(setting)
+                tried = search.evaluate_now(setting)
             if tried is not None:
                 found.setdefault(turned[0], []).append(tried)
     return found
 
 
-def find_enough(fitting: Fitting) -> Enough:
+def find_enough_gpus(fitting: Fitting) -> Enough:
     """Doubles the number of GPUs until a setting fits, and returns the number with this setting.
 
     Raises OutOfTime if the time budget is exceeded.
@@ -153,7 +153,7 @@ def find_enough(fitting: Fitting) -> Enough:
     most = fitting.with_ranks(MOST_RANKS)
     possible = {change for change, setting in most.smallest.items() if states_fit(most, setting)}
     known, sharing, ranks = bool(most.smallest.keys() - possible), set[str](), fitting.ranks
-    most_context = max(count for count in range(1, MOST_CONTEXT + 1) if can_share(fitting.config, count))
+    most_context = max(count for count in range(1, MOST_CONTEXT + 1) if supports_context(fitting.config, count))
     while possible and (ranks := 2 * ranks) <= MOST_RANKS:
         more = fitting.with_ranks(ranks)
         alone, shared = more.smallest, more.with_most_context
@@ -163,11 +163,11 @@ def find_enough(fitting: Fitting) -> Enough:
                     break
                 if not fitting.has_time(True):
                     raise OutOfTime
-                tried = more.evaluate(of_largest_pack(setting), False)
+                tried = more.evaluate(with_largest_pack(setting), False)
                 if tried.fits:
                     return Enough(ranks, tried)
                 known |= tried.memory is not None
-                if not lacks_always(more, tried):
+                if not never_fits(more, tried):
                     break
                 sharing.add(change)
                 if int(setting.knobs["context"]) == most_context:
@@ -182,7 +182,7 @@ def states_fit(fitting: Fitting, setting: Setting) -> bool:
     return states is not None and states.spare >= 0
 
 
-def lacks_always(fitting: Fitting, tried: Tried) -> bool:
+def never_fits(fitting: Fitting, tried: Tried) -> bool:
     """Returns whether a setting would not fit on any number of GPUs.
 
     This is so if it does not fit even without weights, gradients and optimizer state, which are sharded.
@@ -193,7 +193,7 @@ def lacks_always(fitting: Fitting, tried: Tried) -> bool:
     return replace(tried.memory, peak=max(0, tried.memory.peak - states.peak)).spare < 0
 
 
-def of_largest_pack(setting: Setting) -> Setting:
+def with_largest_pack(setting: Setting) -> Setting:
     """Returns the setting with all packs replaced by the largest one, which determines the memory of a step."""
     packs = setting.packs.batches
     largest = max(packs, key=tokens_of)
@@ -312,9 +312,9 @@ def compared(other: Tried, best: Tried) -> str:
     return f"{share:.1%} slower" if share >= 0 else f"{-share:.1%} faster"
 
 
-def row(about: str, text: str, *, first: int = FIRST) -> Iterator[str]:
-    """Yields `text` with the label `about`, wrapped to the terminal; `first` is the width of the label column."""
-    yield from wrap_row(about, text, first=first)
+def row(label: str, text: str, *, first: int = FIRST) -> Iterator[str]:
+    """Yields `text` after a label, wrapped to the terminal; `first` is the width of the label column."""
+    yield from wrap_row(label, text, first=first)
 
 
 def fit_facts(fits: Fits) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def merge(batches: Sequence[Sequence[Any]], times: int, limits: PackLimits) -> P
     groups = [batches[start : start + times] for start in range(0, len(batches), times)]
     tokens, samples = (limit and limit * times for limit in (limits.tokens, limits.samples))
     return Packing(
-        [[sample for pack in group for sample in pack] for group in groups], limit_words(limits, tokens, samples)
+        [[sample for pack in group for sample in pack] for group in groups], limit_overrides(limits, tokens, samples)
     )
 
 
@@ -81,7 +81,7 @@ def split(batches: Sequence[Sequence[Any]], times: int, limits: PackLimits) -> P
         tokens = smaller
     elif samples is None:
         return None
-    return Packing(parts, limit_words(limits, tokens, samples))
+    return Packing(parts, limit_overrides(limits, tokens, samples))
 
 
 def balanced(pack: Sequence[Any], count: int) -> list[list[Any]]:
@@ -97,7 +97,7 @@ def tokens_of(pack: Sequence[Any]) -> int:
     return sum(sample.num_tokens for sample in pack)
 
 
-def limit_words(limits: PackLimits, tokens: int | None, samples: int | None) -> dict[str, str]:
+def limit_overrides(limits: PackLimits, tokens: int | None, samples: int | None) -> dict[str, str]:
     """Returns the overrides (config path -> value) that set the max tokens and samples of a pack; None: not set."""
     found = {limits.tokens_path: tokens, limits.samples_path: samples}
     return {path: str(limit) for path, limit in found.items() if limit is not None}

@@ -74,7 +74,7 @@ class PlanRun(RunAction):
 
         Raises UserError for flags without effect, ValueError if the run cannot be planned.
         """
-        self.refuse_ignored()
+        self.reject_ignored_flags()
         if self.config.fit:
             return self.find_fits()
         self.print_warnings()
@@ -83,7 +83,7 @@ class PlanRun(RunAction):
     def load(self, words: RunWords) -> Loaded:
         return load_without_variables(words)
 
-    def refuse_ignored(self) -> None:
+    def reject_ignored_flags(self) -> None:
         """Raises UserError for command-line flags that would have no effect."""
         config = self.config
         if config.output and not config.fit:
@@ -116,9 +116,9 @@ class PlanRun(RunAction):
         self.print_warnings()
         read, clock = partial(words.load, keep_unset="names"), Clock(BUDGET)
         progress = Progress(clock)
-        fits = find_fits(Fitting(read, ranks=self.ranks, gpu=gpu, told=progress, clock=clock))
+        fits = find_fits(Fitting(read, ranks=self.ranks, gpu=gpu, show_progress=progress, clock=clock))
         progress.end()
-        start = ["worldsmith", *launch_words(self.ranks, gpu.per_machine), "train"]
+        start = ["worldsmith", *launch_arguments(self.ranks, gpu.per_machine), "train"]
         lines = [*fit_lines(fits, gpu, start, words.repeat(), steps=self.tree.trainer.max_iter)]
         if unset := unset_variables(self.loaded.raw):
             lines += row("not set", f"{', '.join(unset)}: export them before these commands")
@@ -182,7 +182,7 @@ def unset_variables(tree: Any) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in os.environ]
 
 
-def launch_words(ranks: int, per_machine: int) -> list[str]:
+def launch_arguments(ranks: int, per_machine: int) -> list[str]:
     """Returns the arguments of `worldsmith launch` for `ranks` processes, `per_machine` per machine; empty for one.
 
     R and HOST in them are placeholders for node rank and master address.
@@ -196,7 +196,7 @@ class Progress:
     """Shows progress on stderr: a status line in a terminal, or one line every few seconds in a pipe."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock, self.said_at = clock, -EVERY
+        self.clock, self.shown_at = clock, -EVERY
 
     def __call__(self, text: str) -> None:
         text = re.sub(r"\b(model\.config|dataloader_train)\.", "", text)  # so that the differing part fits on the line
@@ -204,8 +204,8 @@ class Progress:
         if sys.stderr.isatty():
             width = terminal_width(sys.stderr) or WIDTH
             print(f"\r\033[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self.said_at >= EVERY:
-            self.said_at = time.monotonic()
+        elif time.monotonic() - self.shown_at >= EVERY:
+            self.shown_at = time.monotonic()
             print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:

@@ -12,11 +12,11 @@ from worldsmith.planning.estimate_time import EstimateRange
 from worldsmith.planning.work import StepWork
 from worldsmith.tools.plan.settings import Setting
 
-SURELY = 0.05
+CLEARLY_TOO_LARGE = 0.05
 """If a setting exceeds the memory by this fraction of its tensors' peak, all settings with the same memory-saving
 options are ruled out: gradient checkpointing, smaller packs and context parallelism save far more than the others."""
 
-FAR = 0.25
+FAR_TOO_LARGE = 0.25
 """If the setting with the smallest weights and optimizer state exceeds the memory by this fraction of its tensors'
 peak, no other setting fits: options that change what is trained hardly change the activations."""
 
@@ -101,7 +101,7 @@ class SettingSearch:
     def confirm(self) -> None:
         """Simulates the best setting so far with all layers; if it does not fit, the next one, until one fits."""
         while (chosen := self.best_so_far) and not chosen[0].whole:
-            self.try_(chosen[0].setting, whole=True)
+            self.evaluate_now(chosen[0].setting, whole=True)
 
     def best_if_least_fits(self) -> list[Tried]:
         """Returns the best settings that fit, as `best`, but searches only if the setting with the least memory fits.
@@ -150,10 +150,10 @@ class SettingSearch:
             return False
         if self.least not in self.known:
             changed = [tried for tried in self.known.values() if tried.setting.learned.level and tried.work is not None]
-            if not any(lacks(tried, FAR) for tried in changed):
+            if not any(exceeds_memory(tried, FAR_TOO_LARGE) for tried in changed):
                 return False
             self.try_in_time(self.least)
-        return lacks(self.known[self.least], FAR)
+        return exceeds_memory(self.known[self.least], FAR_TOO_LARGE)
 
     def next_best(self, here: Sequence[Setting], chosen: set[Setting], *, without_slower_forms: bool) -> Tried | None:
         """Searches the best setting in `here` that fits and is not in `chosen`; returns None if no setting does.
@@ -185,7 +185,7 @@ class SettingSearch:
         Settings with the largest memory are first. `ignored`: settings that fit but are not compared.
         """
         fitting = [tried.setting for tried in self.known.values() if tried.fits and tried.setting not in ignored]
-        lacking = [tried.setting for tried in self.known.values() if lacks(tried, SURELY)]
+        lacking = [tried.setting for tried in self.known.values() if exceeds_memory(tried, CLEARLY_TOO_LARGE)]
         left = [
             setting
             for setting in here
@@ -212,9 +212,9 @@ class SettingSearch:
         if whole is not None and not self.has_time(whole):
             self.stopped = "time"
             raise OutOfTime
-        return self.try_(setting, whole=whole is not False)
+        return self.evaluate_now(setting, whole=whole is not False)
 
-    def try_(self, setting: Setting, *, whole: bool = False) -> Tried:
+    def evaluate_now(self, setting: Setting, *, whole: bool = False) -> Tried:
         """Evaluates a setting, stores the result in `known` and returns it; `whole`: simulate all layers."""
         self.known[setting] = self.evaluate(setting, whole)
         return self.known[setting]
@@ -225,8 +225,8 @@ class SettingSearch:
         If several settings need equal memory, it is the one with the most memory-saving options. None if all settings
         were rejected.
         """
-        if self.least in self.known and lacks(self.known[self.least], FAR):
-            return min(self.needs(), key=by_need, default=None)
+        if self.least in self.known and exceeds_memory(self.known[self.least], FAR_TOO_LARGE):
+            return min(self.needs(), key=memory_key, default=None)
         smallest: dict[tuple[object, ...], Setting] = {}
         for setting in self.settings:
             key = (setting.learned.says, *setting.learned.words, setting.replicas)
@@ -235,7 +235,7 @@ class SettingSearch:
         for setting in smallest.values():
             if setting not in self.known:
                 self.try_in_time(setting)
-        return min(self.needs(), key=by_need, default=None)
+        return min(self.needs(), key=memory_key, default=None)
 
     def needs(self) -> list[Tried]:
         """Returns the simulated settings; if there are none, those whose weights and optimizer state are too large."""
@@ -254,12 +254,12 @@ def is_slower(setting: Setting, other: Setting) -> bool:
     return setting != other and other.as_fast_as(setting)
 
 
-def by_need(tried: Tried) -> tuple[int, int]:
+def memory_key(tried: Tried) -> tuple[int, int]:
     """Returns a sort key of evaluated settings: least memory first; ties: most memory-saving options first."""
     return needed(tried), -sum(tried.setting.slower)
 
 
-def lacks(tried: Tried, fraction: float) -> bool:
+def exceeds_memory(tried: Tried, fraction: float) -> bool:
     """Returns whether a setting exceeds the GPU memory by more than `fraction` of the peak memory of its tensors."""
     memory = tried.memory
     return memory is not None and -memory.spare > fraction * memory.peak

@@ -93,13 +93,15 @@ def settings(
     found: list[Setting] = []
     for learned in changes(config):
         for replicas in replica_counts(ranks, per_machine):
-            shared = [c for c in divisors(ranks // replicas) if c <= MOST_CONTEXT and can_share(config, c)]
+            shared = [c for c in divisors(ranks // replicas) if c <= MOST_CONTEXT and supports_context(config, c)]
             for context in shared:
-                found += arranged(config, learned, ranks, replicas, context, batches, limits, additive=additive)
+                found += settings_for_degrees(
+                    config, learned, ranks, replicas, context, batches, limits, additive=additive
+                )
     return found
 
 
-def as_it_is(
+def baseline_setting(
     config: Trainer.Config, *, ranks: int, batches: Sequence[Sequence[Any]], limits: PackLimits
 ) -> Setting | None:
     """Returns the setting without overrides (the baseline).
@@ -115,7 +117,7 @@ def as_it_is(
     """
     now = degrees_now(config, ranks)
     plain = Learned(0, "nothing")
-    same = arranged(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
+    same = settings_for_degrees(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
     return next((setting for setting in same if not setting.words and not setting.encoded), None)
 
 
@@ -138,7 +140,7 @@ def replica_counts(ranks: int, per_machine: int) -> list[int]:
     return sorted({1, machines, ranks})
 
 
-def arranged(
+def settings_for_degrees(
     config: Trainer.Config,
     learned: Learned,
     ranks: int,
@@ -165,7 +167,7 @@ def arranged(
     if len(batches) * context % now.context:
         return
     theirs = [batches[number % len(batches)] for number in range(len(batches) * context // now.context)]
-    degrees = degree_words(config, ranks, replicas, context)
+    degrees = degree_overrides(config, ranks, replicas, context)
     encodable = not why_not_encodable(config)
     packs = packings(theirs, limits, larger=ranks > 1) if additive else [Packing(theirs)]
     for smaller, packing in enumerate(packs):
@@ -200,7 +202,7 @@ def changes(config: Trainer.Config) -> Iterator[Learned]:
 
     Their overrides include those that save memory without changing the result.
     """
-    model, free = config.model.config, free_words(config)
+    model, free = config.model.config, harmless_overrides(config)
     yield Learned(0, "nothing", free)
     level = 0
     rounded: dict[str, str] = {}
@@ -214,7 +216,7 @@ def changes(config: Trainer.Config) -> Iterator[Learned]:
         yield Learned(level, "weight updates are rounded to bfloat16", {**free, **rounded, **masters})
     if model.ema.enabled:
         level += 1
-        without = {**rounded, **without_average(config)}
+        without = {**rounded, **disable_ema_overrides(config)}
         yield Learned(level, "no EMA weights", without)
         if short:
             says = "no EMA weights, updates rounded to bfloat16"
@@ -241,7 +243,7 @@ def changes(config: Trainer.Config) -> Iterator[Learned]:
         yield Learned(11 + step, f"{says}frozen weights rounded to {bits} bits", {**adapters, **held})
 
 
-def free_words(config: Trainer.Config) -> dict[str, str]:
+def harmless_overrides(config: Trainer.Config) -> dict[str, str]:
     """Returns the overrides (config path -> value) that save memory without changing the training result."""
     model, words = config.model.config, {}
     frozen = model.lora_enabled or bool(config.optimizer.keys_to_select)
@@ -252,7 +254,7 @@ def free_words(config: Trainer.Config) -> dict[str, str]:
     return words
 
 
-def without_average(config: Trainer.Config) -> dict[str, str]:
+def disable_ema_overrides(config: Trainer.Config) -> dict[str, str]:
     """Returns the overrides (config path -> value) that disable the EMA weights, also in callbacks that use them."""
     words = {f"{MODEL}.ema.enabled": "false"}
     for name, callback in config.trainer.callbacks.items():
@@ -314,15 +316,15 @@ def with_clips(setting: Setting, clips: Learned) -> Setting:
     learned = setting.learned
     says = clips.says if not learned.level else f"{clips.says}; {learned.says}"
     learned = Learned(clips.level + learned.level, says, {**clips.words, **learned.words})
-    return replace(setting, learned=learned, words=(*changed_words(clips.words), *setting.words))
+    return replace(setting, learned=learned, words=(*format_overrides(clips.words), *setting.words))
 
 
-def changed_words(words: Mapping[str, str]) -> tuple[str, ...]:
+def format_overrides(words: Mapping[str, str]) -> tuple[str, ...]:
     """Formats changes (config path -> value) as command-line overrides `path=value`."""
     return tuple(f"{path}={value}" for path, value in words.items())
 
 
-def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int) -> dict[str, str]:
+def degree_overrides(config: Trainer.Config, ranks: int, replicas: int, context: int) -> dict[str, str]:
     """Returns the overrides (config path -> value) that set the parallelism degrees.
 
     The weights are sharded over all ranks of each of `replicas` replicas, the tokens of a pack over `context` ranks.
@@ -341,7 +343,7 @@ def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int
     return {f"{PARALLELISM}.{name}": str(degree) for name, degree in zip(NAMES, words, strict=True)}
 
 
-def can_share(config: Trainer.Config, context: int) -> bool:
+def supports_context(config: Trainer.Config, context: int) -> bool:
     """Returns whether the model of a run supports context parallelism over `context` ranks."""
     try:
         config.model.config.check_context(context)
@@ -352,10 +354,10 @@ def can_share(config: Trainer.Config, context: int) -> bool:
 
 def changed(config: Trainer.Config, words: Mapping[str, str]) -> tuple[str, ...]:
     """Formats those of the changes `words` (config path -> value) as overrides whose value differs from the config."""
-    return changed_words({path: value for path, value in words.items() if value != as_word(config, path)})
+    return format_overrides({path: value for path, value in words.items() if value != format_value(config, path)})
 
 
-def as_word(config: Any, path: str) -> str | None:
+def format_value(config: Any, path: str) -> str | None:
     """Returns the current value at a config path as text of an override; None for a dictionary that is not empty."""
     value = config
     for name in path.split("."):

@@ -21,7 +21,7 @@ from worldsmith.models.lora import MATRICES
 from worldsmith.models.parameter_names import ADAPTER, native_name
 from worldsmith.models.real_values import real_values
 from worldsmith.planning.simulation.fake_world import without_memory
-from worldsmith.tools.rehearse.rank_run import Finding, listed
+from worldsmith.tools.rehearse.rank_run import Finding, format_names
 from worldsmith.training.start_checks import state_shapes
 
 if TYPE_CHECKING:
@@ -126,13 +126,13 @@ def rehearse_exports(config: Trainer.Config) -> Exports:
         try:
             with without_memory():
                 tensors = export.tensors(model, ExportOptions())
-            wanted = wanted_by(export, formats, model, tensors, library)
+            wanted = expected_tensors(export, formats, model, tensors, library)
         except Exception as error:  # any error would stop the export
             done.findings.append(Finding("export", f"{name}: {error}"))
             continue
         done.findings += compare_tensors(name, tensors, wanted)
-        judge = "" if wanted is None else f", as {wanted.whose} expects them"
-        done.written[name] = f"{len(tensors):,} tensors{judge}"
+        suffix = "" if wanted is None else f", as {wanted.whose} expects them"
+        done.written[name] = f"{len(tensors):,} tensors{suffix}"
     return done
 
 
@@ -146,7 +146,7 @@ class ExpectedTensors:
     """Names of tensors that may be missing, because they are tied to another tensor or computed."""
 
 
-def wanted_by(
+def expected_tensors(
     export: ExportFormat,
     formats: FamilyFormats,
     model: StoredModel,
@@ -173,12 +173,12 @@ def wanted_by(
     buffers = {name for name, _ in network.named_buffers()}
     owners: dict[int, str] = {}
     parameters = network.named_parameters(remove_duplicate=False)
-    twins = {name for name, parameter in parameters if owners.setdefault(id(parameter), name) != name}
+    tied = {name for name, parameter in parameters if owners.setdefault(id(parameter), name) != name}
     if isinstance(formats, NamesLibraryShapes):
         shapes = formats.library_shapes(model.merged_spec.config)
     else:
         shapes = {name: value.shape for name, value in network.state_dict().items()}
-    return ExpectedTensors(whose, shapes, buffers | twins)
+    return ExpectedTensors(whose, shapes, buffers | tied)
 
 
 def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
@@ -197,26 +197,28 @@ def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[st
     return {PEFT + name: shape for name, shape in made.items()}
 
 
-def compare_tensors(format: str, tensors: Mapping[str, Tensor], wanted: ExpectedTensors | None) -> Iterator[Finding]:
+def compare_tensors(format: str, tensors: Mapping[str, Tensor], expected: ExpectedTensors | None) -> Iterator[Finding]:
     """Yields a finding for missing names, for unexpected names and for different shapes of exported tensors.
 
     Args:
         format: Name of the export format.
         tensors: Tensors that the export would contain, by name.
-        wanted: Tensors that the loading library expects; None: no check.
+        expected: Tensors that the loading library expects; None: no check.
     """
-    if wanted is None:
+    if expected is None:
         return
-    missing = [name for name in wanted.shapes if name not in tensors and name not in wanted.spare]
-    unknown = [name for name in tensors if name not in wanted.shapes]
+    missing = [name for name in expected.shapes if name not in tensors and name not in expected.spare]
+    unknown = [name for name in tensors if name not in expected.shapes]
     if missing:
-        yield Finding("export", f"{format}: missing in the export: {listed(missing)}, which {wanted.whose} expects")
+        yield Finding(
+            "export", f"{format}: missing in the export: {format_names(missing)}, which {expected.whose} expects"
+        )
     if unknown:
-        yield Finding("export", f"{format}: unexpected in {wanted.whose}: {listed(unknown)}")
+        yield Finding("export", f"{format}: unexpected in {expected.whose}: {format_names(unknown)}")
     other = [
-        f"{name} ({list(tensor.shape)}, {wanted.whose} has {list(wanted.shapes[name])})"
+        f"{name} ({list(tensor.shape)}, {expected.whose} has {list(expected.shapes[name])})"
         for name, tensor in tensors.items()
-        if name in wanted.shapes and list(tensor.shape) != list(wanted.shapes[name])
+        if name in expected.shapes and list(tensor.shape) != list(expected.shapes[name])
     ]
     if other:
-        yield Finding("export", f"{format}: different shapes: {listed(other)}")
+        yield Finding("export", f"{format}: different shapes: {format_names(other)}")

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.default_planner import create_default_global_s
 
 from worldsmith.checkpoint.dcp.parts import planner_of
 from worldsmith.planning.simulation.traffic import Sent
-from worldsmith.tools.rehearse.rank_run import Finding, RankRecord, form, listed
+from worldsmith.tools.rehearse.rank_run import Finding, RankRecord, format_names, format_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -36,26 +36,26 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
     if whole and shares > 1:
         yield Finding(
             "first step",
-            f"{len(whole)} trained weight{'s are' if len(whole) != 1 else ' is'} not sharded: {listed(whole)}. Each "
-            f"of the {shares} ranks holds {'them' if len(whole) != 1 else 'it'} completely, and the gradients are "
+            f"{len(whole)} trained weight{'s are' if len(whole) != 1 else ' is'} not sharded: {format_names(whole)}. "
+            f"Each of the {shares} ranks holds {'them' if len(whole) != 1 else 'it'} completely, and the gradients are "
             "not reduced",
         )
     for other in records[1:]:
         for one, two in ((first, other), (other, first)):
             lacking = [name for name in one.weights if name not in two.weights]
             if lacking:
-                yield Finding("first step", f"rank {two.rank} lacks {listed(lacking)}, which rank {one.rank} has")
+                yield Finding("first step", f"rank {two.rank} lacks {format_names(lacking)}, which rank {one.rank} has")
             trained = [name for name, weight in one.weights.items() if weight.trained and name in two.weights]
             frozen = [name for name in trained if not two.weights[name].trained]
             if frozen:
-                names = f"{listed(frozen)} trained on rank {one.rank} but frozen on rank {two.rank}"
+                names = f"{format_names(frozen)} trained on rank {one.rank} but frozen on rank {two.rank}"
                 yield Finding("first step", names)
         for name, weight in first.weights.items():
             own = other.weights.get(name)
             if own is None or (own.shape, own.dtype, own.whole) == (weight.shape, weight.dtype, weight.whole):
                 continue
             forms = " and ".join(
-                f"{form(w.shape, w.dtype)}{', whole' * w.whole} on rank {r.rank}"
+                f"{format_tensor(w.shape, w.dtype)}{', whole' * w.whole} on rank {r.rank}"
                 for r, w in ((first, weight), (other, own))
             )
             yield Finding("first step", f"{name} is {forms}")
@@ -158,10 +158,10 @@ def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -
     """
     for part in records[0].plans:
         plans = {record.rank: record.plans[part] for record in records}
-        pieces = pieces_by_name(plans)
-        yield from check_keys(part, pieces, list(plans))
-        for name, held in pieces.items():
-            wrong = find_fault(held, all_ranks=all_ranks) or ("" if all_ranks else find_foreign_rows(held, shares))
+        shards_by_tensor = shards_by_name(plans)
+        yield from check_keys(part, shards_by_tensor, list(plans))
+        for name, shards in shards_by_tensor.items():
+            wrong = find_fault(shards, all_ranks=all_ranks) or ("" if all_ranks else find_foreign_rows(shards, shares))
             if wrong:
                 yield Finding("save", f"{part}: {name}{wrong}")
                 break  # the other tensors of the part have the same problem
@@ -171,7 +171,7 @@ def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -
         yield Finding("save", message)
 
 
-def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]]:
+def shards_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]]:
     """Returns the shards that the ranks would write, by tensor name; `plans` has the save plan of each rank."""
     found: dict[str, list[TensorShard]] = defaultdict(list)
     for rank, plan in plans.items():
@@ -183,17 +183,19 @@ def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]
     return found
 
 
-def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Sequence[int]) -> Iterator[Finding]:
+def check_keys(
+    part: str, shards_by_tensor: Mapping[str, Sequence[TensorShard]], ranks: Sequence[int]
+) -> Iterator[Finding]:
     """Yields a finding for tensors of a checkpoint part that only some ranks would write.
 
     Args:
         part: Name of the checkpoint part, such as "model".
-        pieces: Shards by tensor name.
+        shards_by_tensor: Shards by tensor name.
         ranks: All simulated ranks.
     """
     partly: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for name, held in sorted(pieces.items()):
-        having = tuple(dict.fromkeys(piece.rank for piece in held))
+    for name, shards in sorted(shards_by_tensor.items()):
+        having = tuple(dict.fromkeys(shard.rank for shard in shards))
         own_of = name.removeprefix(OWN).partition(".")[0] if name.startswith(OWN) else ""
         if len(having) < len(ranks) and not (own_of.isdecimal() and having == (int(own_of),)):
             partly[having].append(name)
@@ -202,45 +204,45 @@ def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Se
         yield Finding(
             "save",
             f"{part}: only {'rank' if one else 'ranks'} {', '.join(map(str, few))} of {len(ranks)} "
-            f"{'has' if one else 'have'} {listed(names)}; the others would not find these entries, or never write "
-            "them",
+            f"{'has' if one else 'have'} {format_names(names)}; the others would not find these entries, or never "
+            "write them",
         )
 
 
-def find_fault(held: Sequence[TensorShard], *, all_ranks: bool) -> str:
+def find_fault(shards: Sequence[TensorShard], *, all_ranks: bool) -> str:
     """Returns the problem if the shards of a tensor disagree on its shape or dtype, overlap, or have a gap; else "".
 
     `all_ranks`: the shards of all ranks are known, so that gaps can be found.
     """
     forms, boxes, same = dict[str, int](), dict[Box, int](), list[tuple[int, TensorShard]]()
-    for piece in held:
-        forms.setdefault(form(piece.size, piece.dtype), piece.rank)
-        if volume(piece.box):
-            if piece.box in boxes:
-                same.append((boxes[piece.box], piece))
-            boxes.setdefault(piece.box, piece.rank)
+    for shard in shards:
+        forms.setdefault(format_tensor(shard.size, shard.dtype), shard.rank)
+        if volume(shard.box):
+            if shard.box in boxes:
+                same.append((boxes[shard.box], shard))
+            boxes.setdefault(shard.box, shard.rank)
     if len(forms) > 1:
         return " is " + ", ".join(f"{words} on rank {rank}" for words, rank in forms.items())
     for (one, first), (two, second) in combinations(boxes.items(), 2):
         if overlap(one, two):
-            return f": rank {first} writes {words_of(one)}, and rank {second} {words_of(two)}"
-    total, written = math.prod(held[0].size), sum(map(volume, boxes))
+            return f": rank {first} writes {format_box(one)}, and rank {second} {format_box(two)}"
+    total, written = math.prod(shards[0].size), sum(map(volume, boxes))
     if not all_ranks or written >= total:
         return ""
     more = ""
     if same:
-        earlier, piece = same[0]
-        more = f"; ranks {earlier} and {piece.rank} would both write {words_of(piece.box)}"
-    ranks = format_ranks(sorted({piece.rank for piece in held}))
+        earlier, shard = same[0]
+        more = f"; ranks {earlier} and {shard.rank} would both write {format_box(shard.box)}"
+    ranks = format_ranks(sorted({shard.rank for shard in shards}))
     return f": {total - written:,} of {total:,} elements are written by none of the ranks {ranks}{more}"
 
 
-def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
+def find_foreign_rows(shards: Sequence[TensorShard], shares: int) -> str:
     """Returns the problem if a rank would write other rows of a tensor than its shard; else "".
 
     The shards are those of `torch.chunk` over `shares` consecutive ranks.
     """
-    for rank, size, _, box in held:
+    for rank, size, _, box in shards:
         if not size:
             return ""
         (start, *_), (rows, *rest) = box
@@ -250,7 +252,7 @@ def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
         first = min(rank % shares * each, size[0])
         own = first, max(0, min(each, size[0] - first))
         if (start, rows) != own and (rows or own[1]):
-            found, wanted = words_of(((start,), (rows,))), words_of(((own[0],), (own[1],)))
+            found, wanted = format_box(((start,), (rows,))), format_box(((own[0],), (own[1],)))
             return f": rank {rank} writes rows {found}, but owns {wanted}"
     return ""
 
@@ -266,7 +268,7 @@ def overlap(one: Box, two: Box) -> bool:
     return all(start < other + length and other < start + size for start, size, other, length in sides)
 
 
-def words_of(box: Box) -> str:
+def format_box(box: Box) -> str:
     """Formats a box (offsets, sizes) of a tensor as slices, such as [0:4, 0:8]."""
     return f"[{', '.join(f'{start}:{start + size}' for start, size in zip(*box, strict=True))}]"
 

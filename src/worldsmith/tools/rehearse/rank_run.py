@@ -81,7 +81,7 @@ class RankRecord:
     """Error that ended the simulation of the rank; "" without an error."""
 
 
-class Cast:
+class RankSimulator:
     """Simulator of the ranks of a run; it keeps the fake tensor mode and the frozen components for all of them."""
 
     def __init__(self, config: Trainer.Config, folder: Path) -> None:
@@ -125,22 +125,22 @@ class Cast:
         return self.encoded[video.shape].clone()
 
 
-def record_rank(cast: Cast, rank: int, ranks: int) -> RankRecord:
+def record_rank(simulator: RankSimulator, rank: int, ranks: int) -> RankRecord:
     """Simulates the first step of a rank and plans its save.
 
     Args:
-        cast: Simulator of the run.
+        simulator: Simulator of the run.
         rank: Index of the rank.
         ranks: World size.
 
     Returns:
         The record. An exception ends the simulation and is stored in `error`.
     """
-    record = RankRecord(rank, rank // cast.config.model.config.parallelism.context_parallel_shard_degree)
+    record = RankRecord(rank, rank // simulator.config.model.config.parallelism.context_parallel_shard_degree)
     try:
-        with cast.rank(rank, ranks) as run:
+        with simulator.rank(rank, ranks) as run:
             record = replace(record, data_rank=run.world.data_rank, weights=weights_of(run))
-            cast.step(run)
+            simulator.step(run)
             record = replace(record, trace=list(run.tracker.traffic.trace))
             with real_values():
                 run.state.save()
@@ -151,16 +151,16 @@ def record_rank(cast: Cast, rank: int, ranks: int) -> RankRecord:
         return replace(record, error=f"{type(error).__name__}: {error}")
 
 
-def resume_rank(cast: Cast, rank: int, ranks: int, checkpoint: Path) -> list[str]:
+def resume_rank(simulator: RankSimulator, rank: int, ranks: int, checkpoint: Path) -> list[str]:
     """Resumes a simulated rank from a checkpoint without tensors, with the code of the run, and returns the problems.
 
     Args:
-        cast: Simulator of the run.
+        simulator: Simulator of the run.
         rank: Index of the rank.
         ranks: World size.
         checkpoint: Checkpoint folder from `write_layout`.
     """
-    with cast.rank(rank, ranks) as run:
+    with simulator.rank(rank, ranks) as run:
         keeper: Any = run.state.checkpointer
         try:
             with real_values():
@@ -224,8 +224,8 @@ class LayoutKeeper:
         metadata = TensorReader(checkpoint / part).read_metadata()
         stored: Mapping[str, Any] = metadata.state_dict_metadata
         wrong = [
-            f"{name}: expected {form(tensor.shape, tensor.dtype)}, found "
-            f"{form(stored[name].size, stored[name].properties.dtype)}"
+            f"{name}: expected {format_tensor(tensor.shape, tensor.dtype)}, found "
+            f"{format_tensor(stored[name].size, stored[name].properties.dtype)}"
             for name, tensor in state.items()
             if name in stored
             and (tuple(stored[name].size), stored[name].properties.dtype) != (tuple(tensor.shape), tensor.dtype)
@@ -233,10 +233,10 @@ class LayoutKeeper:
         missing = [name for name in state if name not in stored]
         if wrong:
             self.complaints.append(
-                f"{part}: {len(wrong)} of {len(state)} tensors have another shape or dtype: {listed(wrong)}"
+                f"{part}: {len(wrong)} of {len(state)} tensors have another shape or dtype: {format_names(wrong)}"
             )
         if missing:
-            self.complaints.append(f"{part}: the checkpoint lacks {listed(missing)}")
+            self.complaints.append(f"{part}: the checkpoint lacks {format_names(missing)}")
         if not wrong and not missing:
             planner = DefaultLoadPlanner()
             planner.set_up_planner(state, metadata, is_coordinator=False)
@@ -299,12 +299,12 @@ def write_layout(folder: Path, metadata: Mapping[str, Any], texts: Mapping[str, 
     return checkpoint
 
 
-def form(shape: Sequence[int], dtype: Any) -> str:
+def format_tensor(shape: Sequence[int], dtype: Any) -> str:
     """Returns shape and dtype of a tensor as text, such as "[4, 8] bfloat16"."""
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
 
 
-def listed(names: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
     """Returns the first names, and the number of the other ones, as text, such as "a, b, c and 2 more"."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

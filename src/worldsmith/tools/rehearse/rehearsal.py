@@ -29,7 +29,14 @@ from worldsmith.tools.rehearse.compare_ranks import (
     format_ranks,
     join_plans,
 )
-from worldsmith.tools.rehearse.rank_run import Cast, Finding, RankRecord, record_rank, resume_rank, write_layout
+from worldsmith.tools.rehearse.rank_run import (
+    Finding,
+    RankRecord,
+    RankSimulator,
+    record_rank,
+    resume_rank,
+    write_layout,
+)
 
 if TYPE_CHECKING:
     from worldsmith.distributed.degrees import Degrees
@@ -121,20 +128,20 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
     except WrongValueError as error:
         done.findings.append(Finding("degrees", str(error)))
         return done
-    done.rehearsed = chosen_ranks(ranks, degrees)
+    done.rehearsed = choose_ranks(ranks, degrees)
     with tempfile.TemporaryDirectory() as folder, with_published_parts(config) as stated, quietly():
         config, place, done.assumptions = stated.config, Path(folder), stated.assumptions
         short = config if layers is None else reduce_layers(config, layers, place)
         done.layers = "" if short is config else f"; repeated layers cut to {layers}"
-        cast = Cast(short, place)
-        done.records = records = [record_rank(cast, rank, ranks) for rank in done.rehearsed]
+        simulator = RankSimulator(short, place)
+        done.records = records = [record_rank(simulator, rank, ranks) for rank in done.rehearsed]
         done.findings += compare_weights(records, degrees.weights)
-        done.findings += errors_of(records)
+        done.findings += find_errors(records)
         done.findings += compare_traces([record for record in records if not record.error])
         if not any(record.error for record in records):
             done.checkpoint_bytes = quick_plan(config, ranks).checkpoint_bytes
             saved = list(check_save(records, shares=degrees.weights, all_ranks=done.is_whole))
-            done.findings += saved or rehearse_resume(cast, done)
+            done.findings += saved or rehearse_resume(simulator, done)
         if any(record.weights for record in records):
             done.exports = rehearse_exports(config)
             done.findings += done.exports.findings
@@ -142,7 +149,7 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
     return done
 
 
-def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
+def find_errors(records: Sequence[RankRecord]) -> list[Finding]:
     """Returns one finding for each distinct error that ended the simulation of one or more ranks."""
     ranks: dict[str, list[int]] = {}
     for record in records:
@@ -154,7 +161,7 @@ def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
     ]
 
 
-def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
+def rehearse_resume(simulator: RankSimulator, done: Rehearsal) -> Iterator[Finding]:
     """Simulates a resume with the same world size, with half of it and with one rank, and yields the problems.
 
     `done` is the result so far, in which the tested world sizes are stored.
@@ -165,17 +172,19 @@ def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
         yield Finding("save", f"torch.distributed.checkpoint rejects the plan: {error}")
         return
     assert done.degrees is not None
-    checkpoint = write_layout(cast.folder, metadata, done.records[0].texts, done.degrees.data)
+    checkpoint = write_layout(simulator.folder, metadata, done.records[0].texts, done.degrees.data)
     # Another world size would read shards of ranks that were not simulated.
     numbers = dict.fromkeys((done.ranks, done.ranks // 2, 1) if done.is_whole else (done.ranks,))
     done.resumed = [number for number in numbers if number and number % done.degrees.context == 0]
     for number in done.resumed:
-        readers = cast if number == done.ranks else Cast(any_degrees(cast.config), cast.folder)
+        readers = (
+            simulator if number == done.ranks else RankSimulator(with_open_degrees(simulator.config), simulator.folder)
+        )
         for complaint in resume_rank(readers, number - 1, number, checkpoint):
             yield Finding("resume", f"on {number} ranks, rank {number - 1}: {complaint}")
 
 
-def any_degrees(config: Trainer.Config) -> Trainer.Config:
+def with_open_degrees(config: Trainer.Config) -> Trainer.Config:
     """Returns a copy of the config whose parallelism degrees fit any world size: weights sharded over all ranks."""
     config = deepcopy(config)
     parallelism = config.model.config.parallelism
@@ -183,7 +192,7 @@ def any_degrees(config: Trainer.Config) -> Trainer.Config:
     return config
 
 
-def usual_ranks(config: Trainer.Config) -> int:
+def default_world_size(config: Trainer.Config) -> int:
     """Returns the world size that the parallelism degrees of a run require.
 
     If a degree is open (-1), it is the smallest valid multiple that is at least 8.
@@ -193,7 +202,7 @@ def usual_ranks(config: Trainer.Config) -> int:
     return least * -(-USUAL // least) if is_open else least
 
 
-def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
+def choose_ranks(ranks: int, degrees: Degrees) -> list[int]:
     """Returns the ranks to simulate: all; in large runs, the first, the last and those at group boundaries.
 
     `degrees` are the parallelism degrees, which determine the groups.
@@ -223,15 +232,15 @@ def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.
         if not (Path(name) / CONFIG).is_file():
             continue
         described = read_json_object(Path(name) / CONFIG)
-        fewer = with_fewer(described, layers)
+        fewer = reduce_config_layers(described, layers)
         if fewer != described:
             path, _, leaf = key.removeprefix("model.config.").rpartition(".")
-            setattr(attrgetter(path)(model), leaf, str(copied(Path(name), folder / "shallow", fewer)))
+            setattr(attrgetter(path)(model), leaf, str(copy_model_folder(Path(name), folder / "shallow", fewer)))
             return short  # type: ignore[no-any-return]
     return config
 
 
-def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
+def reduce_config_layers(described: dict[str, Any], layers: int) -> dict[str, Any]:
     """Returns a transformers config (`described`) with at most `layers` layers in each list of repeated layers."""
     layers = max(layers, len((described.get("vision_config") or {}).get(SELECTED) or ()))
 
@@ -249,7 +258,7 @@ def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
     return {name: cut(name, value) for name, value in described.items()}
 
 
-def copied(source: Path, target: Path, described: dict[str, Any]) -> Path:
+def copy_model_folder(source: Path, target: Path, described: dict[str, Any]) -> Path:
     """Copies the small files of the model folder `source` to the new folder `target` with another config.json.
 
     `described` is the content of config.json. Returns `target`.

@@ -40,7 +40,7 @@ class Rehearse(RunAction):
     @property
     def ranks(self) -> int:
         """World size: from the flag, else WORLD_SIZE, else from the parallelism degrees."""
-        from worldsmith.tools.rehearse.rehearsal import usual_ranks
+        from worldsmith.tools.rehearse.rehearsal import default_world_size
 
         launched = launched_as()[1] if "WORLD_SIZE" in os.environ else None
-        return self.config.gpus or launched or usual_ranks(self.tree)
+        return self.config.gpus or launched or default_world_size(self.tree)

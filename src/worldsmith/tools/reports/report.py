@@ -91,7 +91,7 @@ def comparison(runs: Sequence[RunFiles], place: PageBudget) -> Page:
 
     `place` limits the size of the media that are embedded in the page.
     """
-    names = names_of(runs)
+    names = distinct_names(runs)
     states = [find_status(run) for run in runs]
     shown, measured = side_by_side(runs, names, place), compared(runs, names)
     for run in runs:
@@ -125,7 +125,7 @@ def comparison(runs: Sequence[RunFiles], place: PageBudget) -> Page:
     return Page(f"{len(runs)} runs", sections, curves, runs=len(runs), at_work=at_work, linked=place.linked)
 
 
-def names_of(runs: Sequence[RunFiles]) -> list[str]:
+def distinct_names(runs: Sequence[RunFiles]) -> list[str]:
     """Returns the name of each run in a comparison: the shortest suffix of its path that no other run has."""
     ends = [[str(Path(*run.folder.resolve().parts[-length:])) for length in range(1, 99)] for run in runs]
     counted = [Counter(names[length] for names in ends) for length in range(98)]

@@ -142,22 +142,26 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(content[first : last + 1], kind, about, HTTPStatus.PARTIAL_CONTENT)
 
     def answer(
-        self, content: bytes, kind: str, more: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK
+        self,
+        content: bytes,
+        content_type: str,
+        headers_to_add: dict[str, str] | None = None,
+        status: HTTPStatus = HTTPStatus.OK,
     ) -> None:
         """Sends an HTTP response; without the content for a HEAD request.
 
         Args:
             content: Body of the response.
-            kind: Content type.
-            more: Additional headers.
+            content_type: Content type.
+            headers_to_add: Additional headers.
             status: HTTP status.
         """
         self.send_response(status)
         headers = {
-            "Content-Type": kind,
+            "Content-Type": content_type,
             "Content-Length": str(len(content)),
             "Cache-Control": "no-store",
-            **(more or {}),
+            **(headers_to_add or {}),
         }
         for name, value in {**headers, "X-Content-Type-Options": "nosniff"}.items():
             self.send_header(name, value)
