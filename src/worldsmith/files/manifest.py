@@ -23,11 +23,11 @@ THREADS = 4
 WORTH_A_WORD = 2**30
 """Min size in bytes of files whose verification is logged."""
 SETTLED = 2.0
-"""Age in seconds from which a file's time stamps reveal every later change."""
+"""Min age of a file in seconds at which every later change of the file also changes its time stamps."""
 
 
 def read_once(read: Callable[[Path], T]) -> Callable[[Path], T]:
-    """Decorator that caches a function of a file's content: an unchanged file is read once per process.
+    """Decorator that caches the result of `read`, a function of a file's content, while the file is unchanged.
 
     A file is unchanged if its path, device, inode, size, mtime and ctime are equal. A file written less than `SETTLED`
     seconds ago is read again, since another change within the clock resolution would not be noticed.
@@ -49,19 +49,23 @@ def read_once(read: Callable[[Path], T]) -> Callable[[Path], T]:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Returns all files of a checkpoint folder except the manifest, in a deterministic order."""
+    """Returns the paths of all files below a checkpoint folder except `manifest.json`, sorted.
+
+    Args:
+        folder: Checkpoint folder.
+    """
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
 
 
 def summarize_files(folder: Path, files: Iterable[Path]) -> dict[str, list[int]]:
-    """Computes [size in bytes, CRC-32] of each file in several threads.
+    """Computes size and CRC-32 of each file in several threads.
 
     Args:
         folder: Folder that contains the files.
         files: Paths below `folder`.
 
     Returns:
-        The values by path relative to `folder`.
+        [size in bytes, CRC-32] of each file by its path relative to `folder`.
     """
     files = list(files)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -69,7 +73,7 @@ def summarize_files(folder: Path, files: Iterable[Path]) -> dict[str, list[int]]
 
 
 def write_manifest(folder: Path, entries: dict[str, list[int]]) -> None:
-    """Writes `manifest.json` into `folder`.
+    """Writes `manifest.json`, which lists size and CRC-32 of all files of a checkpoint, into `folder`.
 
     Args:
         folder: Checkpoint folder.
@@ -80,7 +84,14 @@ def write_manifest(folder: Path, entries: dict[str, list[int]]) -> None:
 
 @read_once
 def summarize_file(path: Path) -> list[int]:
-    """Computes [size in bytes, CRC-32] of a file."""
+    """Computes size and CRC-32 of a file; an unchanged file is read once per process.
+
+    Args:
+        path: Existing file.
+
+    Returns:
+        [size in bytes, CRC-32].
+    """
     size = crc = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
@@ -133,7 +144,16 @@ def find_damage(checkpoint: Path, *, only: tuple[str, ...] = ("",), rank: int = 
 
 
 def find_change(checkpoint: Path, name: str, expected: list[int]) -> str | None:
-    """Describes how the content of a file differs from the manifest; None if it is unchanged."""
+    """Compares a file of a checkpoint with its manifest entry.
+
+    Args:
+        checkpoint: Checkpoint folder.
+        name: Relative path of the file.
+        expected: [size in bytes, CRC-32] in the manifest.
+
+    Returns:
+        Description of the difference, such as "the content of model/x has changed (CRC-32)"; None if it is unchanged.
+    """
     try:
         return None if summarize_file(checkpoint / name) == expected else f"the content of {name} has changed (CRC-32)"
     except OSError as error:

@@ -10,17 +10,17 @@ from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object, section
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
-"""Implementations in transformers itself; it loads any other name as code from a hub repository."""
+"""Attention implementations in transformers itself; any other name is loaded as code from a hub repository."""
 ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 INDEX_FILES = "*.index.json"
 ADAPTER_CONFIG = "adapter_config.json"
 
 
 def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
-    """Loads an object of a transformers or diffusers class from a local folder, without network access or remote code.
+    """Loads a transformers or diffusers object from a local folder, without network access or remote code.
 
     Args:
-        kind: Class with `from_pretrained`.
+        kind: Class with `from_pretrained`, such as a model or a tokenizer class.
         folder: Local folder.
         options: Further arguments of `from_pretrained`.
 
@@ -29,8 +29,8 @@ def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
 
     Raises:
         UserError: If the folder requires its own code, or names attention kernels of the hub or files outside of it.
-        OSError: As raised by the library.
-        ValueError: As raised by the library, and instead of other exceptions about the files, with the folder.
+        OSError: As raised by `from_pretrained`.
+        ValueError: As raised by `from_pretrained`; also, with the folder, instead of its exceptions of other classes.
     """
     require_safe(folder)
     try:
@@ -38,8 +38,8 @@ def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
     except ValueError as error:
         if "trust_remote_code" in str(error):
             raise UserError(
-                f"{folder}: {kind.__name__} needs code from the folder (auto_map), which is not executed: expected "
-                "a class of transformers itself; use a model that transformers supports without such code"
+                f"{folder}: {kind.__name__} requires code from the folder (auto_map), which is not executed: expected "
+                "a class of transformers itself. Use a model that transformers supports without such code"
             ) from error
         raise
     except (OSError, MemoryError, ImportError, UserError):  # about a file, which it names, or about the machine
@@ -68,7 +68,7 @@ def require_known_attention(config: Mapping[str, Any], source: str) -> None:
 
     Args:
         config: Model config, with nested configs.
-        source: Where the config was read, for the message.
+        source: File or name of the config, for the message.
     """
     for path, value in attention_settings(config):
         if value is not None and value not in ATTENTION:
@@ -95,16 +95,25 @@ def attention_settings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def listed_files(index: Path) -> set[str]:
-    """Returns the names of the weight files in a safetensors index; empty if the JSON file has no `weight_map`.
+    """Returns the names of the weight files that a safetensors index (`*.index.json`) lists.
+
+    Args:
+        index: JSON file.
+
+    Returns:
+        File names relative to the folder of the index; empty if the file has no `weight_map`.
 
     Raises:
-        UserError: As `read_weight_map`.
+        UserError: If the index is invalid or empty, or names files outside of its folder.
     """
     return set(read_weight_map(index).values()) if "weight_map" in read_json_object(index) else set()
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
     """Reads the file name of each tensor from a safetensors index (`*.index.json`).
+
+    Args:
+        index: JSON file.
 
     Returns:
         Tensor name → file name, relative to the folder of the index.
@@ -131,7 +140,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def is_inside(name: str) -> bool:
-    """Returns whether a relative path stays in its folder on POSIX and Windows.
+    """Returns whether the relative path `name` stays inside its folder on POSIX and Windows.
 
     Links are not checked, since the Hugging Face cache consists of links.
     """
@@ -140,14 +149,22 @@ def is_inside(name: str) -> bool:
 
 
 def is_adapter_folder(folder: str | Path) -> bool:
-    """Returns whether a local folder contains adapters in the format of PEFT (`adapter_config.json`)."""
+    """Returns whether a local folder contains a PEFT adapter, which has the file `adapter_config.json`.
+
+    Args:
+        folder: Local folder, which need not exist.
+    """
     return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def base_of_adapter(folder: str | Path) -> str:
-    """Returns the base model that `adapter_config.json` names, as `org/name[@revision]` or a path.
+    """Returns the base model that the `adapter_config.json` of a PEFT adapter names.
 
-    The result is "" if the file names no base model or cannot be read.
+    Args:
+        folder: Folder of the adapter.
+
+    Returns:
+        `org/name[@revision]` or a path; "" if the file names no base model or cannot be read.
     """
     try:
         stated = read_json_object(Path(folder) / ADAPTER_CONFIG)

@@ -10,23 +10,27 @@ from pathlib import Path
 from worldsmith.files.errors import UserError
 
 PROBE_BYTES = 1 << 16
-"""Content of a test file that is written to check free disk space: an empty file fits on a full disk."""
+"""Size in bytes of the test file that is written to find a full disk, on which an empty file could still be created."""
 SHOWN = 5
 
 
 def nearest_folder(path: Path) -> Path:
-    """Returns `path` if it exists, else its nearest existing parent folder."""
+    """Returns `path` if it exists, else its nearest existing parent folder.
+
+    Args:
+        path: File or folder.
+    """
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
 def require_writable(folder: Path, *, what: str = "") -> None:
-    """Checks that files can be created in `folder` by writing a temporary file of 64 KiB, which is removed again.
+    """Raises UserError if files cannot be written in `folder`; tests it with a temporary file of 64 KiB.
 
-    If `folder` does not exist, its nearest existing parent is tested.
+    If `folder` does not exist, its nearest existing parent folder is tested.
 
     Args:
         folder: Folder that will be written.
-        what: Text for the message before the path, with a trailing space, such as "the run folder ".
+        what: Text before the path in the message, with a trailing space, such as "the run folder ".
 
     Raises:
         UserError: If the folder cannot be written.
@@ -43,7 +47,11 @@ def require_writable(folder: Path, *, what: str = "") -> None:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Returns the relative paths of all files below a folder."""
+    """Returns the paths, relative to `folder`, of all files below a folder, sorted.
+
+    Args:
+        folder: Existing folder.
+    """
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -53,10 +61,13 @@ def require_only(folder: Path, own: Collection[str], *, within: Collection[str] 
     Args:
         folder: Existing folder.
         own: Relative paths of the files that may be replaced.
-        within: Names of entries of `folder` to which the check is limited; None: all files.
+        within: Names of the files and subfolders of `folder` to check; None: all.
+
+    Raises:
+        FileExistsError: If there are other files; the message lists some of them.
     """
     others = [name for name in files_in(folder) if name not in own]
     others = [name for name in others if within is None or Path(name).parts[0] in within]
     if others:
         shown = ", ".join(others[:SHOWN]) + (f" and {len(others) - SHOWN} more" if len(others) > SHOWN else "")
-        raise FileExistsError(f"{folder} contains files that were not written with it: {shown}; move them away first")
+        raise FileExistsError(f"{folder} contains files that were not written with it: {shown}. Move these files first")

@@ -74,7 +74,7 @@ def test_a_second_export_does_nothing_and_another_one_needs_force(folder):
     with pytest.raises(FileExistsError, match="is another export: replace it with --force"):
         export_adapter(adapters(), folder, alpha=7)
     (folder / "notes.txt").write_text("keep")
-    with pytest.raises(FileExistsError, match=r"notes\.txt; move them away first"):
+    with pytest.raises(FileExistsError, match=r"notes\.txt\. Move these files first"):
         export_adapter(adapters(), folder, alpha=7, force=True)
     (folder / "notes.txt").unlink()
     assert export_adapter(adapters(), folder, alpha=7, force=True)

@@ -14,17 +14,17 @@ from worldsmith.evaluation.answers.results import Row
 from worldsmith.evaluation.intervals import measure_share
 
 MOST = 30
-"""Max number of slices; the smallest ones are combined."""
+"""Max number of values of a slice in the metrics; the values with the fewest records are combined."""
 OTHERS = "(others)"
 
 
 def judge(row: Row, task: AnswerTask, said: str) -> None:
-    """Grades a generated text: sets response, task, status, reason and correctness of `row` in place.
+    """Grades a generated text and stores response, task, status, reason and correctness in `row`.
 
     Args:
-        row: The record.
-        task: Task of the record.
-        said: Generated text, with reasoning.
+        row: Result of the record, which is changed in place.
+        task: Task of the record, which parses and grades the answer.
+        said: Full generated text, with reasoning.
     """
     row.full_response = said
     row.response = split_answer(said)[1]
@@ -47,7 +47,7 @@ def measure(rows: Sequence[Row], tasks: Mapping[str, AnswerTask], name: str) -> 
             task.
 
     Returns:
-        Metrics by name.
+        Values by metric name, such as "accuracy", as in metrics.json.
     """
     answered = [row for row in rows if row.answered]
     kinds = Counter(row.task for row in answered)
@@ -89,8 +89,12 @@ def measure_task(rows: Sequence[Row], task: AnswerTask) -> dict[str, Any]:
 def measure_slices(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Computes the accuracy in each slice of the data.
 
+    Args:
+        rows: Rows; those that are not graded are skipped.
+
     Returns:
-        Metrics by slice value by slice name; the smallest slices of more than `MOST` are combined.
+        Slice name, such as "duration" -> slice value, such as "5 to 10 s" -> number of records, of correct ones, and
+        accuracy with its interval. The smallest slices of more than `MOST` are combined.
     """
     judged = [row for row in rows if row.correct is not None]
     found: dict[str, dict[str, Any]] = {}
@@ -120,13 +124,14 @@ def compare_accuracy(
     Args:
         rows: Graded rows of the model.
         others: Rows of the other model's results.json.
-        right: Returns whether the other model's response to a row is correct.
+        right: Called with (row, response of the other model); returns whether that response is correct.
 
     Returns:
-        Number of shared records, both accuracies, numbers of records that only one model answers correctly, p-value.
+        `shared` records, `accuracy` and `other_accuracy` on them, `gained` and `lost` (records that only this or only
+        the other model answers correctly) and `p_value`.
 
     Raises:
-        UserError: If they share no record, or a ground truth differs.
+        UserError: If the models have no record in common, or a ground truth differs.
 
     Source:
         McNemar 1947.
@@ -136,13 +141,13 @@ def compare_accuracy(
     shared = [key for key in own if key in theirs]
     if not shared:
         raise UserError(
-            "the results of the other model have no record in common with these; compare results of one dataset"
+            "the results of the other model have no record in common with these. Compare results of the same dataset"
         )
     for key in shared:
         if own[key].gt.strip() != theirs[key]["gt"].strip():
             raise UserError(
                 f"{key}: the ground truth is {own[key].gt!r:.60} here and {theirs[key]['gt']!r:.60} in the other "
-                "model's results; compare results of one dataset"
+                "model's results. Compare results of the same dataset"
             )
     counts = Counter((bool(own[key].correct), right(own[key], theirs[key]["response"])) for key in shared)
     gained, lost, total = counts[True, False], counts[False, True], len(shared)

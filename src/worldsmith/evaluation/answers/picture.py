@@ -15,11 +15,12 @@ UNREAD = "unparsed"
 
 
 def draw_confusion(path: Path, confusion: Mapping[str, Any]) -> None:
-    """Writes a confusion matrix as PNG, shaded by the fraction of each cell in its row.
+    """Writes an image of a confusion matrix; the shade of a cell is its fraction of the row.
 
     Args:
-        path: The PNG file.
-        confusion: `labels`, and `rows` with the counts of each true label: one per predicted label, then unparsed ones.
+        path: PNG file to write.
+        confusion: The keys `labels` and `rows`. Each row has the counts of one true label: one count per predicted
+            label, then the number of unparsed answers.
     """
     from PIL import Image, ImageDraw, ImageFont
 

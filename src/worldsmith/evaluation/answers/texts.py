@@ -26,40 +26,41 @@ def is_exact(answer: str, truth: str) -> bool:
 
 
 def measure_texts(
-    said: Sequence[str | None],
-    true: Sequence[str],
+    predictions: Sequence[str | None],
+    truths: Sequence[str],
     *,
     metrics: Sequence[Metric],
     soft_threshold: float,
     bert_score: BertScore | None = None,
 ) -> dict[str, Any]:
-    """Computes metrics of free-text answers: exact matches of normalized texts (`accuracy`), soft ones, and `metrics`.
+    """Computes metrics of free-text answers.
 
-    BLEU is that of sacrebleu over the complete set, 0 to 100. ROUGE is the mean F-measure of rouge-score, 0 to 1.
-    BERTScore values are means.
+    `accuracy` is the fraction of exact matches of normalized texts, `soft_accuracy` that of soft matches. BLEU is that
+    of sacrebleu over all answers, 0 to 100. ROUGE is the mean F-measure of rouge-score, 0 to 1. BERTScore values are
+    means.
 
     Args:
-        said: Answers; None is wrong.
-        true: Ground truth.
-        metrics: "bleu" and "rouge" are computed if they are listed.
-        soft_threshold: Min token F1 of a soft match.
-        bert_score: Computes BERTScore; None: BERTScore is skipped.
+        predictions: Answers; None counts as wrong.
+        truths: Ground-truth answers.
+        metrics: Additional metrics to compute; "bertscore" in it has no effect without `bert_score`.
+        soft_threshold: Min token F1 (0 to 1) of a soft match.
+        bert_score: Computes BERTScore, also if it is not in `metrics`; None: BERTScore is skipped.
 
     Returns:
-        Metrics by name.
+        Values by metric name, with 95 % intervals as `NAME_interval`.
 
     Raises:
-        UserError: If a library is not installed.
+        UserError: If sacrebleu or rouge-score is required but not installed.
     """
-    answers, total = [answer or "" for answer in said], len(true)
-    exact = sum(is_exact(answer, truth) for answer, truth in zip(answers, true))
-    overlaps = [token_f1(answer, truth) for answer, truth in zip(answers, true)]
+    answers, total = [answer or "" for answer in predictions], len(truths)
+    exact = sum(is_exact(answer, truth) for answer, truth in zip(answers, truths))
+    overlaps = [token_f1(answer, truth) for answer, truth in zip(answers, truths)]
     soft = sum(overlap >= soft_threshold for overlap in overlaps)
-    figures: dict[str, Any] = {
+    values_by_name: dict[str, Any] = {
         "total": total,
         "correct": exact,
         **measure_share("accuracy", exact, total),
-        "unparsed": sum(answer is None for answer in said),
+        "unparsed": sum(answer is None for answer in predictions),
         "soft_correct": soft,
         **measure_share("soft_accuracy", soft, total),
         "soft_threshold": soft_threshold,
@@ -67,20 +68,26 @@ def measure_texts(
         "token_f1_interval": mean_interval(sorted(overlaps)),
     }
     if total and "bleu" in metrics:
-        figures |= bleu(answers, true)
+        values_by_name |= bleu(answers, truths)
     if total and "rouge" in metrics:
-        figures |= rouge(answers, true)
+        values_by_name |= rouge(answers, truths)
     if total and bert_score is not None:
-        scores = bert_score.compare(answers, true)
+        scores = bert_score.compare(answers, truths)
         for name in ("precision", "recall", "f1"):
             values = [getattr(score, name) for score in scores]
-            figures |= {f"bertscore_{name}": mean(values), f"bertscore_{name}_interval": mean_interval(sorted(values))}
-        figures |= {"bertscore_model": bert_score.config.model, "bertscore_layer": bert_score.layer}
-    return figures
+            values_by_name |= {
+                f"bertscore_{name}": mean(values),
+                f"bertscore_{name}_interval": mean_interval(sorted(values)),
+            }
+        values_by_name |= {"bertscore_model": bert_score.config.model, "bertscore_layer": bert_score.layer}
+    return values_by_name
 
 
 def bleu(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
-    """Computes BLEU with sacrebleu, and its signature, which states the settings."""
+    """Returns `bleu` over all answers, computed with sacrebleu, and `bleu_signature`, which states its settings.
+
+    Raises UserError if sacrebleu is not installed.
+    """
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:

@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 Better = Literal["higher", "lower", "close to the real videos"]
 Values = dict[str, float | str]
-"""Outputs of a metric for one sample; a text is the reason of a missing value."""
+"""Output name -> value of a metric for one sample, or a string with the reason why the value is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Description of one number that a metric computes."""
+    """Description of one number that a metric computes: unit, meaning and which values are better."""
 
     unit: str
-    """`share`: a fraction of samples, with Wilson's interval."""
+    """Unit of the number. `share` is a fraction of the samples, which gets Wilson's interval."""
     description: str
     better: Better | None = None
-    """Which values are good; None: no direction is better by itself."""
+    """Which values are better; None: neither higher nor lower values are better."""
 
 
 class Metric(Configurable, ABC):
-    """Base class of metrics; measures the generated videos of one model, then those of the next after `reset`.
+    """Base class of metrics of generated videos, with the interface of torchmetrics: `update`, `compute`, `reset`.
 
-    Fields of its Config are flags of `worldsmith evaluate`. A new metric is a file in `evaluation/metrics/` and a line
-    in `evaluation/metrics/registry.py`; choices, help, messages and the table of the docs follow.
+    Fields of its Config are flags of `worldsmith evaluate`. A new metric needs a file in `evaluation/metrics/` and a
+    line in `evaluation/metrics/registry.py`; the flags, their help and the table of metrics in the docs follow from it.
 
     Args:
         config: Config of the metric.
@@ -48,7 +48,7 @@ class Metric(Configurable, ABC):
     for_images: ClassVar[bool] = True
     """Whether it can measure images."""
     by_default: ClassVar[bool] = True
-    """Whether it measures a dataset of clips if no evaluators are chosen."""
+    """Whether `worldsmith evaluate --dataset` computes the metric if `--evaluators` is not given."""
     measures_real: ClassVar[bool] = False
     """Whether it can also measure real videos."""
 
@@ -61,43 +61,49 @@ class Metric(Configurable, ABC):
         self.reset()
 
     def reset(self) -> None:
-        """Discards the measured videos; those of another model come next."""
+        """Discards the measured videos, so that the videos of another model can be measured."""
         self.samples: int | None = None
-        """Number of videos in `compute`; None: all that were given."""
+        """Number of videos that `compute` used; None: all videos passed to `update`."""
         self.by_sample: dict[str, Values] = {}
-        """Values of single samples, if it has any, or of groups by the name of their first sample."""
+        """Values by sample name, or by the name of the first sample of a group; empty if there are no such values."""
         self.not_measured: dict[str, str] = {}
-        """Reasons for which `compute` omits outputs."""
+        """Reason why `compute` omits an output, by output name."""
 
     @abstractmethod
     def update(self, batch: Sequence[GeneratedVideo]) -> None:
-        """Adds videos; `GeneratedVideo.real` is the real video, or the reason why it does not exist."""
+        """Measures the videos in `batch` and stores their values or features until `reset`.
+
+        `GeneratedVideo.real` is the real video of a generated one, or a string with the reason why it is not available.
+        """
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Computes the outputs over all videos since `reset`; outputs in `not_measured` are missing."""
+        """Returns the value of each output over all videos since `reset`, by output name.
+
+        Outputs that cannot be computed are missing; their reasons are in `not_measured`.
+        """
 
     def unit(self, output: str) -> str:
-        """Returns the unit of an output; call it after `compute`."""
+        """Returns the unit of the output with the name `output`; call it after `compute`."""
         return self.outputs[output].unit
 
     def notes(self) -> list[str]:
-        """Returns what limits the meaning of the computed values, one sentence each; call it after `compute`."""
+        """Returns remarks that limit the meaning of the computed values, one sentence each; call it after `compute`."""
         return []
 
     def means(self) -> dict[str, float]:
-        """Computes the mean of each output over `by_sample`; values without a number are skipped."""
+        """Returns the mean of each output over the measured samples, by output name; missing values are skipped."""
         values = {name: [of[name] for of in self.by_sample.values() if name in of] for name in self.outputs}
         numbers = {name: [value for value in of if not isinstance(value, str)] for name, of in values.items()}
         return {name: sum(of) / len(of) for name, of in numbers.items() if of}
 
     @classmethod
     def skip_reason(cls, config: Config, mode: Mode | None, modes: Sequence[Mode]) -> str:
-        """Returns the reason for which the metric cannot be computed; "" if it can.
+        """Returns the reason why the metric cannot be computed; "" if it can be computed.
 
         Args:
             config: Config of the metric.
-            mode: Generation mode of the videos of a dataset; None: stated in sample files.
+            mode: Generation mode of all videos; None if sample files state the mode of each video.
             modes: Generation modes that the model supports.
         """
         if mode == "text2image" and not cls.for_images:
@@ -108,11 +114,11 @@ class Metric(Configurable, ABC):
 
 
 class SampleMetric(Metric):
-    """Base class of metrics with a value per sample, so that models are compared sample by sample, with intervals."""
+    """Base class of metrics that compute a value for each sample and report the mean over the samples."""
 
     @abstractmethod
     def measure(self, sample: GeneratedVideo) -> Values:
-        """Computes the outputs for one sample; text states why an output has no number."""
+        """Returns output name -> value for one sample, or a string with the reason why the value is missing."""
 
     def update(self, batch: Sequence[GeneratedVideo]) -> None:
         self.by_sample |= {sample.name: self.measure(sample) for sample in batch}

@@ -15,9 +15,9 @@ DIFFERENT = "seed", "name", "sources"
 
 
 class Continuation(SampleMetric):
-    """PSNR, SSIM and motion error of the generated frames against the real ones, without the conditioning frames.
+    """PSNR, SSIM and motion error of a generated video against the real one, without the conditioning frames.
 
-    The motion starts at the last conditioning frame.
+    The motion error includes the motion from the last conditioning frame to the first generated one.
     """
 
     outputs = {
@@ -119,7 +119,7 @@ class Diversity(Metric):
         self.seen: dict[str, GeneratedVideo] = {}
 
     def update(self, batch: Sequence[GeneratedVideo]) -> None:
-        self.seen |= {sample.name: sample.unread() for sample in batch}
+        self.seen |= {sample.name: sample.without_frames() for sample in batch}
 
     def compute(self) -> dict[str, float]:
         from worldsmith.evaluation.pixel_measures import diversity
@@ -127,13 +127,16 @@ class Diversity(Metric):
         for group in groups_of_seeds([sample.args for sample in self.seen.values()]):
             value: float | str | None = "one seed only (use num_outputs for several)"
             if len(group) > 1:
-                value = diversity([self.seen[name].unread().video[:, self.seen[name].kept :] for name in group])
+                value = diversity([self.seen[name].without_frames().video[:, self.seen[name].kept :] for name in group])
             self.by_sample[group[0]] = {"diversity": "the frames are too small" if value is None else value}
         return self.means()
 
 
 def groups_of_seeds(args: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Returns groups of sample names; samples of a group differ only in their seed. `args`: from `sample_args.json`."""
+    """Returns the names of the samples in groups; samples of a group differ only in their seed.
+
+    `args` are the arguments of the samples, as in `sample_args.json`. A repeated seed is omitted.
+    """
     groups: dict[str, dict[int, str]] = {}
     for one in args:
         key = json.dumps({name: value for name, value in one.items() if name not in DIFFERENT}, sort_keys=True)

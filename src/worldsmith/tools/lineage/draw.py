@@ -15,11 +15,11 @@ from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-Look = Callable[[Path], str]
-DEEPEST = 50
-"""Max records in a row: safety limit against records that refer to each other in a circle."""
+Fingerprinter = Callable[[Path], str]
+MAX_DEPTH = 50
+"""Max depth of the tree: safety limit for lineage records that refer to each other in a cycle."""
 SHOWN = 8
-"""Hexadecimal digits of a fingerprint."""
+"""Number of hexadecimal digits of a fingerprint that are shown."""
 
 
 class ShowLineage(Action):
@@ -32,8 +32,8 @@ class ShowLineage(Action):
 
     class Config(Action.Config):
         result: str
-        """Folder of a result, a run, or one of its checkpoints, or a file written by a command; or the name of a run or
-        the id of a record below the output root."""
+        """A result folder, run folder, checkpoint folder, or file written by a command; or the name of a run or the id
+        of a lineage record below the output root."""
 
     config: Config
 
@@ -46,59 +46,81 @@ class ShowLineage(Action):
         record = place if is_record(place.name) else record_of(place.resolve())
         if record is None:
             raise FileNotFoundError(f"{place} has no {LINEAGE}: its inputs were not recorded")
-        facts = chain(read_lineage(record), functools.cache(fingerprint))
+        facts = lineage_tree(read_lineage(record), functools.cache(fingerprint))
         changes = [*all_changes(facts)]
         last = "inputs are complete and unchanged" if not changes else f"missing or changed: {len(changes)}"
         return Result([*draw(facts), last], facts, code=1 if changes else 0)
 
 
-def chain(record: Lineage, look: Look, depth: int = 0) -> dict[str, Any]:
-    """Returns a record with the records of its inputs, and whether each input and output is unchanged.
+def lineage_tree(record: Lineage, current_fingerprint: Fingerprinter, depth: int = 0) -> dict[str, Any]:
+    """Returns a lineage record as a nested dictionary, with the records of its inputs and the state of all files.
 
     Args:
         record: The lineage record.
-        look: Returns the current fingerprint of a path.
-        depth: Number of records above this one; the chain ends at `DEEPEST`.
+        current_fingerprint: Returns the current fingerprint of a path.
+        depth: Depth of the record in the tree, which ends at `MAX_DEPTH`.
+
+    Returns:
+        Action, id, folder, time, outputs and inputs. An input has its own record, if it exists, under "made_by".
     """
     return {
         "action": record.action,
         "id": record.id,
         "folder": str(record.folder),
         "created": record.data.get("created"),
-        "outputs": [look_at(record, entry, record.folder / entry["path"], look) for entry in record.outputs],
+        "outputs": [
+            compare_entry(record, entry, record.folder / entry["path"], current_fingerprint) for entry in record.outputs
+        ],
         "inputs": [
             {
-                **look_at(record, entry, record.locate(entry), look),
+                **compare_entry(record, entry, record.locate(entry), current_fingerprint),
                 "role": entry["role"],
-                "made_by": made_by(record, entry, look, depth),
+                "made_by": lineage_of_input(record, entry, current_fingerprint, depth),
             }
             for entry in record.inputs
         ],
     }
 
 
-def look_at(record: Lineage, entry: Mapping[str, Any], place: Path, look: Look) -> dict[str, Any]:
-    """Returns path, fingerprint and present state of an input or output."""
-    problem = record.change(entry, place, look)
+def compare_entry(
+    record: Lineage, entry: Mapping[str, Any], place: Path, current_fingerprint: Fingerprinter
+) -> dict[str, Any]:
+    """Compares an input or output of a lineage record with its current content.
+
+    Args:
+        record: The lineage record.
+        entry: Entry of the input or output in the record.
+        place: Path of the input or output.
+        current_fingerprint: Returns the current fingerprint of a path.
+
+    Returns:
+        Path, recorded fingerprint, description of the current state, and whether the content is the same.
+    """
+    problem = record.change(entry, place, current_fingerprint)
     state = "as it was" if entry["fingerprint"] else "not on this machine at that time"
     path = str(place) if place.exists() else entry["path"]
     return {"path": path, "fingerprint": entry["fingerprint"], "state": problem or state, "same": problem is None}
 
 
-def made_by(record: Lineage, entry: Mapping[str, Any], look: Look, depth: int) -> dict[str, Any] | None:
-    """Returns the chain of records behind an input; None if no record exists."""
-    found = record_of(record.locate(entry).resolve()) if depth < DEEPEST else None
-    return None if found is None else chain(read_lineage(found), look, depth + 1)
+def lineage_of_input(
+    record: Lineage, entry: Mapping[str, Any], current_fingerprint: Fingerprinter, depth: int
+) -> dict[str, Any] | None:
+    """Returns the lineage of the input `entry` of a record, as from `lineage_tree`; None if the input has no record.
+
+    `current_fingerprint` returns the current fingerprint of a path; `depth` is the depth of `record` in the tree.
+    """
+    found = record_of(record.locate(entry).resolve()) if depth < MAX_DEPTH else None
+    return None if found is None else lineage_tree(read_lineage(found), current_fingerprint, depth + 1)
 
 
 def all_changes(facts: Mapping[str, Any]) -> list[str]:
-    """Returns the paths of all inputs and outputs in a chain that are missing or changed."""
+    """Returns the paths of all inputs and outputs in a lineage (from `lineage_tree`) that are missing or changed."""
     own = [entry["path"] for entry in (*facts["inputs"], *facts["outputs"]) if not entry["same"]]
     return own + [path for entry in facts["inputs"] if entry["made_by"] for path in all_changes(entry["made_by"])]
 
 
 def draw(facts: Mapping[str, Any]) -> list[str]:
-    """Returns the tree as lines of text, without wrapping."""
+    """Returns a lineage (from `lineage_tree`) as the lines of a text tree, without wrapping."""
     from rich.console import Console
 
     text = io.StringIO()
@@ -107,22 +129,22 @@ def draw(facts: Mapping[str, Any]) -> list[str]:
 
 
 def tree_of(facts: Mapping[str, Any]) -> Tree:
-    """Returns a chain of records as a tree of the rich library."""
+    """Returns a lineage (from `lineage_tree`) as a tree of the rich library."""
     from rich.markup import escape
     from rich.tree import Tree
 
     tree = Tree(escape(f"{facts['action']} {facts['folder']} (id {facts['id']}, {facts['created']})"))
     for entry in facts["outputs"]:
-        tree.add(escape(f"wrote {short(entry)}"))
+        tree.add(escape(f"wrote {format_entry(entry)}"))
     for entry in facts["inputs"]:
-        branch = tree.add(escape(f"{entry['role']} {short(entry)}"))
+        branch = tree.add(escape(f"{entry['role']} {format_entry(entry)}"))
         if entry["made_by"]:
             branch.add(tree_of(entry["made_by"]))
     return tree
 
 
-def short(entry: Mapping[str, Any]) -> str:
-    """Returns path, shortened fingerprint and problem of an input or output as text."""
+def format_entry(entry: Mapping[str, Any]) -> str:
+    """Returns one line about an input or output: path, shortened fingerprint and, if it changed, its state."""
     mark = (entry["fingerprint"] or "").removeprefix("sha256:")[:SHOWN]
     state = "" if entry["state"] == "as it was" else f"  <- {entry['state']}"
     return f"{entry['path']}{f' [{mark}]' if mark else ''}{state}"

@@ -286,7 +286,7 @@ def test_the_distance_is_of_all_videos_and_says_how_many(tmp_path: Path) -> None
 
 
 def decoded(samples: list[GeneratedVideo]) -> list[Tensor]:
-    return [sample.unread().video for sample in samples]
+    return [sample.without_frames().video for sample in samples]
 
 
 def test_images_and_single_videos_have_no_distance(tmp_path: Path) -> None:
