@@ -33,7 +33,8 @@ def parameters(node: Function, *, method: bool) -> list[str]:
     """Returns the names of all parameters, for a method without `self` and `cls`."""
     args = node.args
     every = [*args.posonlyargs, *args.args, *filter(None, [args.vararg]), *args.kwonlyargs, *filter(None, [args.kwarg])]
-    return [arg.arg for arg in every if not (method and arg.arg in ("self", "cls"))]
+    names = [arg.arg for arg in every]
+    return names[1:] if method and names[:1] in (["self"], ["cls"]) else names
 
 
 def described(docstring: str) -> list[str] | None:
