@@ -15,7 +15,7 @@ from PIL import Image
 
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.sampling.video_writer import read_image, write_mp4
+from worldsmith.sampling.write_media import read_image, write_mp4
 from worldsmith.tools.evaluate.video_metrics import read_known
 
 PAGE = (Path(__file__).parents[2] / "docs/evaluate.md").read_text(encoding="utf-8")

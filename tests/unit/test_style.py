@@ -62,7 +62,7 @@ def written_texts(*patterns: str) -> dict[str, str]:
         pytest.param(package_texts(), id="package"),
         pytest.param(written_texts("docs/*.md", "README.md", "CONTRIBUTING.md", "SECURITY.md"), id="docs"),
         pytest.param(written_texts("examples/*.md", "examples/toml/*/*.toml", "examples/*.sh"), id="examples"),
-        pytest.param(written_texts("src/worldsmith/monitor/page/look/*.html"), id="page"),
+        pytest.param(written_texts("src/worldsmith/monitor/page/templates/*.html"), id="page"),
     ],
 )
 def test_replaced_words_do_not_occur(texts: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.demo.adherence import Judgement, ShapePrompt, grade_videos, load_prompts
 from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.monitor.page.run_page import refresh_page
 
@@ -54,7 +54,7 @@ class MeasureAdherence(VideoAction):
         yield f"{'folder':<12}{config.out}{' (already complete)' if self.known() else ''}"
 
     def run(self) -> Result:
-        from worldsmith.sampling.video_writer import contact_sheet
+        from worldsmith.sampling.write_media import contact_sheet
 
         config, out = self.config, Path(self.config.out)
         known = self.known()
@@ -100,7 +100,7 @@ class MeasureAdherence(VideoAction):
 
     def generate(self, model: StoredModel, prompts: list[ShapePrompt], device: str, name: str) -> list[Tensor]:
         """Returns one generated video (uint8 [3, T, H, W]) per prompt; `name` is the model's name for the progress."""
-        from worldsmith.sampling.generate import GenerationRequest, generate
+        from worldsmith.sampling.generate_videos import GenerationRequest, generate
 
         keys = ("prompt", "seed", "height", "width", "num_frames", "fps")
         requests = [GenerationRequest(**{key: getattr(prompt, key) for key in keys}) for prompt in prompts]
@@ -174,7 +174,7 @@ def title(judgement: Judgement) -> str:
 
 def save_videos(folder: Path, prompts: list[ShapePrompt], videos: list[Tensor]) -> None:
     """Writes the video (uint8 [3, T, H, W]) of each prompt as an MP4 file into `folder`."""
-    from worldsmith.sampling.video_writer import write_mp4
+    from worldsmith.sampling.write_media import write_mp4
 
     for index, (prompt, video) in enumerate(zip(prompts, videos, strict=True)):
         write_mp4(folder / video_name(index, prompt), video, prompt.fps)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from worldsmith.data.clip_limits import require_clip
 from worldsmith.data.dataset_folder import complete_folder, prepare_folder
-from worldsmith.files.writable import nearest_folder
+from worldsmith.files.write_checks import nearest_folder
 
 SPLITS = {"train": 0, "val": 1}
 """Split -> the part of the random seed that distinguishes the splits."""

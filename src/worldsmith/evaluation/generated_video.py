@@ -60,7 +60,7 @@ class GeneratedVideo:
 
         A string with the reason if the real video is unknown or cannot be compared.
         """
-        from worldsmith.data.video_file import examine
+        from worldsmith.data.video_decoder import examine
         from worldsmith.sampling.requests import fit
 
         if self.source is None:

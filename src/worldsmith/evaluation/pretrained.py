@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,9 +8,9 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from worldsmith.files.checksum_manifest import MANIFEST, THREADS, read_once, summarize_file
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.manifest import MANIFEST, THREADS, read_once, summarize_file
 
 LINEAGE = "lineage.json"
 """Lineage record of a result, see `worldsmith.monitor.lineage`."""

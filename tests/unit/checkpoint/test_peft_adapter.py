@@ -17,7 +17,7 @@ from worldsmith.families.cosmos3.model import Cosmos3Defaults
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
 from worldsmith.families.cosmos3.weights.formats import ADAPTER_LAYOUT as LAYOUT
-from worldsmith.files.model_folder import base_of_adapter
+from worldsmith.files.untrusted_folder import base_of_adapter
 from worldsmith.models.lora import adapter_state, inject_adapters
 
 export_adapter = partial(peft_adapter.export_adapter, LAYOUT, defaults=Cosmos3Defaults())

@@ -160,7 +160,7 @@ class ChatMaker(SampleMaker[ChatSample]):
 
         Sizes of images are those after resizing, sizes of videos those of the files.
         """
-        from worldsmith.data.video_file import examine
+        from worldsmith.data.video_decoder import examine
 
         turns = self.dataset.turns(self.index(sample.position))
         sources = [str(part.source) for turn in turns for part in turn.parts if part.kind == "video"]

@@ -23,7 +23,7 @@ from worldsmith.evaluation.answers.parse_answers import (
     parse_yes_no,
     plain_yes_no,
 )
-from worldsmith.evaluation.answers.texts import Metric, is_exact, measure_texts
+from worldsmith.evaluation.answers.text_metrics import Metric, is_exact, measure_texts
 
 Figures = dict[str, Any]
 FREE = "free text has no single right answer"

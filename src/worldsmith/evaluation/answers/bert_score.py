@@ -11,7 +11,7 @@ from worldsmith.config.declare.configurable import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import find_local
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metrics.base import Output, SampleMetric, Values
+from worldsmith.evaluation.metrics.metric import Output, SampleMetric, Values
 from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import worldsmith
-from worldsmith.evaluation.metrics.base import Metric
+from worldsmith.evaluation.metrics.metric import Metric
 
 LOSS = "loss"
 """Name of the held-out loss in `--evaluators`; `worldsmith evaluate` computes it without generating videos."""
 PLACES = {
-    "continuation": "pixels:Continuation",
-    "motion": "pixels:MotionStrength",
-    "sharpness": "pixels:Sharpness",
-    "diversity": "pixels:Diversity",
+    "continuation": "pixel_metrics:Continuation",
+    "motion": "pixel_metrics:MotionStrength",
+    "sharpness": "pixel_metrics:Sharpness",
+    "diversity": "pixel_metrics:Diversity",
     "clip": "clip_score:ClipScore",
     "fvd": "frechet_distance:FrechetVideoDistance",
 }

@@ -16,7 +16,7 @@ from worldsmith.actions.action import Result, share_done
 from worldsmith.actions.run_action import RunAction, RunWords
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.errors import Place, UserError
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.paths import format_path
 from worldsmith.data.data_report import DataReport
 from worldsmith.data.stream.errors import DataError

@@ -17,10 +17,10 @@ from worldsmith.config.sections import has_wandb_login
 from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
-from worldsmith.files.writable import nearest_folder, require_writable
+from worldsmith.files.write_checks import nearest_folder, require_writable
 from worldsmith.models.hub import LOOKED, HubName
 from worldsmith.models.model_files import cached, hub_name, is_local
-from worldsmith.models.weights.table import table_of
+from worldsmith.models.weights.weight_table import table_of
 from worldsmith.monitor.short_text import format_bytes
 from worldsmith.tools.check.inspect_data import labeled_line
 from worldsmith.training.preflight import (

@@ -23,7 +23,7 @@ from worldsmith.data.conversations.conversation import Part, Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.video_file import examine
+from worldsmith.data.video_decoder import examine
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, write_results
 from worldsmith.files.atomic import write_text
@@ -31,7 +31,7 @@ from worldsmith.files.fingerprint import content
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import append_line
 from worldsmith.monitor.page.run_page import refresh_page
-from worldsmith.sampling.answers import Answer
+from worldsmith.sampling.generate_answers import Answer
 
 QUESTION, DURATION = "question", "duration"
 """Names of the slices that are computed; other slices are fields of the records."""
@@ -340,7 +340,7 @@ def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], sett
     write_text(out / METRICS, json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     lines = [f"answers       {out / RESULTS}", f"metrics       {out / METRICS}"]
     if settings.confusion_picture and "confusion" in facts:
-        from worldsmith.evaluation.answers.picture import draw_confusion
+        from worldsmith.evaluation.answers.confusion_image import draw_confusion
 
         draw_confusion(out / CONFUSION, facts["confusion"])
         lines.append(f"confusion     {out / CONFUSION}")

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.actions.action import Result, left_out_lines, share_done
+from worldsmith.actions.find_parent import training_data_of
 from worldsmith.actions.model_action import AnswerAction, WritingAction, require_outside
-from worldsmith.actions.parents import training_data_of
-from worldsmith.checkpoint.formats.merged_adapter import Merged, merge_adapter
+from worldsmith.checkpoint.formats.merge_adapter import Merged, merge_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Share
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.stream.errors import DataError
@@ -26,11 +26,11 @@ from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.evaluation.answers.answer_tasks import AnswerTask, AnswerTasks
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.bert_score import BertScore
-from worldsmith.evaluation.answers.judging import compare_accuracy, judge, measure, measure_slices
+from worldsmith.evaluation.answers.grade_answers import compare_accuracy, judge, measure, measure_slices
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, read_results
-from worldsmith.evaluation.answers.texts import Metric
+from worldsmith.evaluation.answers.text_metrics import Metric
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.tools.evaluate.answer_records import (
     EvaluationRecords,

@@ -27,7 +27,7 @@ from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
 from worldsmith.evaluation.metrics.registry import LOSS, METRICS, Evaluator, MetricOptions
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.models.video_model import Mode
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.monitor.page.run_page import refresh_page

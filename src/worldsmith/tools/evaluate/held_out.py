@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.actions.action import left_out_lines
-from worldsmith.actions.parents import training_tree_of
+from worldsmith.actions.find_parent import training_tree_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.clips.captions import choose_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.content_mark import content_mark
+from worldsmith.data.content_fingerprint import content_mark
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection, Tally
 from worldsmith.files.atomic import write_text
@@ -323,9 +323,9 @@ def write_sample(
     import torch
     from PIL import Image
 
+    from worldsmith.data.clips.clip_frames import Framing, read_frames
     from worldsmith.data.clips.inspect_clips import inspect_window
-    from worldsmith.data.clips.video_reader import Framing, read_frames
-    from worldsmith.sampling.video_writer import write_mp4
+    from worldsmith.sampling.write_media import write_mp4
 
     part = inspect_window(window, config, grid, random.Random(0))
     caption = choose_caption(window.captions, config.caption_keys, random.Random(0))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from worldsmith.actions.action import Action, Result
-from worldsmith.checkpoint.dcp.parts import whole_checkpoint
+from worldsmith.checkpoint.dcp.dcp_folder import whole_checkpoint
 from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place, state_versions
 from worldsmith.checkpoint.formats.export_weights import CONFIG, GIGABYTE, STEM, native_config, write_safetensors
 from worldsmith.checkpoint.formats.family_formats import AddsHeads, DType, LoadsPipelineAdapters, assembling, formats_of
@@ -35,7 +35,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.atomic import folder_aside
 from worldsmith.models.lora import MATRICES, is_adapter
 from worldsmith.models.model_files import local_folder
-from worldsmith.models.spec import ModelSpec
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.monitor.lineage import Input, write_lineage
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torc
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
-    from worldsmith.checkpoint.dcp.parts import save_part
+    from worldsmith.checkpoint.dcp.dcp_folder import save_part
 
     class ReadingPlanner(DefaultSavePlanner):
         """Save planner for tensors on the meta device, each of which is read when it is written."""

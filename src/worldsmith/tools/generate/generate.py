@@ -12,7 +12,7 @@ from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import WritingAction, find_device
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.find_model import find_model
-from worldsmith.checkpoint.formats.merged_adapter import use_adapter
+from worldsmith.checkpoint.formats.merge_adapter import use_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.declare.ranges import Count
@@ -20,10 +20,10 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.dialects.sat.recognise import is_change
+from worldsmith.dialects.sat.recognize import is_change
 from worldsmith.dialects.sat.sampling import translate_sampling
 from worldsmith.distributed.world import start_world, stop_world, world_size
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.terminal_text import print_message
 from worldsmith.sampling.sample_files import Layer, SampleEntry, read_files
 from worldsmith.sampling.sample_settings import Sample, SampleSettings

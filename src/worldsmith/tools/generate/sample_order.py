@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.models.video_model import Sampling, VideoModel
-    from worldsmith.sampling.generate import BranchShare
+    from worldsmith.sampling.generate_videos import BranchShare
     from worldsmith.sampling.sample_args import SampleArgs
 
 SHEET, SHEET_SAMPLES = "contact_sheet.png", 64
@@ -125,7 +125,7 @@ class Order:
             max_num_seqs: Maximum number of samples in a forward pass; None: limited by tokens only.
             max_model_len: Maximum number of tokens in a forward pass; None: the model's training limit.
         """
-        from worldsmith.sampling.generate import generate_pack
+        from worldsmith.sampling.generate_videos import generate_pack
         from worldsmith.sampling.requests import read_request
 
         grid, share = LatentGrid(*generator.latent_grid), branch_share(world)
@@ -163,7 +163,7 @@ class Order:
             max_tokens: Maximum number of tokens in a forward pass; None: the model's training limit.
             shared: Whether two ranks compute the guidance branches of a pack, so that a forward pass has one branch.
         """
-        from worldsmith.sampling.generate import make_packs
+        from worldsmith.sampling.generate_videos import make_packs
         from worldsmith.sampling.requests import read_request
 
         groups: dict[Sampling, list[SampleArgs]] = {}
@@ -183,7 +183,7 @@ class Order:
         The sheet also shows samples of earlier commands with the same model in the folder. `made` is the number of
         samples that were complete before this command.
         """
-        from worldsmith.sampling.video_writer import contact_sheet, few_frames
+        from worldsmith.sampling.write_media import contact_sheet, few_frames
 
         files = [self.out / sample.name / sample.file for sample in self.samples]
         earlier = list(self.earlier_samples())
@@ -222,7 +222,7 @@ def branch_share(world: World) -> BranchShare | None:
     The result also has the function that exchanges the predictions with the other rank of the pair.
     """
     from worldsmith.distributed.world import gather_tensors
-    from worldsmith.sampling.generate import BranchShare
+    from worldsmith.sampling.generate_videos import BranchShare
 
     if world.context_group is None:
         return None
@@ -300,7 +300,7 @@ def write_sample(folder: Path, sample: SampleArgs, args: Mapping[str, Any], vide
         args: Content of `sample_args.json`.
         video: Frames, uint8 [3, T, H, W]; T = 1 for an image.
     """
-    from worldsmith.sampling.video_writer import write_jpeg, write_mp4
+    from worldsmith.sampling.write_media import write_jpeg, write_mp4
 
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)

@@ -20,9 +20,9 @@ from worldsmith.data.conversations.media.media_processor import VideoPlan
 from worldsmith.data.conversations.media_archives import is_archive, unpacked
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.files.atomic import write_text
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import write_lineage
-from worldsmith.sampling.answers import Answer
+from worldsmith.sampling.generate_answers import Answer
 
 Kind = Literal["image", "video"]
 SUFFIXES: dict[str, Kind] = {

@@ -4,6 +4,7 @@ from worldsmith.actions.registry import Command
 
 COMMANDS = {
     "lineage": Command(
-        "show the data, weights and code that produced a result", {"": "worldsmith.tools.lineage.draw:ShowLineage"}
+        "show the data, weights and code that produced a result",
+        {"": "worldsmith.tools.lineage.show_lineage:ShowLineage"},
     ),
 }

@@ -21,7 +21,7 @@ from worldsmith.planning.simulation.simulate import Encodings, simulate
 from worldsmith.planning.simulation_inputs import PlannedBatches, plan_batches, quietly, task_for, with_published_parts
 from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.tools.plan.packs import PackLimits
-from worldsmith.tools.plan.search import SettingSearch, Tried
+from worldsmith.tools.plan.setting_search import SettingSearch, Tried
 from worldsmith.tools.plan.settings import (
     ENCODED,
     Learned,
@@ -34,7 +34,7 @@ from worldsmith.tools.plan.settings import (
 )
 
 if TYPE_CHECKING:
-    from worldsmith.config.tree.draft import Loaded
+    from worldsmith.config.tree.config_draft import Loaded
 
 REFUSED = (UserError, ValueError, NotImplementedError)
 """Exceptions which show that the run does not support a setting, so that the setting is rejected."""

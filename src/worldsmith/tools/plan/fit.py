@@ -10,10 +10,10 @@ from worldsmith.config.errors import UserError
 from worldsmith.distributed.gpus import Gpu
 from worldsmith.monitor.terminal_text import command_lines
 from worldsmith.planning.assumptions import encoded_first
-from worldsmith.planning.text import format_duration_range, size, wrap_row
+from worldsmith.planning.plan_text import format_duration_range, size, wrap_row
 from worldsmith.tools.plan.evaluate_settings import Fitting, limits_of
 from worldsmith.tools.plan.packs import tokens_of
-from worldsmith.tools.plan.search import OutOfTime, SettingSearch, Tried, needed
+from worldsmith.tools.plan.setting_search import OutOfTime, SettingSearch, Tried, needed
 from worldsmith.tools.plan.settings import MOST_CONTEXT, Setting, baseline_setting, smaller_clips, supports_context
 
 MOST_RANKS = 4096

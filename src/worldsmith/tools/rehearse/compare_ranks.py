@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 
-from worldsmith.checkpoint.dcp.parts import planner_of
+from worldsmith.checkpoint.dcp.dcp_folder import planner_of
 from worldsmith.planning.simulation.traffic import Sent
 from worldsmith.tools.rehearse.rank_run import Finding, RankRecord, format_names, format_tensor
 

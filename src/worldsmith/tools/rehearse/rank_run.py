@@ -15,8 +15,8 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor
 
-from worldsmith.checkpoint.dcp.parts import planner_of
-from worldsmith.checkpoint.dcp.reader import TensorReader
+from worldsmith.checkpoint.dcp.dcp_folder import planner_of
+from worldsmith.checkpoint.dcp.tensor_reader import TensorReader
 from worldsmith.models.local_part import local_part
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values

@@ -17,9 +17,9 @@ from worldsmith.config import WrongValueError
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.files.json_file import read_json_object
 from worldsmith.planning.plan import least_ranks, quick_plan
+from worldsmith.planning.plan_text import size, wrap_row
 from worldsmith.planning.simulation.short_run import COUNTS
 from worldsmith.planning.simulation_inputs import quietly, with_published_parts
-from worldsmith.planning.text import size, wrap_row
 from worldsmith.tools.rehearse.check_exports import Exports, rehearse_exports
 from worldsmith.tools.rehearse.compare_ranks import (
     check_save,

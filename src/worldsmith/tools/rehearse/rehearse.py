@@ -8,7 +8,7 @@ import sys
 from worldsmith.actions.action import Result
 from worldsmith.actions.run_action import RunAction, RunWords, load_without_variables
 from worldsmith.config.declare.ranges import Count
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.distributed.world import launched_as
 from worldsmith.monitor.terminal_text import print_message
 

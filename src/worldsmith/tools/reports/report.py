@@ -11,13 +11,13 @@ from typing import ClassVar
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.monitor.page.charts import charts, drop_single_values
+from worldsmith.monitor.page.config_values import ABSENT, differences
 from worldsmith.monitor.page.evaluations import compared
 from worldsmith.monitor.page.formats import duration, format_count, format_float, size, time
 from worldsmith.monitor.page.render import FILE, Page, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, read_run, require_run
 from worldsmith.monitor.page.run_page import BEST, samples_section, write_page
 from worldsmith.monitor.page.samples import PageBudget, PromptSamples, rows
-from worldsmith.monitor.page.settings import ABSENT, differences
 from worldsmith.monitor.page.status import Status, find_status
 
 COMPARISON = "compare.html"

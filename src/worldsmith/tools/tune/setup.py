@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.plain import flatten, to_dict
 from worldsmith.dialects.cosmos_rl.policy import Route, route
 from worldsmith.dialects.cosmos_rl.train.sources import TEST_SIZE

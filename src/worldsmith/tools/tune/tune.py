@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from worldsmith.actions.action import Action, Result
-from worldsmith.actions.parents import PARENT
+from worldsmith.actions.find_parent import PARENT
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Seed
 from worldsmith.config.declare.search import Example
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.write.convert import convert
+from worldsmith.config.write.convert_config import convert
 from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
 from worldsmith.files.atomic import write_text
 from worldsmith.monitor.lineage import read_lineage, record_of, write_lineage

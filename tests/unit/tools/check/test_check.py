@@ -11,7 +11,7 @@ import toy_runs
 from damaged_data import damaged_chats
 
 from worldsmith.cli.main import main
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.tools.check.check import CheckData

@@ -17,12 +17,12 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.conversation import Part, say
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.evaluation.answers.answer_tasks import AnswerTasks
-from worldsmith.evaluation.answers.judging import judge, measure, measure_slices
-from worldsmith.evaluation.answers.picture import CELL, FULL, draw_confusion
+from worldsmith.evaluation.answers.confusion_image import CELL, FULL, draw_confusion
+from worldsmith.evaluation.answers.grade_answers import judge, measure, measure_slices
 from worldsmith.evaluation.answers.results import Row, read_results
 from worldsmith.monitor.page.run_page import write_page
-from worldsmith.sampling.answers import Answer
-from worldsmith.sampling.video_writer import write_mp4
+from worldsmith.sampling.generate_answers import Answer
+from worldsmith.sampling.write_media import write_mp4
 from worldsmith.tools.evaluate.answer_records import (
     SavedAnswers,
     count_outcomes,

@@ -16,7 +16,7 @@ from pretrained_folders import make_clip, make_videomae
 
 from worldsmith.cli.main import main
 from worldsmith.evaluation.intervals import mean_interval
-from worldsmith.sampling.video_writer import read_image, write_mp4
+from worldsmith.sampling.write_media import read_image, write_mp4
 from worldsmith.tools.export.export import Export
 from worldsmith.training.trainer import Trainer
 

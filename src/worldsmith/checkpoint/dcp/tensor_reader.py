@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.checkpoint.dcp.dcp_folder import METADATA
 from worldsmith.config.errors import UserError
 
 DCP = "torch.distributed.checkpoint"

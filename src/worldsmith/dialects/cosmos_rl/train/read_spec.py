@@ -8,10 +8,10 @@ from typing import Any
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import ConfigError, Place, Problem, UserError
 from worldsmith.config.recipes.registry import get_recipe, lineage, recipe_task
-from worldsmith.config.tree.draft import Draft
+from worldsmith.config.tree.config_draft import Draft
 from worldsmith.dialects.cosmos_rl import RECIPE, SUFFIXES
 from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_document, read_spec
-from worldsmith.dialects.cosmos_rl.train.form import FORM, RL_RULES
+from worldsmith.dialects.cosmos_rl.train.key_rules import FORM, RL_RULES
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
 from worldsmith.dialects.cosmos_rl.train.spec import Policy
 from worldsmith.dialects.cosmos_rl.train.training import Training

@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from worldsmith.config.command_line.typed_flags import TypedFlag
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.words.typed_flags import TypedFlag
-from worldsmith.config.yaml.text import read_yaml
+from worldsmith.config.yaml.yaml_text import read_yaml
 
 
 def is_sat_stack(files: Sequence[str]) -> bool:

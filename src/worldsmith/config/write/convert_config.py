@@ -8,17 +8,17 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from worldsmith.config.command_line.overrides import apply_overrides, is_missing, parse_overrides
 from worldsmith.config.declare.configurable import ABSENT, OPAQUE, Config, children, field_names, find, walk
 from worldsmith.config.declare.value_types import holds_sections
 from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import find_recipe, is_recipe, recipe_task
 from worldsmith.config.toml.recipe_toml import read_recipe_text
-from worldsmith.config.toml.schema import TASKS, TomlField
+from worldsmith.config.toml.toml_schema import TASKS, TomlField
+from worldsmith.config.tree.config_draft import Loaded, give_way
 from worldsmith.config.tree.difference import Change, find_changes, same_value
-from worldsmith.config.tree.draft import Loaded, give_way
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import MISSING, class_defaults, to_dict, to_plain
-from worldsmith.config.words.overrides import apply_overrides, is_missing, parse_overrides
 from worldsmith.config.write.describe_toml import keys_of
 from worldsmith.config.write.values import (
     JSON,
@@ -33,7 +33,7 @@ from worldsmith.config.write.values import (
     write,
     write_toml,
 )
-from worldsmith.config.yaml.text import dump_yaml
+from worldsmith.config.yaml.yaml_text import dump_yaml
 
 FORMATS = ("toml", "yaml", "json", "python")
 _WIDTH = 110

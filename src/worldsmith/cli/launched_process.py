@@ -7,7 +7,7 @@ import sys
 
 from worldsmith.__main__ import COLLECTED
 from worldsmith.cli.main import main
-from worldsmith.distributed.launch_desk import tell_end
+from worldsmith.distributed.launcher_messages import tell_end
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.monitor.process_log import copy_output

@@ -20,7 +20,7 @@ import yaml
 
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.text_file import MAX_DEPTH, MAX_VALUES, too_deep, too_many
-from worldsmith.config.toml.text import Span
+from worldsmith.config.toml.toml_text import Span
 from worldsmith.config.tree.paths import Path, format_path
 
 MAX_DIGITS = 400

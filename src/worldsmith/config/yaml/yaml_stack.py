@@ -12,6 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from worldsmith import ROOT
+from worldsmith.config.command_line.literals import read_text
+from worldsmith.config.command_line.overrides import (
+    Override,
+    chosen_recipe,
+    fixed_recipe_problem,
+    recipe_name,
+    take_recipe,
+)
 from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import Config, all_paths, field_names, find, walk
 from worldsmith.config.declare.value_types import mismatch
@@ -19,20 +27,12 @@ from worldsmith.config.dialects import CHOICE, detect_dialect, translate_stack
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import get_recipe, lineage, recipe_task
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.text import Span
-from worldsmith.config.tree.draft import Draft
+from worldsmith.config.toml.toml_text import Span
+from worldsmith.config.tree.config_draft import Draft
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import MISSING, TAG
-from worldsmith.config.tree.reader import Reader, require_set
-from worldsmith.config.words.literals import read_text
-from worldsmith.config.words.overrides import (
-    Override,
-    chosen_recipe,
-    fixed_recipe_problem,
-    recipe_name,
-    take_recipe,
-)
-from worldsmith.config.yaml.text import Document, read_yaml
+from worldsmith.config.tree.read_config import Reader, require_set
+from worldsmith.config.yaml.yaml_text import Document, read_yaml
 
 RECIPE = "recipe"
 

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from worldsmith.config.command_line.class_choice import named_class, named_items
+from worldsmith.config.command_line.literals import Literal, Scalar, decode, fit_literal, read_text
 from worldsmith.config.declare.configurable import ABSENT, OPAQUE, Config, all_paths, child_hint, children, find
 from worldsmith.config.declare.value_types import holds_sections, item_hint, nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.toml.schema import REFUSED, TASKS, published_path, remap, toml_fields
+from worldsmith.config.toml.toml_schema import REFUSED, TASKS, published_path, remap, toml_fields
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import MISSING
 from worldsmith.config.tree.provenance import remember
-from worldsmith.config.tree.reader import Reader
+from worldsmith.config.tree.read_config import Reader
 from worldsmith.config.tree.suggest import did_you_mean_path
-from worldsmith.config.words.class_choice import named_class, named_items
-from worldsmith.config.words.literals import Literal, Scalar, decode, fit_literal, read_text
 from worldsmith.config.write.values import WORD, write
 
 _WORD = re.compile(r"(\+\+|\+|~)?((?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^=\"'])+)(?:(=)(.*))?", re.DOTALL)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 
-from worldsmith.data.clips.video_reader import read_upright
-from worldsmith.data.video_file import examine
+from worldsmith.data.clips.clip_frames import read_upright
+from worldsmith.data.video_decoder import examine
 from worldsmith.data.video_writer import write_video
 from worldsmith.files.atomic import replacing
 

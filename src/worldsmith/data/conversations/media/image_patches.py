@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageOps
 from torch.nn import functional as F
 
 from worldsmith.data.stream.errors import SampleError, read_error
-from worldsmith.data.video_file import VideoInfo, file_status, pick_few
+from worldsmith.data.video_decoder import VideoInfo, file_status, pick_few
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
 """Accepted image formats of PIL. EPS is not accepted, since PIL runs another program to decode it."""

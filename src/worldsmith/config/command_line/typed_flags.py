@@ -14,14 +14,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
+from worldsmith.config.command_line.class_choice import class_choices
+from worldsmith.config.command_line.literals import Literal, Scalar, literal_list
+from worldsmith.config.command_line.overrides import RECIPE_WORDS, Override, apply_overrides, to_tree_path
 from worldsmith.config.declare.configurable import Config, all_paths, field_hints
 from worldsmith.config.declare.value_types import holds_sections, item_hint, nested_config_classes, union_members
 from worldsmith.config.errors import Place, Problem
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean, did_you_mean_path
-from worldsmith.config.words.class_choice import class_choices
-from worldsmith.config.words.literals import Literal, Scalar, literal_list
-from worldsmith.config.words.overrides import RECIPE_WORDS, Override, apply_overrides, to_tree_path
 
 
 @dataclass(frozen=True, slots=True)

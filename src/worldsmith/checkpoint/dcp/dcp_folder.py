@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.distributed.peers import Peers, SideGroup
+from worldsmith.distributed.coordination_group import Peers, SideGroup
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from worldsmith.config.command_line.overrides import Override, parse_overrides
+from worldsmith.config.command_line.typed_flags import FlagKind, TypedFlag, flag_kind, read_flags
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.dialects import Translation
 from worldsmith.config.errors import ConfigError, Place, Problem, UserError
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.text import find_positions, parse_toml
-from worldsmith.config.tree.draft import Draft
+from worldsmith.config.toml.toml_text import find_positions, parse_toml
+from worldsmith.config.tree.config_draft import Draft
 from worldsmith.config.tree.paths import format_path
-from worldsmith.config.tree.reader import Reader, unset_fields, unset_tree
-from worldsmith.config.words.overrides import Override, parse_overrides
-from worldsmith.config.words.typed_flags import FlagKind, TypedFlag, flag_kind, read_flags
+from worldsmith.config.tree.read_config import Reader, unset_fields, unset_tree
 from worldsmith.config.write.json_text import read_json
-from worldsmith.config.yaml.text import Document, read_yaml
+from worldsmith.config.yaml.yaml_text import Document, read_yaml
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from worldsmith.config.command_line.overrides import Override, apply_overrides
 from worldsmith.config.declare.configurable import ABSENT, Config
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import variables_of
@@ -16,7 +17,6 @@ from worldsmith.config.tree.difference import find_changes, find_differences
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.provenance import Provenance, remember, trace
 from worldsmith.config.tree.references import VARIABLE, Kept, try_resolve
-from worldsmith.config.words.overrides import Override, apply_overrides
 
 Recipes = list[tuple[str, Config]]
 

@@ -7,7 +7,7 @@ import importlib
 from worldsmith.dialects.translation import SpecForm
 
 MODULES = {
-    "train": "worldsmith.dialects.cosmos_rl.train.form",
+    "train": "worldsmith.dialects.cosmos_rl.train.key_rules",
     "evaluate": "worldsmith.dialects.cosmos_rl.evaluate",
     "quantize": "worldsmith.dialects.cosmos_rl.quantize",
     "inference": "worldsmith.dialects.cosmos_rl.inference",

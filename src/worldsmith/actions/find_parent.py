@@ -27,11 +27,11 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.plain import flatten
 from worldsmith.config.tree.suggest import did_you_mean_folder
-from worldsmith.config.yaml.text import read_yaml
+from worldsmith.config.yaml.yaml_text import read_yaml
+from worldsmith.files.checksum_manifest import MANIFEST
 from worldsmith.files.fingerprint import LINEAGE, fingerprint, is_record
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.manifest import MANIFEST
-from worldsmith.files.model_folder import ADAPTER_CONFIG, base_of_adapter
+from worldsmith.files.untrusted_folder import ADAPTER_CONFIG, base_of_adapter
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
 from worldsmith.training.run_folder import output_root
 

@@ -40,7 +40,7 @@ class ShowLineage(Action):
     def run(self) -> Result:
         place = Path(self.config.result)
         if not place.exists():
-            from worldsmith.actions.parents import find_place
+            from worldsmith.actions.find_parent import find_place
 
             place = find_place(self.config.result, "RESULT")
         record = place if is_record(place.name) else record_of(place.resolve())

@@ -20,7 +20,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import LINEAGE, fingerprint
 from worldsmith.files.json_file import read_json_object, read_optional_json
-from worldsmith.files.model_folder import base_of_adapter
+from worldsmith.files.untrusted_folder import base_of_adapter
 from worldsmith.models.model_files import is_local
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from worldsmith.data.conversations.datasets.chat_dataset import record_name, uni
 from worldsmith.evaluation.answers.answer_text import normalize
 from worldsmith.evaluation.answers.parse_answers import LETTERS, parse_letter, parse_yes_no
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
-from worldsmith.tools.gaps.places import find, is_remote, join, local, read_bytes
+from worldsmith.tools.gaps.url_files import find, is_remote, join, local, read_bytes
 
 RESULTS = "results.json"
 WRAPPERS = ("annotations", "data", "samples", "items")

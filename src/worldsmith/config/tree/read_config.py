@@ -33,11 +33,11 @@ from worldsmith.config.declare.value_types import (
     union_members,
 )
 from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem, locate
-from worldsmith.config.toml.text import Span
+from worldsmith.config.toml.toml_text import Span
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import MISSING, TAG, class_defaults, required_fields
 from worldsmith.config.tree.suggest import did_you_mean_path
-from worldsmith.config.yaml.text import advice_on, read_yaml
+from worldsmith.config.yaml.yaml_text import advice_on, read_yaml
 
 UNSET = "${???}"
 """Value of a required field that has not been set."""

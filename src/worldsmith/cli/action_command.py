@@ -25,11 +25,11 @@ from worldsmith.cli.spec_and_parent import (
     reads_model,
     reads_specs,
 )
+from worldsmith.config.command_line.command_flags import Words, draft_settings, read_settings_file, sort_words
+from worldsmith.config.command_line.overrides import apply_overrides
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.tree.draft import Loaded, finish
-from worldsmith.config.tree.reader import unset_tree
-from worldsmith.config.words.command_words import Words, draft_settings, read_settings_file, sort_words
-from worldsmith.config.words.overrides import apply_overrides
+from worldsmith.config.tree.config_draft import Loaded, finish
+from worldsmith.config.tree.read_config import unset_tree
 from worldsmith.dialects.translation import SpecTranslation, format_report, name_classes
 from worldsmith.distributed.world import world_size
 from worldsmith.monitor.terminal_text import print_text, print_warning

@@ -11,7 +11,7 @@ import numpy as np
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from worldsmith.data.video_file import VideoInfo, examine, pick
+from worldsmith.data.video_decoder import VideoInfo, examine, pick
 
 Resampling = Literal["training", "inference"]
 
