@@ -44,7 +44,7 @@ def test_a_known_error_is_explained_in_a_few_lines_after_it(train: Any, tmp_path
     error, _, after = said.partition("RuntimeError: the step failed\n")
     assert "Traceback (most recent call last):" in error
     lines = after.splitlines()
-    assert lines[0].startswith("meaning: The GPU has no room")
+    assert lines[0].startswith("meaning: The GPU does not have enough free memory")
     assert all(line.startswith("try: ") for line in lines[1:-1])
     assert lines[-1] == f"more: worldsmith explain {tmp_path}/out/tests/tiny/run"
     assert 3 <= len(lines) <= 4
@@ -60,7 +60,7 @@ def test_an_error_that_is_not_known_says_no_more(train: Any) -> None:
 def test_an_error_of_a_loader_worker_is_explained(train: Any) -> None:
     error = RuntimeError("in a loader worker")
     error.add_note('in a loader worker:\nTraceback (most recent call last):\n  File "a.py", line 1\nMemoryError\n')
-    assert "meaning: The system did not give the memory" in train(error)
+    assert "meaning: The operating system could not provide the requested memory" in train(error)
 
 
 def test_a_loss_that_stays_bad_is_explained(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_a_loss_that_stays_bad_is_explained(train: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(Trainer, "_begin", fail)
     said = train(RuntimeError())
     assert "Traceback" not in said
-    assert "try: optimizer.lr=" in said
+    assert "try: Set optimizer.lr=" in said
 
 
 def test_the_launcher_explains_a_process_that_was_killed(capsys: pytest.CaptureFixture) -> None:

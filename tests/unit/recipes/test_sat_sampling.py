@@ -94,7 +94,11 @@ def test_the_published_stacks_are_requests(row: tuple[Any, ...]) -> None:
         (["args.load=nowhere/x/y"], "args.load", "'nowhere/x/y' does not exist"),
         (["args.sampling_fps=0.0"], "args.sampling_fps", "expected a frame rate (fps), found 0"),
         (["args.samplng_fps=8"], "args.samplng_fps", "did you mean 'args.sampling_fps'"),
-        (["model.sampler_config.params.sdedit=true"], "model.sampler_config.params.sdedit", "samples start from noise"),
+        (
+            ["model.sampler_config.params.sdedit=true"],
+            "model.sampler_config.params.sdedit",
+            "sampling starts from noise",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_a_mistake_with_the_way_out(words: list[str], key: str, told: str) -> None:

@@ -228,7 +228,7 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
         ("evaluate", ["vision.resized_width=448"], "needs resized_height too", "vision.resized_height=PIXELS"),
         ("evaluate", ["vision.video_start=1.5"], "from its first frame to its last", "cut the clips beforehand"),
         ("evaluate", ["vision.video_end=4"], "from its first frame to its last", "cut the clips beforehand"),
-        ("evaluate", ["vision.video_override_map=a.json"], "the video that it names", "into the annotations"),
+        ("evaluate", ["vision.video_override_map=a.json"], "the video that it specifies", "into the annotations"),
         (
             "evaluate",
             ["model.tp_size=2", "num_gpus=4", "evaluation.shard_id=2"],
@@ -245,7 +245,7 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
             "",
         ),
         ("evaluate", ["generation.presence_penalty=0.5"], "words are not counted", "set it to 0"),
-        ("evaluate", ["model.vit_checkpoint_path=vit.pt"], "read from one folder", "leave the key out"),
+        ("evaluate", ["model.vit_checkpoint_path=vit.pt"], "loaded from one folder", "omit the key"),
         (
             "evaluate",
             ["evaluation.answer_type=letter"],
@@ -269,12 +269,12 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
         ),
         ("quantize", ["quantize.xyz=1"], "[quantize] has no key 'xyz'", "accepts: num_calibration_samples, "),
         ("evaluate", ["evaluation.seed='${trainer.seed}'"], "a reference is only allowed as the value of a string", ""),
-        ("quantize", ["quantize.kv_precision=fp8"], "keys and values", "write bf16"),
+        ("quantize", ["quantize.kv_precision=fp8"], "the KV cache", "set it to bf16"),
         ("quantize", [*HUB, "dataset.annotation_path="], "hub datasets are not supported", "annotation_path"),
         ("quantize", ["enable_lora=true"], "does not exist", "set model.base_model_path"),
         ("quantize", ["quantization_method.scheme=W4A17"], "W4A17", "did you mean"),
         ("inference", ["num_frames=8"], "both set the number of frames", "~fps"),
-        ("inference", ["num_gpus=2"], "one GPU answers", "set num_gpus = 1"),
+        ("inference", ["num_gpus=2"], "inference uses one GPU", "set num_gpus = 1"),
         ("inference", ["device_map=balanced"], "over several devices is not supported", "write auto, cpu or cuda"),
         ("inference", ["type=audio"], "audio", "video"),
         ("inference", ["~prompt"], "prompt: the value is missing", "prompt=VALUE"),
@@ -376,7 +376,9 @@ def test_answers_that_are_kept_anyway_are_reported(tmp_path: Path) -> None:
     """A spec that asks for everything again gets the saved answers of the same settings, unless it is forced."""
     translation = translated("evaluate", EVALUATE_70, tmp_path)
     assert outcomes(translation)["evaluation.skip_saved"] == "approximated"
-    told = "evaluation.skip_saved is approximated: answers of the same settings are kept; --force asks again"
+    told = (
+        "evaluation.skip_saved is approximated: answers with the same settings are reused; --force generates them again"
+    )
     assert [told in line for line in translation.get_warnings()] == [True]
     assert translated("evaluate", EVALUATE_70, tmp_path, "evaluation.skip_saved=true").get_warnings() == []
 

@@ -232,7 +232,7 @@ def test_every_stated_key_is_told_once() -> None:
 def test_adapters_at_the_place_of_the_readme_are_told() -> None:
     t = read("model.lora_config={target: sat.model.finetune.lora2.LoraMixin, params: {r: 128}}", lora=False)
     assert outcomes(t, "model.lora_config") == ["dead"]
-    assert any(f"{NET}modules.lora_config only" in text for text in t.get_warnings())
+    assert any(f"only at {NET}modules.lora_config;" in text for text in t.get_warnings())
 
 
 def test_zero_of_every_stage_has_its_degrees() -> None:

@@ -144,7 +144,7 @@ MISTAKES: list[tuple[tuple[str, ...], dict[str, str]]] = [
         ("policy.parallelism.pp_size=2", "policy.parallelism.cp_size=4"),
         dict.fromkeys(
             ("policy.parallelism.cp_size", "policy.parallelism.pp_size"),
-            "write 1, and a larger policy.parallelism.dp_shard_size",
+            "set it to 1, and increase policy.parallelism.dp_shard_size",
         ),
     ),
     (
@@ -168,13 +168,13 @@ MISTAKES: list[tuple[tuple[str, ...], dict[str, str]]] = [
     ),
     (
         ("train.ckpt.upload_s3=final",),
-        {"train.ckpt.upload_s3": "turn it off, and send what `worldsmith export` writes"},
+        {"train.ckpt.upload_s3": "disable it, and upload the output of `worldsmith export`"},
     ),
     (
         ("policy.lora={r: 8, target_modules: [q_proj]}", "policy.trainable_pattern=['layers\\.0\\.', lora_A]"),
         {"policy.trainable_pattern": "~policy.trainable_pattern, or ~policy.lora"},
     ),
-    (("train.fp8.enable_fp8=true",), {"train.fp8.enable_fp8": "turn it off"}),
+    (("train.fp8.enable_fp8=true",), {"train.fp8.enable_fp8": "disable it"}),
     (("train.param_dtype=float16",), {"train.param_dtype": ""}),
     (
         ("custom.dataset.annotation_path=s3://bucket/annotations.json",),

@@ -63,7 +63,7 @@ def test_dead_keys_are_named(read: Any) -> None:
     text = COOKBOOK.replace("compile = false", "compile = false\nvalidation_step = 5\nvalidation_batch_per_replica = 2")
     warned = " ".join(read(text, "policy.parallelism.cp_rotate_method=p2p").warnings)
     for key in ("enable_validation", "validation_step", "validation_batch_per_replica", "cp_rotate_method"):
-        assert f"{key} is dead: nothing ever read it" in warned
+        assert f"{key} is dead: no code ever read it" in warned
 
 
 def test_the_usual_words_of_the_skill(read: Any, data: Path) -> None:

@@ -122,7 +122,7 @@ def test_cosmos_rl_in_rl_mode_without_rl_is_a_possibility_and_only_with_rollouts
     log = "Number of rollout replicas: {}\nsocket.gaierror: [Errno -2] Name or service not known"
     (cause,) = find_causes(split(log.format(1), "log"))
     assert cause.pattern.id == 2
-    assert "Possibly the spec lost train.train_policy.type" in cause.pattern.means
+    assert "Possibly train.train_policy.type is missing in the spec" in cause.pattern.means
     assert found(log.format(0)) == [309]
 
 
@@ -152,7 +152,7 @@ def test_a_doubt_is_said_only_where_nothing_else_is_known() -> None:
     assert found(f"{inside}\n{LOST}") == [305]
     assert found(failed.replace("peft/tuners/lora", "shop")) == []
     assert after_text(failed, None) == []
-    assert after_text(f"{failed}\n{OOM}", None)[0].startswith("meaning: The GPU has no room")
+    assert after_text(f"{failed}\n{OOM}", None)[0].startswith("meaning: The GPU does not have enough free memory")
 
 
 def test_a_library_is_suspected_only_of_what_its_own_frame_raised() -> None:

@@ -75,7 +75,7 @@ def test_as_json(run: Path, capsys: pytest.CaptureFixture) -> None:
 def test_a_run_that_is_gone_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     old = "2026-03-01T09:00:00.000+00:00"
     folder = write_run(tmp_path, steps=10, status={"state": "running", "updated": old, "started": old})
-    assert explain(capsys, folder).startswith("process gone without a word")
+    assert explain(capsys, folder).startswith("process ended without a message")
 
 
 def test_through_a_pipe_and_with_the_values_of_a_run(
