@@ -52,23 +52,23 @@ NOISE_LEVEL = 0.06
 CARD = """# Tiny video VAE for natural video
 
 A very small `AutoencoderKLWan` (diffusers format) with the layout of the Wan 2.2 VAE: 48 latent channels, 16x16 pixels
-and 4 frames to a latent cell, causal in time. It has {parameters:.2f} M parameters, stored as float16.
+and 4 frames per latent patch, causal in time. It has {parameters:.2f} M parameters, stored as float16.
 
-It exists so that examples on real clips run the real road on a CPU. It knows the large structure and the motion of
-natural video; fine texture comes out soft, edges ring a little, colours come out somewhat dull. For serious work use
-the VAE of the model that you fine-tune.
+It allows examples on real clips to run the real code path on a CPU. It reconstructs the large structure and the motion
+of natural video; fine texture becomes soft, edges show slight ringing, colors become somewhat dull. For serious work
+use the VAE of the model that you fine-tune.
 
 `scripts/make_natural_vae.py` trained it for {steps} steps on clips that the script renders itself: dead leaves with
-power-law sizes, textures, moving cameras and objects. No recorded picture or clip was used.
+power-law sizes, textures, moving cameras and objects. No recorded image or clip was used.
 
-| on {clips} procedural clips of other motions, 17 frames at 64x64 | |
+| on {clips} procedural clips with other motions, 17 frames at 64x64 | |
 |---|---|
 | PSNR, mean | {psnr_mean:.2f} dB |
 | PSNR, worst clip | {psnr_min:.2f} dB |
 
 `benchmarks/vae_real_clips.py DIR` measures it on real clips.
 
-Licence: Apache-2.0, like Worldsmith.
+License: Apache-2.0, like Worldsmith.
 """
 
 

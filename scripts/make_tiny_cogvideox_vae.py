@@ -42,11 +42,11 @@ NOISE_LEVEL = 0.2
 
 CARD = """# Tiny CogVideoX VAE
 
-A very small `AutoencoderKLCogVideoX` (diffusers format): {channels} latent channels, 8x8 pixels and 4 frames to a
-latent cell, causal in time. It has {parameters:.2f} M parameters, stored as float16.
+A very small `AutoencoderKLCogVideoX` (diffusers format): {channels} latent channels, 8x8 pixels and 4 frames per
+latent patch, causal in time. It has {parameters:.2f} M parameters, stored as float16.
 
-It exists so that the demo and the tests of Worldsmith run the real road on a CPU. It knows moving coloured shapes of
-64x64 pixels and no other pictures. For real videos use the VAE of the model that you fine-tune.
+It allows the demo and the tests of Worldsmith to run the real code path on a CPU. It reconstructs moving colored shapes
+of 64x64 pixels and no other videos. For real videos use the VAE of the model that you fine-tune.
 
 `scripts/make_tiny_cogvideox_vae.py` trained it from random weights for {steps} steps, on clips that the script renders
 itself.
@@ -55,9 +55,9 @@ itself.
 |---|---|
 | PSNR, mean | {psnr_mean:.2f} dB |
 | PSNR, worst clip | {psnr_min:.2f} dB |
-| reconstructions whose colour, shape and direction are read right | {detector_share:.1%} |
+| reconstructions whose color, shape and direction are recognized correctly | {detector_share:.1%} |
 
-Licence: Apache-2.0, like Worldsmith.
+License: Apache-2.0, like Worldsmith.
 """
 
 

@@ -40,19 +40,19 @@ TOTAL_STEPS, DECAY_STEPS, IMAGES, OTHERS = 1200, 400, 8, 0.1
 TRAIN_STREAM, STATISTICS_STREAM, HELD_OUT_STREAM = 0, 2, 3
 KL_WEIGHT, MOMENTS_WEIGHT, NOISE_LEVEL = 1e-6, 1e-2, 0.2
 
-CARD = """# Tiny parts of FLUX
+CARD = """# Tiny components of FLUX
 
-What a FLUX pipeline has beside its transformer, very small: an `AutoencoderKL` with {channels} latent channels of 8x8
-pixels ({parameters:.2f} M parameters), a `CLIPTextModel` with random weights, which reads letters, and the shipped tiny
-T5. Stored as float16.
+Very small versions of the components of a FLUX pipeline other than its transformer: an `AutoencoderKL` with {channels}
+latent channels of 8x8 pixels ({parameters:.2f} M parameters), a `CLIPTextModel` with random weights, which tokenizes
+letters, and the shipped tiny T5. They are stored as float16.
 
-They exist so that the tiny recipe and the tests of Worldsmith run the real road on a CPU. The VAE knows coloured shapes
-of 64x64 pixels and no others: {psnr_mean:.2f} dB PSNR in the mean of {images} held-out images, {psnr_min:.2f} dB in the
-worst. For real images use the parts of the model that you fine-tune.
+They allow the tiny recipe and the tests of Worldsmith to run the real code path on a CPU. The VAE reconstructs colored
+shapes of 64x64 pixels and no other images: the mean PSNR of {images} held-out images is {psnr_mean:.2f} dB, the worst
+{psnr_min:.2f} dB. For real images use the components of the model that you fine-tune.
 
-`scripts/make_tiny_flux.py` made them; the VAE was trained from random weights for {steps} steps.
+`scripts/make_tiny_flux.py` created them; the VAE was trained from random weights for {steps} steps.
 
-Licence: Apache-2.0, like Worldsmith.
+License: Apache-2.0, like Worldsmith.
 """
 
 

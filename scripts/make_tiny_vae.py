@@ -62,10 +62,10 @@ SHARES = 2
 CARD = """# Tiny video VAE
 
 A very small `AutoencoderKLWan` (diffusers format) with the layout of the Wan 2.2 VAE: 48 latent channels, 16x16 pixels
-and 4 frames to a latent cell, causal in time. It has {parameters:.2f} M parameters, stored as float16.
+and 4 frames per latent patch, causal in time. It has {parameters:.2f} M parameters, stored as float16.
 
-It exists so that the demo and the tests of Worldsmith run the real road on a CPU. It knows moving coloured shapes of
-64x64 pixels well and other pictures only roughly. For real videos use the VAE of the model that you fine-tune.
+It allows the demo and the tests of Worldsmith to run the real code path on a CPU. It reconstructs moving colored shapes
+of 64x64 pixels well and other videos only roughly. For real videos use the VAE of the model that you fine-tune.
 
 `scripts/make_tiny_vae.py` trained it from random weights for {steps} steps, on clips that the script renders itself.
 
@@ -73,9 +73,9 @@ It exists so that the demo and the tests of Worldsmith run the real road on a CP
 |---|---|
 | PSNR, mean | {psnr_mean:.2f} dB |
 | PSNR, worst clip | {psnr_min:.2f} dB |
-| reconstructions whose colour, shape and direction are read right | {detector_share:.1%} |
+| reconstructions whose color, shape and direction are recognized correctly | {detector_share:.1%} |
 
-Licence: Apache-2.0, like Worldsmith.
+License: Apache-2.0, like Worldsmith.
 """
 # Noise on the latents, relative to their size: a decoder that bears it also bears the errors of a generator.
 NOISE_LEVEL = 0.2

@@ -6,7 +6,10 @@ import ast
 import io
 import re
 import tokenize
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,13 +59,42 @@ def written_texts(*patterns: str) -> dict[str, str]:
     return {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in files}
 
 
+def rule_texts(files: str, *fields: str) -> dict[str, str]:
+    """Returns the texts in the given fields of TOML files of the package; `match` and other fields are not texts."""
+    found = sorted(PACKAGE.glob(files))
+    return {
+        str(file.relative_to(ROOT)): "\n|\n".join(values_of(tomllib.loads(file.read_text(encoding="utf-8")), fields))
+        for file in found
+    }
+
+
+def values_of(node: Any, fields: tuple[str, ...]) -> Iterator[str]:
+    """Yields the texts in the given fields of all tables in parsed TOML."""
+    if isinstance(node, list):
+        for item in node:
+            yield from values_of(item, fields)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key not in fields:
+                yield from values_of(value, fields)
+            else:
+                yield from [value] if isinstance(value, str) else value
+
+
 @pytest.mark.parametrize(
     "texts",
     [
         pytest.param(package_texts(), id="package"),
         pytest.param(written_texts("docs/*.md", "README.md", "CONTRIBUTING.md", "SECURITY.md"), id="docs"),
         pytest.param(written_texts("examples/*.md", "examples/toml/*/*.toml", "examples/*.sh"), id="examples"),
+<<<<<<< HEAD
         pytest.param(written_texts("src/worldsmith/monitor/page/templates/*.html"), id="page"),
+=======
+        pytest.param(written_texts("src/worldsmith/monitor/page/look/*.html"), id="page"),
+        pytest.param(rule_texts("tools/explain/patterns/*.toml", "name", "means", "try"), id="explain"),
+        pytest.param(rule_texts("dialects/*/key_rules.toml", "reason", "fix"), id="key rules"),
+        pytest.param(written_texts("src/worldsmith/assets/**/*.md"), id="assets"),
+>>>>>>> h9
     ],
 )
 def test_replaced_words_do_not_occur(texts: dict[str, str]) -> None:
