@@ -29,7 +29,7 @@ from torch import Tensor
 
 from worldsmith.assets import asset_path
 from worldsmith.config import get_recipe
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.demo.moving_shapes import MovingShapes
 from worldsmith.tools.encode.encode import Encode

@@ -28,7 +28,7 @@ from diffusers import AutoencoderKLWan
 from side_by_side import medians
 
 from worldsmith.actions.processes import run_in_processes
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.models.video_vae.wan_files import find_vae, read_vae_config
 from worldsmith.tools.encode.encode import Encode

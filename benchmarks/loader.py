@@ -27,9 +27,9 @@ import av
 import numpy as np
 import torch
 
+from worldsmith.data.clips.clip_frames import SCALING, cover_and_crop
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.clips.video_reader import SCALING, cover_and_crop
 from worldsmith.data.clips.video_sample import VideoSample
 from worldsmith.data.latent_cache import LatentCache
 from worldsmith.data.video_writer import write_video

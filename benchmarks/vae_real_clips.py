@@ -21,9 +21,9 @@ import torch
 from PIL import Image
 
 from worldsmith.assets import asset_path
+from worldsmith.data.clips.clip_frames import Framing, read_frames
 from worldsmith.data.clips.resolution import target_size
-from worldsmith.data.clips.video_reader import Framing, read_frames
-from worldsmith.data.video_file import examine
+from worldsmith.data.video_decoder import examine
 from worldsmith.models.video_vae.wan import WanVAE
 
 KEPT, SIDE = 48, 16

@@ -68,7 +68,7 @@ def measure(package: Path) -> House:
         core_code_lines=sum(count for file, count in code.items() if file.relative_to(package).parts[0] not in WINGS),
         files=len(files),
         median_lines=statistics.median(lines[file] for file in own),
-        longest_file=max(lines.values()),
+        longest_file=max(code.values()),  # Google sections of docstrings do not make a file harder to read
         import_percent=round(100 * import_lines / sum(lines.values()), 1),
         single_importer_files=sum(importers[name_of(file, package)] == 1 for file in own),
         names_defined_three_times=sum(count >= 3 for count in defined.values()),

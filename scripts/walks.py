@@ -61,7 +61,7 @@ WALKS = {
         ("train", "--sft-toml", "run.toml"),
         ("data.stream.loader:PackingDataLoader.__iter__", "training.step:forward_backward"),
         (
-            "data.clips.video_reader:read_frames",
+            "data.clips.clip_frames:read_frames",
             "models.video_vae.wan:WanVAE.encode",
             "families.cosmos3.network.network:Cosmos3Network.forward",
             "objectives.rectified_flow:RectifiedFlow.add_up",
@@ -71,7 +71,7 @@ WALKS = {
         ("config", "check", "run.toml"),
         ("cli.run_source:load_run",),
         (
-            "config.toml.schema:remap",
+            "config.toml.toml_schema:remap",
             "config.declare.configurable:Config.__setattr__",
             "config.tree.references:_Resolver.value",
             "config.tree.checks:check_sections",
@@ -84,14 +84,14 @@ WALKS = {
         (
             "checkpoint.formats.stored_model:StoredModel.load",
             "families.cosmos3.network.network:Cosmos3Network.forward",
-            "sampling.video_writer:write_mp4",
+            "sampling.write_media:write_mp4",
         ),
     ),
     "A checkpoint becomes an export": Walk(
         ("export", RUN, "--dtype", "float32", "-o", "pipeline"),
         ("cli.main:main",),
         (
-            "checkpoint.dcp.reader:load_part",
+            "checkpoint.dcp.tensor_reader:load_part",
             "families.cosmos3.weights.formats:build_pipeline",
             "files.atomic:publish_folder",
         ),

@@ -16,9 +16,9 @@ from worldsmith.actions.registry import kind_for_model, kinds_of
 from worldsmith.config.declare.configurable import Configurable
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
-from worldsmith.config.tree.draft import Draft, Loaded, finish
+from worldsmith.config.tree.config_draft import Draft, Loaded, finish
 from worldsmith.config.tree.plain import to_plain
-from worldsmith.config.tree.reader import read_tree
+from worldsmith.config.tree.read_config import read_tree
 from worldsmith.config.tree.references import resolve
 
 if TYPE_CHECKING:

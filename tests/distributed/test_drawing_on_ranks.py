@@ -15,11 +15,11 @@ from toy_runs import require_same_end
 
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.data.conversations.conversation import question
-from worldsmith.data.video_file import examine
-from worldsmith.sampling.answers import Answerer
-from worldsmith.sampling.generate import GenerationRequest, generate
+from worldsmith.data.video_decoder import examine
+from worldsmith.sampling.generate_answers import Answerer
+from worldsmith.sampling.generate_videos import GenerationRequest, generate
 from worldsmith.sampling.training_data import with_clip_size
-from worldsmith.sampling.video_writer import few_frames, write_mp4
+from worldsmith.sampling.write_media import few_frames, write_mp4
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from launch import launch
 
-from worldsmith.sampling.generate import BranchShare, generate_latents
+from worldsmith.sampling.generate_videos import BranchShare, generate_latents
 
 
 def test_the_latents_of_two_ranks_equal_those_of_one(tmp_path: Path) -> None:

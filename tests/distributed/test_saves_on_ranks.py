@@ -12,7 +12,7 @@ import saves_on_ranks
 from launch import launch
 from saves_on_ranks import AGAIN, BACKGROUND, BROKEN, DIES, LAST, TWICE, WAITED, WITHOUT_ONE
 
-from worldsmith.files.manifest import find_damage
+from worldsmith.files.checksum_manifest import find_damage
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread writes")
 

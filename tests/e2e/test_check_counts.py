@@ -12,7 +12,7 @@ import pytest
 import reasoner_runs
 import tiny_runs
 
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.distributed.world import World

@@ -15,9 +15,9 @@ from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.config import WrongValueError
 from worldsmith.config.errors import UserError
 from worldsmith.demo.measure_adherence import MeasureAdherence
-from worldsmith.sampling.generate import generate_latents
+from worldsmith.sampling.generate_videos import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
-from worldsmith.sampling.video_writer import write_jpeg, write_mp4
+from worldsmith.sampling.write_media import write_jpeg, write_mp4
 from worldsmith.tools.evaluate.evaluate_videos import EvaluateVideos
 from worldsmith.tools.export.export import Export
 from worldsmith.tools.generate.generate import GenerateVideos

@@ -12,7 +12,7 @@ from torch import nn
 
 from worldsmith.cli.main import main
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.models.converters import FrozenBase
 
 PAGE = (Path(__file__).parents[2] / "docs/converters.md").read_text(encoding="utf-8")

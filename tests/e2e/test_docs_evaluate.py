@@ -15,7 +15,7 @@ from PIL import Image
 
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.sampling.video_writer import read_image, write_mp4
+from worldsmith.sampling.write_media import read_image, write_mp4
 from worldsmith.tools.evaluate.video_metrics import read_known
 
 PAGE = (Path(__file__).parents[2] / "docs/evaluate.md").read_text(encoding="utf-8")
@@ -135,5 +135,5 @@ def test_figures_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     damaged = {"signature": "s", "figures": {"psnr": {"not_measured": {"a": 1}}}}
     for text in ("{", "[1]", '{"signature": "s"}', json.dumps(known), json.dumps(damaged)):
         file.write_text(text)
-        with pytest.raises(UserError, match=r"evaluation.json.* remove it, and the videos are measured again"):
+        with pytest.raises(UserError, match=r"evaluation.json.* Remove the file to measure the videos again"):
             read_known(file, "s")

@@ -14,7 +14,7 @@ import pytest
 from worldsmith.config import get_recipe
 from worldsmith.config.load import load
 from worldsmith.config.recipes.packages import import_recipes
-from worldsmith.config.yaml.text import read_yaml
+from worldsmith.config.yaml.yaml_text import read_yaml
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "yaml_stacks.md").read_text(encoding="utf-8")
@@ -86,7 +86,7 @@ def test_every_recipe_survives_yaml_and_json_text() -> None:
 
     from worldsmith.config import get_recipe, recipe_names
     from worldsmith.config.tree.plain import to_dict, to_yaml
-    from worldsmith.config.tree.reader import from_dict, from_yaml
+    from worldsmith.config.tree.read_config import from_dict, from_yaml
 
     for name in recipe_names():
         tree = get_recipe(name)

@@ -15,7 +15,7 @@ import tiny_runs
 
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.families.cosmos3.task import Cosmos3Encoder

@@ -14,7 +14,7 @@ from PIL import Image
 
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.config.errors import UserError
-from worldsmith.sampling.generate import generate_latents
+from worldsmith.sampling.generate_videos import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.tools.export.export import Export
 from worldsmith.tools.generate.generate import GenerateVideos

@@ -18,12 +18,12 @@ from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.cli.main import main
-from worldsmith.config.tree.reader import from_dict
-from worldsmith.config.yaml.text import dump_yaml, read_yaml
+from worldsmith.config.tree.read_config import from_dict
+from worldsmith.config.yaml.yaml_text import dump_yaml, read_yaml
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.spec import ModelSpec
 from worldsmith.sampling.requests import GenerationRequest, conditional_text
-from worldsmith.sampling.video_writer import read_image, write_mp4
+from worldsmith.sampling.write_media import read_image, write_mp4
 from worldsmith.tools.generate.sample_order import find_samples
 
 
@@ -127,7 +127,7 @@ def test_what_is_complete_stays_and_what_was_made_otherwise_is_refused(
     stamp = (out / names[1]).stat().st_mtime_ns
     capsys.readouterr()
     assert main(words) == 0
-    assert "2 samples, of which 1 is complete already" in capsys.readouterr().out
+    assert "2 samples, 1 of them is already complete" in capsys.readouterr().out
     assert [(out / name).read_bytes() for name in names] == before
     assert (out / names[1]).stat().st_mtime_ns == stamp
     assert main(words) == 0
@@ -189,7 +189,7 @@ def test_a_launch_checks_and_plans_before_there_are_processes(
         (["--prompt", "x", "--model-mode", "text2image", "--num-frames", "5"], "one frame, found num_frames 5"),
         (["--prompt", "x", "--resolution", "77"], "it is not a resolution bucket"),
         (["--prompt", "x", "--resolution", "64", "--width", "64"], "each sets the same value in another way"),
-        (["--prompt", "x", "--cfgp-size", "2"], "--cfgp-size 2 needs an even number of processes, found 1"),
+        (["--prompt", "x", "--cfgp-size", "2"], "--cfgp-size 2 requires an even number of processes, found 1"),
         (["-i", "missing.txt"], "missing.txt"),
         (["--prompt", "x", "--steps", "0"], "num_steps must be at least 1 and at most 1000, found 0"),
         (["--prompt", "x", "--shift", "nan"], "shift: expected a number or null, found nan"),

@@ -12,7 +12,7 @@ import torch
 from tiny_runs import read_checkpoint, read_losses, read_validations, tiny_config
 
 from worldsmith.actions.dry_run import plan_run
-from worldsmith.config.tree.reader import from_yaml
+from worldsmith.config.tree.read_config import from_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import stop_world
 from worldsmith.training.trainer import Outcome, Trainer

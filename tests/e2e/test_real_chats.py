@@ -25,7 +25,7 @@ from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.tools.datasets.preview_chats import pictures
+from worldsmith.tools.datasets.preview_chats import decode_media
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("DATASET_PATH"), reason="DATASET_PATH is not set; point it to a folder with real clips"
@@ -74,7 +74,7 @@ def test_all_are_read(chats: Path, workers: int) -> None:
     for index in range(len(loader.dataset)):
         sample = samples[loader.dataset.place(index)[0]]
         sources = [str(part.source) for part in loader.dataset.turns(index)[0].parts if part.kind != "text"]
-        for source, (kind, frames) in zip(sources, pictures(sample, processor.media), strict=True):
+        for source, (kind, frames) in zip(sources, decode_media(sample, processor.media), strict=True):
             if kind == "image":
                 shown = [Image.open(source)]
             else:

@@ -18,7 +18,7 @@ from toy_runs import read_checkpoint, read_losses
 
 from worldsmith.actions.dry_run import plan_run
 from worldsmith.cli.main import main
-from worldsmith.config.tree.reader import from_yaml
+from worldsmith.config.tree.read_config import from_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.training.trainer import Outcome, Trainer

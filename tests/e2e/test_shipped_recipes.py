@@ -16,7 +16,7 @@ from worldsmith.config import get_recipe, recipe_names
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import find_recipe
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.config.tree.reader import from_yaml
+from worldsmith.config.tree.read_config import from_yaml
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/toml/sft_config").glob("*.toml"))
 ENVIRONMENT = {**{name: name.lower() for name in PLACES}, "WORLD_SIZE": "8"}

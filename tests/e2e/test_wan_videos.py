@@ -14,9 +14,9 @@ from tiny_wan import I2V, TI2V
 
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.config.errors import UserError
-from worldsmith.sampling.generate import generate_latents
+from worldsmith.sampling.generate_videos import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
-from worldsmith.sampling.video_writer import write_jpeg
+from worldsmith.sampling.write_media import write_jpeg
 from worldsmith.tools.export.export import Export
 from worldsmith.tools.generate.generate import GenerateVideos
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos

@@ -14,8 +14,8 @@ from PIL import Image
 from worldsmith.assets import asset_path
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import Part, Turn, say
+from worldsmith.data.conversations.media.image_patches import normalize, read_video
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.data.conversations.media.pixels import normalize, read_video
 from worldsmith.data.video_writer import write_video
 
 FOLDER = asset_path("tiny_reasoner")

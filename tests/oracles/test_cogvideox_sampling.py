@@ -18,7 +18,7 @@ from worldsmith.families.cogvideox.architecture import ImageConfig
 from worldsmith.families.cogvideox.model import CogVideoXDefaults, CogVideoXGenerator, dynamic_scale
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
-from worldsmith.sampling.generate import BranchShare, generate, generate_latents
+from worldsmith.sampling.generate_videos import BranchShare, generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 
 STEPS, GUIDANCE = 4, 3.0

@@ -17,7 +17,7 @@ from reference_code import COSMOS_RL, OPTIMIZER, config_module
 from worldsmith.config.declare.configurable import ABSENT, find
 from worldsmith.config.load import load
 from worldsmith.dialects.cosmos_rl.names import fields_of, leaf_keys
-from worldsmith.dialects.cosmos_rl.train.form import FORM
+from worldsmith.dialects.cosmos_rl.train.key_rules import FORM
 from worldsmith.dialects.cosmos_rl.train.spec import Lora, TrainSpec
 from worldsmith.training.scheduler import multiplier
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
 from worldsmith.dialects.cosmos_rl.train import steps
-from worldsmith.dialects.cosmos_rl.train.form import FORM
+from worldsmith.dialects.cosmos_rl.train.key_rules import FORM
 from worldsmith.dialects.translation import translate
 
 

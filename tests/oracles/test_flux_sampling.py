@@ -17,7 +17,7 @@ from worldsmith.families.flux.formats import SCHNELL
 from worldsmith.families.flux.model import FluxDefaults, FluxGenerator
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
 from worldsmith.models.video_vae.moments import ImageVAE
-from worldsmith.sampling.generate import generate, generate_latents
+from worldsmith.sampling.generate_videos import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 
 REQUEST = GenerationRequest(prompt="a red square", height=64, width=96, num_frames=1, fps=25.0, seed=3)

@@ -23,7 +23,7 @@ from worldsmith.families.ltx_video.model import LTXVideoGenerator, NetworkConfig
 from worldsmith.families.ltx_video.task import LTXVideoTask
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise, sample_noise
-from worldsmith.sampling.generate import generate, generate_latents
+from worldsmith.sampling.generate_videos import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.tools.export.export import Export
 from worldsmith.training.parallel import build_model

@@ -227,7 +227,7 @@ def test_exporting_again_is_free_and_replacing_needs_force(runs: Path, tmp_path:
     with pytest.raises(FileExistsError, match="replace it with --force"):
         export_native(model.open(), model.spec, out, average=False, **arguments)
     (out / "notes.txt").write_text("keep")
-    with pytest.raises(FileExistsError, match=r"notes\.txt; move them away first"):
+    with pytest.raises(FileExistsError, match=r"notes\.txt\. Move these files first"):
         export_native(model.open(), model.spec, out, average=False, force=True, **arguments)
     (out / "notes.txt").unlink()
     assert export_native(model.open(), model.spec, out, average=False, force=True, **arguments)

@@ -19,8 +19,8 @@ from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network import architecture as cosmos3
 from worldsmith.families.flux import architecture as flux
 from worldsmith.families.flux.model import FluxGenerator
-from worldsmith.families.vision_language.network.arithmetic import linear_layers, parameter_shapes
 from worldsmith.families.vision_language.network.backbone import make_network
+from worldsmith.families.vision_language.network.shapes_and_flops import linear_layers, parameter_shapes
 from worldsmith.families.vision_language.published import SIZES
 from worldsmith.families.wan import architecture as wan
 from worldsmith.families.wan.model import WanGenerator

@@ -21,10 +21,10 @@ from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.families.cosmos3.weights.formats import export_pipeline
 from worldsmith.models.video_vae.wan import WanVAE
-from worldsmith.sampling.generate import generate, generate_latents
+from worldsmith.sampling.generate_videos import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest, conditional_text, unconditional_text
 from worldsmith.sampling.sample_files import read_condition
-from worldsmith.sampling.video_writer import write_mp4
+from worldsmith.sampling.write_media import write_mp4
 
 STEPS, GUIDANCE, SHIFT = 7, 3.0, 5.0
 DEFAULTS = Cosmos3Defaults(height=64, width=96, num_frames=9, fps=8.0, shift=SHIFT, steps=STEPS, guidance=GUIDANCE)

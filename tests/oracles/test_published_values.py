@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from worldsmith.data.clips.captions import CAPTION_KEYS, LEGACY_STYLES, Caption, render_caption
+from worldsmith.data.clips.clip_frames import cover_and_crop
 from worldsmith.data.clips.clip_maker import draw_condition_frames
 from worldsmith.data.clips.frame_selection import select_frames
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, target_size
 from worldsmith.data.clips.video_dataset import VideoDataset
-from worldsmith.data.clips.video_reader import cover_and_crop
 from worldsmith.data.stream.packing import SequentialPacker
 from worldsmith.families.cosmos3.model import Cosmos3Sampler
 from worldsmith.families.cosmos3.network.architecture import edge, nano, super_

@@ -17,8 +17,8 @@ from transformers import AutoModelForImageTextToText
 
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import Part, say
+from worldsmith.data.conversations.media.image_patches import read_video
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.data.conversations.media.pixels import read_video
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.video_writer import write_video
 from worldsmith.families.vision_language.inputs import positions_of

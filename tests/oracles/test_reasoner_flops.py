@@ -11,7 +11,7 @@ from tiny_reasoner import conversation, decoder, make_task, model_config, qwen2_
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from worldsmith.families.vision_language.network.arithmetic import VisionLanguageStepCounter
+from worldsmith.families.vision_language.network.shapes_and_flops import VisionLanguageStepCounter
 from worldsmith.families.vision_language.policy import FreezeConfig
 
 MEDIA = [("image", (1, 4, 6)), ("video", (2, 4, 4))]

@@ -14,7 +14,7 @@ from PIL import Image
 from tiny_wan import CLIP_I2V, I2V, T2V, TI2V
 
 from worldsmith.families.wan.model import EXPERTS, WanGenerator
-from worldsmith.sampling.generate import generate_latents
+from worldsmith.sampling.generate_videos import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 
 STEPS, GUIDANCE = 4, 3.0

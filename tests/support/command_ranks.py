@@ -9,7 +9,7 @@ from imported_once import import_for_videos
 from launch import fork_ranks
 
 from worldsmith.cli.main import main
-from worldsmith.sampling import generate, sample_args, video_writer  # noqa: F401
+from worldsmith.sampling import generate_videos, sample_args, write_media  # noqa: F401
 from worldsmith.tools.generate import sample_order  # noqa: F401 (imported once, before the ranks are forked)
 
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from worldsmith.config.toml.schema import remap
+from worldsmith.config.toml.toml_schema import remap
 
 Doc = dict[str, Any]
 

@@ -44,7 +44,7 @@ def check_step() -> None:
     """A run makes a step and saves; memory and checkpoint are those that are planned."""
     import state_ranks
 
-    from worldsmith.checkpoint.dcp.reader import read_entries
+    from worldsmith.checkpoint.dcp.tensor_reader import read_entries
     from worldsmith.training.trainer import Trainer
 
     original = state_ranks.config_of

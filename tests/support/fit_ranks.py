@@ -17,7 +17,7 @@ from launch import fork_ranks
 from torch.distributed.fsdp import fully_shard  # noqa: F401 (imported once for all forks)
 
 from worldsmith.config.load import load
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.distributed.world import stop_world
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker

@@ -10,13 +10,13 @@ from tiny_generator import generator_config
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.yaml.text import dump_yaml
+from worldsmith.config.yaml.yaml_text import dump_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.cosmos3.model import Cosmos3Generator
-from worldsmith.models.spec import ModelSpec
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.sampling.video_writer import write_mp4
+from worldsmith.sampling.write_media import write_mp4
 
 
 def write_generator_run(root: Path) -> Path:

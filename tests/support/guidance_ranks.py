@@ -14,7 +14,7 @@ from tiny_generator import WIDER, generator_config
 
 from worldsmith.distributed.world import start_world, stop_world
 from worldsmith.families.cosmos3.model import Cosmos3Generator
-from worldsmith.sampling.generate import generate_latents
+from worldsmith.sampling.generate_videos import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.tools.generate.sample_order import branch_share
 

@@ -28,7 +28,7 @@ def import_for_reasoners() -> None:
     import worldsmith.families.vision_language.network.forward
     import worldsmith.families.vision_language.task
     import worldsmith.families.wan.task
-    import worldsmith.sampling.video_writer
+    import worldsmith.sampling.write_media
     import worldsmith.tools.export.convert
 
 

@@ -11,10 +11,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from worldsmith.checkpoint.dcp import parts as dcp
-from worldsmith.files import manifest
+from worldsmith.checkpoint.dcp import dcp_folder as dcp
+from worldsmith.files import checksum_manifest
 
-OPERATIONS = ((dcp, "save_part"), (manifest, "summarize_file"), (os, "replace"), (os, "fsync"), (shutil, "rmtree"))
+OPERATIONS = (
+    (dcp, "save_part"),
+    (checksum_manifest, "summarize_file"),
+    (os, "replace"),
+    (os, "fsync"),
+    (shutil, "rmtree"),
+)
 
 
 class Mortal:

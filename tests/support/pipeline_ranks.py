@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.distributed.world import World, stop_world
-from worldsmith.models.fill import fill
+from worldsmith.models.fill_parameters import fill
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.parallel import build_model, join_world

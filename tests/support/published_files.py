@@ -21,7 +21,7 @@ from unittest import mock
 import datasets
 import yaml
 
-from worldsmith.cli.action import choose_action, load_settings
+from worldsmith.cli.action_command import choose_action, load_settings
 from worldsmith.cli.spec_and_parent import MODEL_KEYS
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.load import load

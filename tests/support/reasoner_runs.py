@@ -17,9 +17,9 @@ from worldsmith.config.sections import JobConfig
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.models.ema import PowerEMA
-from worldsmith.models.spec import ModelSpec
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.objectives.next_token import NextToken
-from worldsmith.sampling.video_writer import write_mp4
+from worldsmith.sampling.write_media import write_mp4
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.optimizer import AdamW

@@ -12,7 +12,7 @@ from typing import Any
 
 import toy_runs
 
-from worldsmith.files.manifest import find_damage
+from worldsmith.files.checksum_manifest import find_damage
 
 STEPS = 40
 """Length of a run that is not told another one."""

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.dcp import dcp_folder as dcp
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.distributed.world import start_world, stop_world

@@ -391,7 +391,7 @@ def plan_video(case: SpecCase, video: VideoFacts) -> tuple[list[int], tuple[int,
     info = SimpleNamespace(
         num_frames=video.frames, fps=video.fps, height=video.height, width=video.width, variable_rate=False
     )
-    with mock.patch("worldsmith.data.video_file.examine", return_value=(None, info)):
+    with mock.patch("worldsmith.data.video_decoder.examine", return_value=(None, info)):
         plan = case.media.plan_video("video.mp4")
     return plan.indices, plan.size
 

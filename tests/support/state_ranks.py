@@ -25,12 +25,12 @@ from imported_once import import_for_videos
 from launch import fork_ranks
 from torch.distributed.fsdp import FSDPModule
 
-from worldsmith.checkpoint.dcp.reader import read_entries
+from worldsmith.checkpoint.dcp.tensor_reader import read_entries
 from worldsmith.config.sections import ParallelismConfig
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import stop_world
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.weights.table import weight_table
+from worldsmith.models.weights.weight_table import weight_table
 from worldsmith.training import step as steps
 from worldsmith.training.state_bytes import checkpoint_bytes, state_bytes
 from worldsmith.training.trainer import Trainer

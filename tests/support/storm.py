@@ -28,7 +28,7 @@ from logged_command import call
 from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders, folder_iteration
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.distributed.stop_signals import PREEMPTED
-from worldsmith.files.manifest import find_damage
+from worldsmith.files.checksum_manifest import find_damage
 from worldsmith.training.trainer import Trainer
 
 STEPS, SAVE_ITER, KEPT = 600, 10, 3

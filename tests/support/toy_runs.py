@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from toy_family import RowLoader, Rows, ToyModel, toy
 
-from worldsmith.checkpoint.dcp.reader import load_part, stored_shapes
+from worldsmith.checkpoint.dcp.tensor_reader import load_part, stored_shapes
 from worldsmith.config.sections import JobConfig
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.trainer import Trainer

@@ -20,8 +20,8 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 54_280,
-    "core_code_lines": 28_770,
+    "code_lines": 54_620,
+    "core_code_lines": 28_910,
     "longest_file": 400,
     "import_percent": 8.9,
     "single_importer_files": 50,

@@ -22,9 +22,9 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.gpus import Gpu, find_gpu, word_of_device
 from worldsmith.distributed.world import World, device_remarks, present_device
-from worldsmith.files.writable import nearest_folder
+from worldsmith.files.write_checks import nearest_folder
 from worldsmith.planning.plan import make_plan
-from worldsmith.planning.text import memory_lines, time_lines, wrap_row
+from worldsmith.planning.plan_text import memory_lines, time_lines, wrap_row
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.preflight import build_optimizer, check_space, require_files, schedule_remarks
 from worldsmith.training.run_folder import run_path
@@ -55,7 +55,7 @@ class DryRun(RunAction):
         """Number of processes of the run; null: the environment variable WORLD_SIZE, else 1."""
         gpu: str | None = None
         """GPU type for which memory and time of a step are estimated; null: that of this machine. Without a GPU,
-        nothing is estimated."""
+        the dry run contains no estimates."""
 
     config: Config
 

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from worldsmith.actions.action import Action
 from worldsmith.checkpoint.formats.find_model import find_model
-from worldsmith.checkpoint.formats.merged_adapter import use_adapter
+from worldsmith.checkpoint.formats.merge_adapter import use_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range, Seed
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.models.decoding import Decoding
-from worldsmith.models.spec import ModelSpec
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance
 from worldsmith.monitor.lineage import Input
 
 if TYPE_CHECKING:
-    from worldsmith.sampling.answers import Answerer
+    from worldsmith.sampling.generate_answers import Answerer
 
 
 class ModelAction(Action):
@@ -161,7 +161,7 @@ class AnswerAction(ModelAction):
             merged: Folder with the merged weights of `model` and its adapter, which are loaded instead; None: those of
                 `model` are loaded.
         """
-        from worldsmith.sampling.answers import Answerer
+        from worldsmith.sampling.generate_answers import Answerer
 
         stored = model if merged is None else self.with_dtype(find_model(merged))
         loaded: Any = stored.load(device or find_device(self.config.device))

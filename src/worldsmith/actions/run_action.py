@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 from worldsmith.actions.action import Action
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.references import Kept
 from worldsmith.distributed.world import launched_as
 from worldsmith.monitor.terminal_text import print_warning

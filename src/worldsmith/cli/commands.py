@@ -22,7 +22,7 @@ COMMANDS = {
     "train": "fine-tune a model from a recipe file or a recipe's name",
     "launch": "start train, encode, generate or evaluate in several processes, on one or more machines",
 }
-"""Command -> help text. Actions are run by `cli.action`. The others are modules of this package with `HELP`,
+"""Command -> help text. Actions are run by `cli.action_command`. The others are modules of this package with `HELP`,
 `add_arguments(parser)` and `run(args) -> int`; actions about a run are `RunCommand` objects with the same members.
 
 Commands with typed flags also have `read_words(parser, words) -> Namespace`, for the arguments before ``--``. `launch`

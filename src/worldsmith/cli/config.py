@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from worldsmith.cli import run_source
+from worldsmith.config.command_line.overrides import parse_overrides
 from worldsmith.config.declare.configurable import ABSENT
 from worldsmith.config.errors import ConfigError, Problem, UserError, locate
 from worldsmith.config.load import load, read_draft
+from worldsmith.config.tree.config_draft import Loaded, finish
 from worldsmith.config.tree.difference import find_differences
-from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.paths import format_path
-from worldsmith.config.words.overrides import parse_overrides
 from worldsmith.config.write.values import SHOWN, write
 from worldsmith.monitor.terminal_text import print_message, print_text, print_warning
 
@@ -135,8 +135,8 @@ def convert_config(args: argparse.Namespace) -> int:
 
     Raises UserError if the format cannot express the complete config.
     """
-    from worldsmith.config.write.convert import convert, write_new
-    from worldsmith.dialects.sat.recognise import is_change, is_sat_stack
+    from worldsmith.config.write.convert_config import convert, write_new
+    from worldsmith.dialects.sat.recognize import is_change, is_sat_stack
 
     for option, needed in (("name", "python"), ("overrides", "toml"), ("print_overrides", "toml")):
         if getattr(args, option) and args.to != needed:
@@ -182,7 +182,7 @@ def new(args: argparse.Namespace) -> int:
 
     Raises ConfigError for an unknown recipe, and UserError if the file exists.
     """
-    from worldsmith.config.write.convert import write_new
+    from worldsmith.config.write.convert_config import write_new
     from worldsmith.config.write.describe_toml import new_recipe_toml
 
     if args.spec_action:
@@ -201,7 +201,7 @@ def new(args: argparse.Namespace) -> int:
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `config convert`."""
-    from worldsmith.config.write.convert import FORMATS
+    from worldsmith.config.write.convert_config import FORMATS
 
     parser.add_argument(
         "source", metavar="SRC", help="recipe TOML, YAML or JSON config, nested spec, run folder, or a recipe's name"

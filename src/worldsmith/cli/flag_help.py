@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
+from worldsmith.config.command_line.class_choice import class_choices
 from worldsmith.config.declare.configurable import OPAQUE, Config, all_paths, children, field_hints, owner_of, walk
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.value_types import nested_config_classes, union_members
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.draft import Draft
+from worldsmith.config.tree.config_draft import Draft
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.provenance import Provenance, origin_of, trace
-from worldsmith.config.tree.reader import UNSET
+from worldsmith.config.tree.read_config import UNSET
 from worldsmith.config.tree.suggest import did_you_mean
-from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.write.json_schema import has_sections
 from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.monitor.terminal_text import text_width

@@ -29,7 +29,7 @@ from worldsmith.cli.run_source import COMMAND_VARIABLE, start_command
 from worldsmith.cli.slurm import MAX_MACHINES, add_options, submit
 from worldsmith.config.errors import UserError
 from worldsmith.config.write.values import shorten
-from worldsmith.distributed.launch_desk import LaunchDesk
+from worldsmith.distributed.launcher_messages import LaunchDesk
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once
 from worldsmith.distributed.stop_signals import PREEMPTED, leave, leave_terminal
 from worldsmith.distributed.world import require_devices
@@ -180,12 +180,12 @@ def action_steps(name: str, words: list[str]) -> Steps:
         name: Name of the command.
         words: Arguments of the command.
     """
-    from worldsmith.cli import action
+    from worldsmith.cli import action_command
 
     head, tail = split_tail(words)
-    plan_only = {action.DRYRUN, action.HELP, "-h"} & set(head)
-    check = partial(action.check_action, name, head, tail)
-    return check, partial(action.run_action, name, head, tail, start=launch) if plan_only else None
+    plan_only = {action_command.DRYRUN, action_command.HELP, "-h"} & set(head)
+    check = partial(action_command.check_action, name, head, tail)
+    return check, partial(action_command.run_action, name, head, tail, start=launch) if plan_only else None
 
 
 def submit_job(
@@ -343,7 +343,7 @@ def read_launch_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
         known = " or ".join(f"`{name}`" for name in LAUNCHED)
         raise UserError(f"worldsmith launch starts {known}, not '{args.training_script}'; see worldsmith launch --help")
     args.command = args.training_script
-    args.module, args.training_script = True, "worldsmith.cli.launched"
+    args.module, args.training_script = True, "worldsmith.cli.launched_process"
     args.signals_to_handle = "SIGQUIT"
     return args, parser
 

@@ -12,7 +12,7 @@ from types import FrameType
 from worldsmith import __version__
 from worldsmith.actions.registry import commands
 from worldsmith.cli.commands import COMMANDS, read_command, split_tail
-from worldsmith.distributed.launch_desk import is_said, launcher_pid
+from worldsmith.distributed.launcher_messages import is_said, launcher_pid
 
 WITHOUT_ARGUMENTS = ("recipes",)
 """Commands that can run without arguments; all others print their help if no arguments are given."""
@@ -94,7 +94,7 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
             if name == "launch":
                 return run_launch(words, package_words)
             if name in commands() and not commands()[name].about_run:
-                from worldsmith.cli.action import run_action
+                from worldsmith.cli.action_command import run_action
 
                 return run_action(name, *split_tail(words), package_words, start=run_launch)
             module, args = read_command(name, words)

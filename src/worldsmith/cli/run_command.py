@@ -13,17 +13,17 @@ from worldsmith.actions.action import mistakes_of_the_user
 from worldsmith.actions.registry import kinds_of
 from worldsmith.actions.run_action import RunAction
 from worldsmith.cli import run_source
-from worldsmith.cli.action import JSON, OPTIONS, SETTINGS, is_first, load_settings, print_result
+from worldsmith.cli.action_command import JSON, OPTIONS, SETTINGS, is_first, load_settings, print_result
 from worldsmith.cli.spec_and_parent import leave_parent_out
+from worldsmith.config.command_line.command_flags import Words
+from worldsmith.config.command_line.typed_flags import TypedFlag
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import Range, annotated_hints
 from worldsmith.config.declare.value_types import union_members
 from worldsmith.config.errors import ConfigError
-from worldsmith.config.tree.draft import Loaded, finish
+from worldsmith.config.tree.config_draft import Loaded, finish
 from worldsmith.config.tree.references import Kept
-from worldsmith.config.words.command_words import Words
-from worldsmith.config.words.typed_flags import TypedFlag
 from worldsmith.monitor.terminal_text import print_message, print_warning
 
 ABOUT_RUNS = "Every value of the run is also a flag, and arguments after -- are overrides, as for `worldsmith train`."

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from worldsmith.config.command_line.overrides import Override, apply_overrides, parse_overrides
+from worldsmith.config.command_line.typed_flags import read_flags, split_flags, take_recipe_flags, take_source
 from worldsmith.config.errors import ConfigError, Problem, UserError
 from worldsmith.config.load import is_spec, read_draft
 from worldsmith.config.recipes.registry import is_recipe
-from worldsmith.config.tree.draft import Draft, Loaded, finish
+from worldsmith.config.tree.config_draft import Draft, Loaded, finish
 from worldsmith.config.tree.references import Kept
-from worldsmith.config.words.overrides import Override, apply_overrides, parse_overrides
-from worldsmith.config.words.typed_flags import read_flags, split_flags, take_recipe_flags, take_source
 from worldsmith.dialects.cosmos_rl.policy import Policy, choose_policy, take_policy
-from worldsmith.dialects.sat.recognise import take_words
+from worldsmith.dialects.sat.recognize import take_words
 from worldsmith.monitor.redaction import redact_arguments
 from worldsmith.monitor.terminal_text import print_text
 

@@ -17,14 +17,14 @@ from worldsmith.config.declare.ranges import annotated_hints
 from worldsmith.config.declare.value_types import describe_hint, holds_sections, union_members
 from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import get_recipe, recipe_names
-from worldsmith.config.toml.schema import REFUSED, remap, toml_fields
+from worldsmith.config.toml.toml_schema import REFUSED, remap, toml_fields
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import MISSING, class_defaults, required_fields
-from worldsmith.config.tree.reader import untagged_class
+from worldsmith.config.tree.read_config import untagged_class
 from worldsmith.config.write.describe_toml import hint_at, keys_of, toml_schema
 from worldsmith.config.write.json_schema import describe_class, has_sections, loadable_classes, tree_schema
 from worldsmith.config.write.values import SHOWN, write
-from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
+from worldsmith.dialects.cosmos_rl.spec_formats import COMMANDS, MODULES, form_of
 from worldsmith.dialects.translation import SpecForm
 
 HELP = "Print a JSON Schema (recipe TOML, config, spec of an action), the reference page or the table of metrics."

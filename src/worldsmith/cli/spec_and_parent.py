@@ -7,14 +7,14 @@ import re
 from collections.abc import Sequence
 
 from worldsmith.actions.action import Action
+from worldsmith.config.command_line.command_flags import Words, read_settings_file
+from worldsmith.config.command_line.typed_flags import TypedFlag
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.errors import UserError
-from worldsmith.config.words.command_words import Words, read_settings_file
-from worldsmith.config.words.typed_flags import TypedFlag
-from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
 from worldsmith.dialects.cosmos_rl.policy import KEY as POLICY
 from worldsmith.dialects.cosmos_rl.policy import route, take_policy
 from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_spec
+from worldsmith.dialects.cosmos_rl.spec_formats import COMMANDS, MODULES, form_of
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
 from worldsmith.dialects.translation import PARENT_KEY, ReportLine, SpecForm, SpecTranslation, require_translated
 
@@ -103,7 +103,7 @@ def read_stack_words(words: Words, *, settings: str) -> None:
         UserError: If the files are not a SAT stack.
         ConfigError: For mistakes in the stack.
     """
-    from worldsmith.dialects.sat.recognise import is_change, is_sat_stack
+    from worldsmith.dialects.sat.recognize import is_change, is_sat_stack
     from worldsmith.dialects.sat.sampling import translate_sampling
 
     if settings in words.own:
@@ -138,7 +138,7 @@ def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: s
         UserError: For an action that needs no model, for a model in addition to the parent, and if the parent refers to
             no model or to several models.
     """
-    from worldsmith.actions.parents import as_words, find_parent, flatten_to_text
+    from worldsmith.actions.find_parent import as_words, find_parent, flatten_to_text
 
     kinds = [kind for kind in kinds if reads_model(kind)]
     if not kinds:
@@ -169,7 +169,7 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
     takes_model = take_parent_of_spec(args)
     if args.parent is None:
         return
-    from worldsmith.actions.parents import start_of
+    from worldsmith.actions.find_parent import start_of
 
     given = [flag.name for flag in args.flags] + [word.lstrip("+~").partition("=")[0] for word in args.overrides]
     if LOAD_PATH in given:
@@ -222,7 +222,7 @@ def take_parent_of_spec(args: argparse.Namespace) -> bool:
     Raises:
         UserError: If the spec and ``--parent`` name different parents, or an override names a model in addition.
     """
-    from worldsmith.dialects.cosmos_rl.train.draft import parent_of_spec
+    from worldsmith.dialects.cosmos_rl.train.read_spec import parent_of_spec
 
     spec = spec_of_run(args)
     if spec is None:
@@ -238,8 +238,8 @@ def take_parent_of_spec(args: argparse.Namespace) -> bool:
 
 def spec_of_run(args: argparse.Namespace) -> Spec | None:
     """Returns the training spec that parsed arguments name, with its overrides; None if they name another source."""
-    from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec
-    from worldsmith.dialects.cosmos_rl.train.form import FORM
+    from worldsmith.dialects.cosmos_rl.train.key_rules import FORM
+    from worldsmith.dialects.cosmos_rl.train.read_spec import is_train_spec
 
     if args.spec is None and not (args.source and is_train_spec([args.source])):
         return None
@@ -253,7 +253,7 @@ def start_of_resumed_run(args: argparse.Namespace) -> tuple[str | None, str | No
         Path of the checkpoint to load, and name or path of the backbone (None without one); (None, None) if the run has
         no checkpoints.
     """
-    from worldsmith.actions.parents import backbone_of, is_run, read_tree
+    from worldsmith.actions.find_parent import backbone_of, is_run, read_tree
     from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders
     from worldsmith.cli.run_source import load_run
     from worldsmith.training.run_folder import run_path

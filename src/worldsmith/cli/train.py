@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import mistakes_of_the_user
 from worldsmith.cli import run_source
-from worldsmith.cli.action import is_first, print_result
+from worldsmith.cli.action_command import is_first, print_result
 from worldsmith.cli.run_command import GivenWords
 from worldsmith.cli.run_source import COMMAND_VARIABLE, integer_from, start_command
 from worldsmith.cli.spec_and_parent import LOAD_PATH, PARENT_HELP, adopt_parent_run
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.config.write.annotate import describe_origins
 from worldsmith.data.stream.errors import DataError
-from worldsmith.distributed.launch_desk import is_said
-from worldsmith.distributed.peers import lost_partner
+from worldsmith.distributed.coordination_group import lost_partner
+from worldsmith.distributed.launcher_messages import is_said
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.distributed.world import world_size
@@ -175,7 +175,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     """
     from worldsmith.checkpoint.run.save_error import SaveError
     from worldsmith.distributed.world import stop_world
-    from worldsmith.training.callbacks.base import Outcome
+    from worldsmith.training.callbacks.callback import Outcome
 
     trainer: Trainer | None = None
     is_named = bool(tree.job.name) or tree.job.resume_newest

@@ -5,7 +5,7 @@ from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.value_types import ref
 from worldsmith.config.errors import ConfigError, Problem, UserError, WrongValueError, wrong
 from worldsmith.config.recipes.registry import get_recipe, recipe, recipe_names
-from worldsmith.config.toml.schema import toml_keys
+from worldsmith.config.toml.toml_schema import toml_keys
 
 __all__ = [
     "Config",

@@ -24,11 +24,11 @@ from worldsmith import ROOT
 from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import ABSENT, field_names, find
 from worldsmith.config.errors import ConfigError, Problem
-from worldsmith.config.toml.text import Span
-from worldsmith.config.tree.draft import Draft
+from worldsmith.config.toml.toml_text import Span
+from worldsmith.config.tree.config_draft import Draft
 from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean, did_you_mean_path
-from worldsmith.config.yaml.text import Document
+from worldsmith.config.yaml.yaml_text import Document
 
 OURS = "worldsmith"
 GROUP = "worldsmith.dialects"

@@ -5,17 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from worldsmith.config.declare.configurable import find
-from worldsmith.config.dialects import RunDialect, find_run_dialect
-from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.recipes.registry import get_recipe, is_recipe, lineage, recipe_names, recipe_task
-from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.recipe_toml import read_recipe_toml
-from worldsmith.config.tree.draft import Draft, Loaded, Recipes, finish
-from worldsmith.config.tree.reader import read_tree
-from worldsmith.config.tree.references import Kept
-from worldsmith.config.tree.suggest import did_you_mean
-from worldsmith.config.words.overrides import (
+from worldsmith.config.command_line.overrides import (
     Override,
     chosen_recipe,
     fixed_recipe_problem,
@@ -23,6 +13,16 @@ from worldsmith.config.words.overrides import (
     recipe_name,
     take_recipe,
 )
+from worldsmith.config.declare.configurable import find
+from worldsmith.config.dialects import RunDialect, find_run_dialect
+from worldsmith.config.errors import ConfigError, Place, Problem, locate
+from worldsmith.config.recipes.registry import get_recipe, is_recipe, lineage, recipe_names, recipe_task
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.toml.recipe_toml import read_recipe_toml
+from worldsmith.config.tree.config_draft import Draft, Loaded, Recipes, finish
+from worldsmith.config.tree.read_config import read_tree
+from worldsmith.config.tree.references import Kept
+from worldsmith.config.tree.suggest import did_you_mean
 
 __all__ = ["Loaded", "load", "read_draft"]
 
@@ -121,7 +121,7 @@ def _read_with_dialect(
 def _read_stack(
     files: Sequence[str], overrides: Sequence[Override], spec_words: Sequence[str] | None = None
 ) -> tuple[Draft, list[Override]]:
-    from worldsmith.config.yaml.stack import read_stack
+    from worldsmith.config.yaml.yaml_stack import read_stack
 
     if (dialect := find_run_dialect(files)) is not None:
         return _read_with_dialect(dialect, files, spec_words or (), overrides)
@@ -130,7 +130,7 @@ def _read_stack(
 
 def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
     from worldsmith.config.write.json_text import read_json
-    from worldsmith.config.yaml.text import read_yaml
+    from worldsmith.config.yaml.yaml_text import read_yaml
 
     document = (read_json if file.lower().endswith(".json") else read_yaml)(read_config_text(file), file)
     if isinstance(document.data, dict) and "type" not in document.data:  # not a complete config: a stack of one file

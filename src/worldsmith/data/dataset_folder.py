@@ -10,7 +10,7 @@ from typing import Any
 
 from worldsmith.files.atomic import write_text
 from worldsmith.files.lines import read_lines
-from worldsmith.files.writable import files_in, require_only
+from worldsmith.files.write_checks import files_in, require_only
 
 LIST = ".files"
 """File that lists the written files, one path per line; only these are removed if the dataset is written again."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from worldsmith.data.content_mark import content_mark
+from worldsmith.data.content_fingerprint import content_mark
 from worldsmith.files.atomic import replacing
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from worldsmith.data.clips.frame_selection import FrameSelection
     from worldsmith.data.clips.video_dataset import Window
-    from worldsmith.data.video_file import FileStatus
+    from worldsmith.data.video_decoder import FileStatus
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, Attributes
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metrics.base import Output, SampleMetric, Values
+from worldsmith.evaluation.metrics.metric import Output, SampleMetric, Values
 from worldsmith.files.lines import read_lines
 
 KNOWN = {"colour": COLOURS, "shape": SHAPES, "direction": DIRECTIONS}
@@ -37,9 +37,9 @@ MIN_GOOD_FRAMES = 0.7
 
 @dataclass(frozen=True, slots=True)
 class ShapePrompt:
-    """One evaluation prompt of a ``prompts.jsonl``.
+    """Evaluation prompt from the ``prompts.jsonl`` of a moving-shapes dataset, with the size of the video to generate.
 
-    `held_out`: the combination of attributes does not occur in the training data.
+    `held_out`: the combination of color, shape and direction does not occur in the training data.
     """
 
     prompt: str
@@ -56,7 +56,7 @@ class ShapePrompt:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Detected attributes of the video of one prompt; None if an attribute is unclear."""
+    """Color, shape and direction detected in the video of one prompt; None if the detection is ambiguous."""
 
     prompt: ShapePrompt
     colour: str | None
@@ -71,7 +71,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Adherence:
-    """Evaluation result of one model over a set of prompts."""
+    """Prompt adherence of one model: the detected attributes of the video of each prompt, and the resulting scores."""
 
     judgements: list[Judgement]
 
@@ -81,14 +81,17 @@ class Adherence:
         return fraction(judgement.right for judgement in self.judgements)
 
     def by_attribute(self) -> dict[str, float]:
-        """Returns the accuracy (0 to 1) of each attribute by itself."""
+        """Returns the accuracy (0 to 1) of each single attribute, by attribute name: color, shape and direction."""
         return {
             name: fraction(getattr(judgement, name) == getattr(judgement.prompt, name) for judgement in self.judgements)
             for name in ATTRIBUTES
         }
 
     def by_novelty(self) -> dict[str, tuple[float, int]]:
-        """Returns (score, number of prompts) for combinations in the training data and for held-out combinations."""
+        """Returns (score, number of prompts) by group: "seen combinations" and "held-out combinations" of attributes.
+
+        A group without prompts is omitted.
+        """
         groups = {
             "seen combinations": [j for j in self.judgements if not j.prompt.held_out],
             "held-out combinations": [j for j in self.judgements if j.prompt.held_out],
@@ -96,7 +99,7 @@ class Adherence:
         return {name: (fraction(j.right for j in group), len(group)) for name, group in groups.items() if group}
 
     def to_dict(self) -> dict:
-        """Returns all results as plain data for JSON."""
+        """Returns the score, the scores by group and the result of each prompt as JSON data."""
         return {
             "adherence": self.score,
             "prompts": len(self.judgements),
@@ -110,7 +113,11 @@ class Adherence:
 
 
 def load_prompts(path: Path) -> list[ShapePrompt]:
-    """Reads a ``prompts.jsonl``. Raises ValueError, with file and line number, if it is invalid or empty."""
+    """Reads the prompts in a ``prompts.jsonl``.
+
+    Raises:
+        ValueError: With file and line number, if a line is not a valid prompt; also if the file has no prompts.
+    """
     prompts = []
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
@@ -125,10 +132,13 @@ def load_prompts(path: Path) -> list[ShapePrompt]:
 
 
 def parse_prompt(line: str) -> ShapePrompt:
-    """Parses one line. Raises ValueError or RecursionError if it is not a valid prompt or has unknown attributes."""
+    """Parses one line of a ``prompts.jsonl``.
+
+    Raises ValueError or RecursionError if the line is not a valid prompt or has an unknown color, shape or direction.
+    """
     record, hints = json.loads(line), get_type_hints(ShapePrompt)
     if not isinstance(record, dict) or any(name not in record for name in hints):
-        raise ValueError(f"expected a JSON object with {', '.join(hints)}; found {line[:80]!r}")
+        raise ValueError(f"expected a JSON object with the keys {', '.join(hints)}; found {line[:80]!r}")
     for name, hint in hints.items():
         value, known = record[name], KNOWN.get(name)
         if known is not None and value not in known:
@@ -138,15 +148,15 @@ def parse_prompt(line: str) -> ShapePrompt:
     return ShapePrompt(**{name: record[name] for name in hints})
 
 
-def judge(prompts: Sequence[ShapePrompt], videos: Sequence[np.ndarray]) -> Adherence:
-    """Detects the attributes in each video and compares them with its prompt.
+def grade_videos(prompts: Sequence[ShapePrompt], videos: Sequence[np.ndarray]) -> Adherence:
+    """Detects color, shape and direction of the moving shape in each video and compares them with its prompt.
 
     Args:
         prompts: The prompts.
         videos: One generated video per prompt, uint8 ``[T, H, W, 3]``.
 
     Returns:
-        The results, in the order of the prompts.
+        The detected attributes in the order of the prompts, with the scores.
     """
     judgements = []
     for prompt, video in zip(prompts, videos, strict=True):
@@ -166,13 +176,16 @@ class Shapes(SampleMetric):
 
     outputs = {
         "adherence": Output(
-            "share", "fraction of the videos that show the `colour`, `shape` and `direction` of their `extra`"
+            "share", "fraction of the videos that show the `colour`, `shape` and `direction` in the sample's `extra`"
         )
     }
     by_default = False
 
     def measure(self, sample: GeneratedVideo) -> Values:
-        """Returns 1 if all attributes are as in the sample's `extra`, else 0; a text if `extra` lacks them."""
+        """Returns the value of "adherence": 1 if the video shows the attributes in the sample's `extra`, else 0.
+
+        The value is a string with the reason if `extra` lacks an attribute or has an unknown one.
+        """
         notes = sample.args["extra"]
         if any(str(notes.get(name)) not in KNOWN[name] for name in ATTRIBUTES):
             return {"adherence": "no moving-shape annotations (extra)"}
@@ -182,7 +195,10 @@ class Shapes(SampleMetric):
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Attributes detected in a clip; an attribute is None if the measurement is ambiguous, and `reason` explains it."""
+    """Color, shape and direction detected in a clip, with the measurements.
+
+    An attribute is None if its measurement is ambiguous; `reason` explains it.
+    """
 
     colour: str | None
     shape: str | None
@@ -192,17 +208,20 @@ class Detection:
 
     @property
     def attributes(self) -> Attributes | None:
-        """The three attributes; None if any of them is ambiguous."""
+        """Color, shape and direction; None if any of them is ambiguous."""
         if self.colour is None or self.shape is None or self.direction is None:
             return None
         return Attributes(self.colour, self.shape, self.direction)
 
 
 def detect(video: np.ndarray) -> Detection:
-    """Detects color, shape and direction in one clip.
+    """Detects color, shape and direction of the moving shape in one clip.
 
     Args:
         video: uint8 ``[T, H, W, 3]``.
+
+    Returns:
+        The three attributes, each None if it is ambiguous, with the reason and the measurements.
 
     Raises:
         ValueError: If the video has another dtype or shape.
@@ -224,7 +243,10 @@ def detect(video: np.ndarray) -> Detection:
 
 
 def segment(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Segments the shape: returns its coverage (float [T, H, W], 0 to 1), and which frames have one clear shape.
+    """Segments the shape in the frames of a clip (float [T, H, W, 3], 0 to 255).
+
+    Returns the coverage of each pixel by the shape (float [T, H, W], 0 to 1), and whether each frame has one clear
+    shape (bool [T]).
 
     Coverage is the color distance from the median of the border, relative to the largest distance. The level 1/2 lies
     on the true outline even if the edge is blurred. Pixels that are not connected to the shape have coverage 0.
@@ -244,7 +266,7 @@ def segment(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest_piece(mask: np.ndarray) -> np.ndarray:
-    """Returns, for every frame, the 4-connected component at the densest point of the mask (bool [T, H, W])."""
+    """Returns the mask (bool [T, H, W]) with only the 4-connected component at its densest point in each frame."""
     density = box_sum(mask.astype(np.int32), 3) * mask
     seed = density.reshape(len(mask), -1).argmax(axis=1)
     piece = np.zeros_like(mask)
@@ -263,7 +285,7 @@ def largest_piece(mask: np.ndarray) -> np.ndarray:
 
 
 def box_sum(values: np.ndarray, reach: int) -> np.ndarray:
-    """Returns the sums over (2·reach+1)² neighborhoods in the last two axes of [T, H, W]; values outside count as 0."""
+    """Returns the sums of `values` [T, H, W] over the (2·reach+1)² neighborhood of each pixel; 0 outside the image."""
     for axis in (1, 2):
         pad = [(0, 0)] * 3
         pad[axis] = (reach + 1, reach)
@@ -275,7 +297,13 @@ def box_sum(values: np.ndarray, reach: int) -> np.ndarray:
 
 
 def read_colour(frames: np.ndarray, core: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """Returns the color name from the hue of the median inner color over all frames, or None and the reason."""
+    """Returns (color name, "") from the hue of the shape's median color, or (None, reason) if the color is unclear.
+
+    Args:
+        frames: Frames [T, H, W, 3], 0 to 255.
+        core: Mask of the inner pixels of the shape, bool [T, H, W].
+        measurements: The measured saturation and hue are added to it.
+    """
     inner = np.median([np.median(frame[inside], axis=0) for frame, inside in zip(frames, core)], axis=0)
     saturation = float((inner.max() - inner.min()) / max(inner.max(), 1.0))
     # The angle in the color plane that is perpendicular to gray.
@@ -291,13 +319,14 @@ def read_colour(frames: np.ndarray, core: np.ndarray, measurements: dict[str, fl
 
 
 def read_shape(cover: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """Returns "square" or "triangle" according to the vertical skewness and the outline, or None and the reason.
+    """Returns ("square" or "triangle", "") from vertical skewness and outline, or (None, reason) if it is unclear.
 
+    `cover` is the coverage of each pixel by the shape [T, H, W]; the measured values are added to `measurements`.
     The skewness is the third central moment of the coverage divided by the cube of its standard deviation: 0 for a
     square and 0.57 upwards for a triangle on its base. Blur rounds corners but does not change the third moment. All
     measurements are medians over the frames.
     """
-    values = np.median([(*lean(frame), *ideal_overlaps(frame > 0.5)) for frame in cover], axis=0)
+    values = np.median([(*skewness(frame), *ideal_overlaps(frame > 0.5)) for frame in cover], axis=0)
     names = ("lean_sideways", "lean_upwards", "square_overlap", "triangle_overlap")
     measured = dict(zip(names, map(float, values)))
     measurements |= measured
@@ -308,8 +337,8 @@ def read_shape(cover: np.ndarray, measurements: dict[str, float]) -> tuple[str |
     return name, ""
 
 
-def lean(cover: np.ndarray) -> tuple[float, float]:
-    """Returns the skewness of the coverage [H, W] along x and along y (positive: upwards)."""
+def skewness(cover: np.ndarray) -> tuple[float, float]:
+    """Returns the skewness of a shape's pixel coverage [H, W] along x and along y (positive: upwards)."""
     weight = np.clip(cover - 0.15, 0.0, None)
     found = []
     for axis in (0, 1):
@@ -321,7 +350,7 @@ def lean(cover: np.ndarray) -> tuple[float, float]:
 
 
 def ideal_overlaps(mask: np.ndarray) -> tuple[float, float]:
-    """Returns the IoU of a mask with a square and with a triangle of the mask's center and standard deviations."""
+    """Returns the IoUs of a mask (bool [H, W]) with a square and a triangle of equal center and standard deviations."""
     rows, columns = np.nonzero(mask)
     y, x = np.mgrid[: mask.shape[0], : mask.shape[1]]
     y, x = y - rows.mean(), x - columns.mean()
@@ -341,7 +370,13 @@ def overlap(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def read_direction(piece: np.ndarray, indices: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """Returns the direction of a line fit through the centers, or None and the reason if the motion is not straight."""
+    """Returns (direction, "") of the shape's motion, or (None, reason) if the motion is small or not straight.
+
+    Args:
+        piece: Mask of the shape, bool [T, H, W].
+        indices: Index of each of these frames in the clip [T].
+        measurements: The measured motion and its straightness are added to it.
+    """
     height, width = piece.shape[1:]
     centres = np.array([[np.nonzero(m)[1].mean() / width, np.nonzero(m)[0].mean() / height] for m in piece])
     if len(indices) < 3:
@@ -355,7 +390,7 @@ def read_direction(piece: np.ndarray, indices: np.ndarray, measurements: dict[st
     straightness = 1.0 - float((residual**2).sum() / max((offsets[:, axis] ** 2).sum(), 1e-12))
     measurements |= {"dx": float(dx), "dy": float(dy), "straightness": straightness}
     if abs(travel) < MIN_TRAVEL:
-        return None, f"the shape hardly moves ({abs(travel):.2f} of the image width)"
+        return None, f"the shape hardly moves ({abs(travel):.2f} of the image side)"
     if straightness < MIN_STRAIGHTNESS or abs(sideways) > MAX_SIDEWAYS * abs(travel):
         return None, f"the motion is not along one axis (dx {dx:.2f}, dy {dy:.2f}, straightness {straightness:.2f})"
     return (("left", "right") if axis == 0 else ("up", "down"))[int(travel > 0)], ""

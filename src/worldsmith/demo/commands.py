@@ -14,7 +14,7 @@ from worldsmith.demo.synthetic_dataset import SyntheticDataset
 
 
 class MakeClips(Action):
-    """Creates a synthetic dataset. A complete dataset with the same parameters is kept."""
+    """Base class of the commands that create a synthetic dataset; keeps a complete dataset with the same parameters."""
 
     places: ClassVar[tuple[str, ...]] = ("out",)
 
@@ -49,7 +49,7 @@ class MakeClips(Action):
         )
 
     def run(self) -> Result:
-        """Writes the dataset unless it is complete."""
+        """Writes the dataset unless it is complete; the result has the parameters and whether it was written."""
         out, dataset = self.config.out, self.config.dataset()
         made = dataset.make(out, force=self.config.force, progress=share_done(dataset.kind))
         if made:
@@ -60,7 +60,7 @@ class MakeClips(Action):
 
 
 class MakeMovingShapes(MakeClips):
-    """Makes a dataset of colored shapes that move in one direction, as H.264 MP4 files with captions.
+    """Generates a dataset of colored shapes that move in one direction, as H.264 MP4 files with captions.
 
     It has a train and a val split and prompts for `worldsmith evaluate`. A complete dataset with the same parameters is
     kept.
@@ -70,26 +70,25 @@ class MakeMovingShapes(MakeClips):
         dataset_class = MovingShapes
 
         clips: int = 700
-        """Training clips."""
+        """Number of training clips."""
         val_clips: int = 64
         """Validation clips."""
         num_frames: int = 17
-        """Frames of a clip, 4k+1."""
+        """Number of frames of a clip, 4k+1."""
 
 
 class MakeFallingObjects(MakeClips):
-    """Makes clips of an object that falls onto a bar and may break laws of physics, as H.264 MP4 files.
+    """Generates clips of an object that falls onto a bar and may break laws of physics, as H.264 MP4 files.
 
-    A train and a val split hold a score from 1 to 5 for each clip in the VideoPhy-2 layout, and questions about it with
-    the answer yes or no in the LLaVA layout (annotations.json). A complete dataset with the same parameters is
-    kept.
+    Each clip of the train and val splits has a score from 1 to 5 in the VideoPhy-2 layout, and yes/no questions in the
+    LLaVA layout (annotations.json). A complete dataset with the same parameters is kept.
     """
 
     class Config(MakeClips.Config):
         dataset_class = FallingObjects
 
         clips: int = 1200
-        """Number of training clips; every 60 have each score equally often."""
+        """Number of training clips. In every 60 clips each score occurs 12 times."""
         val_clips: int = 120
         """Validation clips."""
         num_frames: int = 16

@@ -24,11 +24,11 @@ from worldsmith.data.video_writer import write_video
 from worldsmith.demo.moving_shapes import CANVAS, COLOURS, RGB, SHAPES, signed_distance
 from worldsmith.demo.synthetic_dataset import SPLITS, SyntheticDataset
 
-# Rises: falls upwards. Passes: goes through the bar. Vanishes: is gone before the end. Changes: takes another color.
+# Broken laws: the object falls upwards; passes through the bar; vanishes before the end; changes its color.
 VIOLATIONS = ("rises", "passes", "vanishes", "changes")
 BAR, BAR_TONE, EDGE = 5.0, 225.0, 2.0
 SUBSTEPS = 16
-# What a round of clips breaks: each number of violations 12 times, and each choice of that many equally often.
+# Laws broken by each clip of a round of 60: each number of violations 12 times, each of its combinations equally often.
 ROUND = tuple(
     frozenset(broken)
     for count in range(len(VIOLATIONS) + 1)
@@ -38,7 +38,7 @@ ROUND = tuple(
 SCORE_PROMPT = "How well does the video obey the laws of physics? Answer with a digit from 1 to 5."
 DESCRIBE = "Describe the video."
 ANSWER_HINT = "Answer yes or no."
-# By topic, the question about every clip: whether it breaks a law, and of which color and where the object is.
+# Topic -> question about every clip: whether it breaks a law, on which side the object is, and whether it is red.
 QUESTIONS = {
     "rises": "Does the object fall upwards?",
     "passes": "Does the object pass through the bar?",
@@ -51,8 +51,8 @@ Topic = Literal["rises", "passes", "vanishes", "changes", "left", "red", "descri
 TOPICS: list[Topic] = list(get_args(Topic))
 DESCRIPTION = TOPICS[-1]
 DESCRIBED_OF = 6
-"""One in this many training clips also has a description. A description has many more tokens than an answer, and the
-loss is a mean over tokens: with descriptions of all clips the questions would hardly count."""
+"""Every 6th training clip also has a description. A description has many more tokens than an answer, and the loss is a
+mean over tokens: with a description of every clip the questions would hardly affect the loss."""
 RED_IN_HALF = ("red", "red", "red", *(colour for colour in COLOURS if colour != "red"))
 
 
@@ -72,13 +72,16 @@ class FallingObjects(SyntheticDataset):
     """Topics of the questions in annotations.json."""
 
     def check(self, out: Path | None = None) -> None:
-        """Raises ValueError for invalid parameters, also for unknown or repeated topics."""
+        """Raises ValueError for invalid parameters, unknown or repeated topics, or too little disk space for `out`."""
         super().check(out)
         if not self.topics or len(set(self.topics)) < len(self.topics) or not set(self.topics) <= set(TOPICS):
-            raise ValueError(f"{self.kind}: topics must be some of {', '.join(TOPICS)}, each once; found {self.topics}")
+            raise ValueError(f"{self.kind}: expected distinct topics among {', '.join(TOPICS)}; found {self.topics}")
 
     def write(self, out: Path, clip_written: Callable[[], None]) -> dict[str, Any]:
-        """Writes clips, scores and questions of both splits; returns the number of clips by score."""
+        """Writes clips, scores and questions of both splits into `out` and calls `clip_written` after each clip.
+
+        Returns the number of clips of each score by split, for dataset.json.
+        """
         scores = {}
         for split, name in zip(SPLITS, self.contents, strict=True):
             folder = out / name
@@ -106,7 +109,10 @@ class FallingObjects(SyntheticDataset):
 
 @dataclass(frozen=True, slots=True)
 class FallingScene:
-    """Parameters that determine the pixels of a clip. Lengths are in 1/64 of the image side, times from 0 to 1."""
+    """Parameters that determine the pixels of a clip of a falling object.
+
+    Lengths are in 1/64 of the image side; times are fractions of the clip (0 to 1).
+    """
 
     shape: str
     colour: str
@@ -129,12 +135,15 @@ class FallingScene:
 
     @property
     def left(self) -> bool:
-        """Whether the object is in the left half of the image, where it stays."""
+        """Whether the object is in the left half of the image, in all frames."""
         return self.x < CANVAS / 2
 
 
 def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, shape: str, left: bool) -> FallingScene:
-    """Returns a random scene of an object on the left or right side that breaks exactly the laws in `broken`."""
+    """Returns a random scene of an object that breaks exactly the laws in `broken` (names in `VIOLATIONS`).
+
+    `left` selects the half of the image in which the object falls.
+    """
     side = rng.uniform(14.0, 18.0)
     # Measured along the fall, from the side where the object starts.
     start = EDGE + side / 2 + rng.uniform(0.0, 2.0)
@@ -159,7 +168,7 @@ def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, 
 
 
 def path(scene: FallingScene, num_frames: int) -> np.ndarray:
-    """Returns the height of the object's center in every frame: float64 [T], from the image top, in 1/64 of its side.
+    """Returns the distance of the object's center from the image top in every frame: float64 [T], in 1/64 of its side.
 
     The acceleration is constant. The object bounces off the bar, or off the image's edge if it passes through the bar.
     """
@@ -220,14 +229,17 @@ class Question:
     answer: str
 
 
-def ask(scene: FallingScene) -> list[Question]:
-    """Returns the questions of all topics. For each, the answer is yes for half of the scenes of a round."""
+def list_questions(scene: FallingScene) -> list[Question]:
+    """Returns one yes/no question per topic about a scene, with the correct answer.
+
+    For each topic the answer is yes for half of the scenes of a round of 60.
+    """
     facts = {law: law in scene.broken for law in VIOLATIONS} | {"left": scene.left, "red": scene.colour == "red"}
     return [Question(topic, text, "yes" if facts[topic] else "no") for topic, text in QUESTIONS.items()]
 
 
 def describe_scene(scene: FallingScene) -> str:
-    """Returns one sentence that describes the object and answers all questions."""
+    """Returns one sentence that describes the object of a scene and answers the questions of all topics."""
     broken = scene.broken
     side, way = "left" if scene.left else "right", "upwards" if "rises" in broken else "downwards"
     parts = [
@@ -240,12 +252,14 @@ def describe_scene(scene: FallingScene) -> str:
 
 
 def all_sentences() -> list[str]:
-    """Returns all prompts that can occur in the dataset, in a fixed order."""
+    """Returns all prompts that can occur in a falling-objects dataset: score, description and questions."""
     return [SCORE_PROMPT, DESCRIBE, *(f"{question} {ANSWER_HINT}" for question in QUESTIONS.values())]
 
 
 def draw_scenes(dataset: FallingObjects, split: str) -> list[FallingScene]:
-    """Returns the scenes of a split. They depend only on seed and split; a larger split begins with the same scenes.
+    """Returns the scenes of a split ("train" or "val").
+
+    Scenes depend only on the seed of the dataset and the split; a larger split begins with the same scenes.
 
     The scenes come in rounds of 60, in which each score occurs 12 times, and each broken law, each shape, each half of
     the image and red objects 30 times.
@@ -262,17 +276,21 @@ def draw_scenes(dataset: FallingObjects, split: str) -> list[FallingScene]:
 
 
 def score_conversation(scene: FallingScene) -> dict[str, Any]:
-    """Returns the conversation that requests the score of a clip; the answer is one digit."""
+    """Returns the VideoPhy-2 conversation that requests the score of the clip of a scene; the answer is one digit."""
     request = [{"type": "video", "video": "video_0"}, {"type": "text", "text": SCORE_PROMPT}]
     answer = [{"type": "text", "text": str(scene.score)}]
     return {"conversations": [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]}
 
 
 def llava_records(dataset: FallingObjects, split: str, scenes: list[FallingScene]) -> Iterator[dict[str, Any]]:
-    """Yields the records of a split in the LLaVA layout."""
+    """Yields the LLaVA records (annotations.json) about the scenes of a split ("train" or "val").
+
+    A training record has all questions about a clip; some clips also have a record with a description. A validation
+    record has one question.
+    """
     rng = np.random.default_rng([dataset.seed, SPLITS[split], 2])
     for index, scene in enumerate(scenes):
-        questions = [question for question in ask(scene) if question.topic in dataset.topics]
+        questions = [question for question in list_questions(scene) if question.topic in dataset.topics]
         if split == "train":
             if DESCRIPTION in dataset.topics and index % DESCRIBED_OF == 0:
                 yield llava_record(index, DESCRIPTION, [(DESCRIBE, describe_scene(scene))])
@@ -291,7 +309,13 @@ def question_and_answer(question: Question) -> tuple[str, str]:
 
 
 def llava_record(index: int, kind: str, turns: list[tuple[str, str]]) -> dict[str, Any]:
-    """Returns the record of one conversation about one clip; the video precedes the first question."""
+    """Returns the LLaVA record of one conversation about one clip; the video precedes the first question.
+
+    Args:
+        index: Index of the clip.
+        kind: Suffix of the record id, such as the topic.
+        turns: (question, answer) of each turn.
+    """
     conversations = []
     for place, (question, answer) in enumerate(turns):
         tag = "<video>\n" if place == 0 else ""

@@ -15,10 +15,10 @@ from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.demo.adherence import Judgement, ShapePrompt, judge, load_prompts
+from worldsmith.demo.adherence import Judgement, ShapePrompt, grade_videos, load_prompts
 from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.monitor.page.run_page import refresh_page
 
@@ -32,13 +32,13 @@ MODEL_FILES = (".safetensors", ".distcp", ".json", ".yaml", ".txt")
 
 
 class MeasureAdherence(VideoAction):
-    """Measures how often generated videos show what the prompt describes."""
+    """Measures how often generated videos show the color, shape and direction that a moving-shapes prompt describes."""
 
     class Config(VideoAction.Config):
         prompts: str
         """prompts.jsonl of a moving-shapes dataset."""
         out: str
-        """Folder of the videos, a contact sheet and adherence.json."""
+        """Output folder for the videos, a contact sheet and adherence.json."""
         untrained: str | None = None
         """Run whose initial weights are measured in addition to the model."""
         weights: Literal["auto", "ema", "live"] = "auto"
@@ -54,7 +54,7 @@ class MeasureAdherence(VideoAction):
         yield f"{'folder':<12}{config.out}{' (already complete)' if self.known() else ''}"
 
     def run(self) -> Result:
-        from worldsmith.sampling.video_writer import contact_sheet
+        from worldsmith.sampling.write_media import contact_sheet
 
         config, out = self.config, Path(self.config.out)
         known = self.known()
@@ -64,15 +64,15 @@ class MeasureAdherence(VideoAction):
         device = find_device(config.device)
         require_writable(out)
         prompts = load_prompts(Path(config.prompts))
-        judged, videos = {}, {}
+        results, videos = {}, {}
         models = self.find_models()
         for name, model in models.items():
             videos[name] = self.generate(model, prompts, device, name)
             save_videos(out / name, prompts, videos[name])
-            judged[name] = judge(prompts, [video.permute(1, 2, 3, 0).numpy() for video in videos[name]])
-        titles = [title(judgement) for judgement in judged["trained"].judgements]
+            results[name] = grade_videos(prompts, [video.permute(1, 2, 3, 0).numpy() for video in videos[name]])
+        titles = [title(judgement) for judgement in results["trained"].judgements]
         contact_sheet(out / "contact_sheet.png", list(videos.items()), titles, legend=legend(videos))
-        figures = {name: adherence.to_dict() for name, adherence in judged.items()}
+        figures = {name: adherence.to_dict() for name, adherence in results.items()}
         score = {"adherence": figures["trained"]["adherence"], "prompts": len(prompts)}
         add_to_card(Path(config.model), score, out / "contact_sheet.png")
         write_text(out / RESULT, json.dumps({"signature": self.signature(), **figures}, indent=1))
@@ -82,7 +82,10 @@ class MeasureAdherence(VideoAction):
         return Result(summarize_adherence(out, figures), figures)
 
     def find_models(self) -> dict[str, StoredModel]:
-        """Returns the models "trained" and, if configured, "untrained". Raises UserError if one needs an image."""
+        """Returns the models to measure by name: "trained" and, if configured, "untrained".
+
+        Raises UserError if a model does not support text-to-video.
+        """
         config = self.config
         models = {"trained": find_model(config.model, weights=config.weights, base=config.base)}
         if config.untrained is not None:
@@ -96,8 +99,8 @@ class MeasureAdherence(VideoAction):
         return models
 
     def generate(self, model: StoredModel, prompts: list[ShapePrompt], device: str, name: str) -> list[Tensor]:
-        """Generates one video per prompt: uint8 [3, T, H, W]."""
-        from worldsmith.sampling.generate import GenerationRequest, generate
+        """Returns one generated video (uint8 [3, T, H, W]) per prompt; `name` is the model's name for the progress."""
+        from worldsmith.sampling.generate_videos import GenerationRequest, generate
 
         keys = ("prompt", "seed", "height", "width", "num_frames", "fps")
         requests = [GenerationRequest(**{key: getattr(prompt, key) for key in keys}) for prompt in prompts]
@@ -110,12 +113,16 @@ class MeasureAdherence(VideoAction):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The sampling settings that the config sets."""
+        """Sampling settings, such as the number of steps, that the config sets."""
         said = {name: getattr(self.config, name) for name in SETTINGS}
         return {name: value for name, value in said.items() if value is not None}
 
     def known(self) -> dict[str, Any]:
-        """Returns the metrics of an earlier command with the same signature; empty if any of its files is missing."""
+        """Returns the stored metrics of an earlier command with the same models, prompts and settings.
+
+        Empty without such metrics, if an output file is missing, or with --force. Raises UserError for an invalid
+        result file.
+        """
         result = Path(self.config.out) / RESULT
         if self.config.force or not result.is_file():
             return {}
@@ -148,7 +155,7 @@ class MeasureAdherence(VideoAction):
 
 
 def legend(models: Iterable[str]) -> str:
-    """Returns the text that explains the rows and columns of the contact sheet."""
+    """Returns the text below a contact sheet that explains its rows (one per model name) and columns."""
     rows = {"trained": "videos of the trained network", "untrained": "videos of the same network before training"}
     return (
         f"Rows: {'; '.join(f'{name} = {rows[name]}' for name in models)}. Columns: one caption each, above its "
@@ -166,8 +173,8 @@ def title(judgement: Judgement) -> str:
 
 
 def save_videos(folder: Path, prompts: list[ShapePrompt], videos: list[Tensor]) -> None:
-    """Writes one MP4 file per prompt."""
-    from worldsmith.sampling.video_writer import write_mp4
+    """Writes the video (uint8 [3, T, H, W]) of each prompt as an MP4 file into `folder`."""
+    from worldsmith.sampling.write_media import write_mp4
 
     for index, (prompt, video) in enumerate(zip(prompts, videos, strict=True)):
         write_mp4(folder / video_name(index, prompt), video, prompt.fps)
@@ -178,7 +185,12 @@ def video_name(index: int, prompt: ShapePrompt) -> str:
 
 
 def summarize_adherence(out: Path, figures: Mapping[str, Any]) -> list[str]:
-    """Returns the output lines: result files, scores by group, and the adherence."""
+    """Returns the output lines of the command: result files, scores by group, and the adherence.
+
+    Args:
+        out: Output folder.
+        figures: Results by model name, as from `Adherence.to_dict`.
+    """
     trained, untrained = figures["trained"], figures.get("untrained")
     apart = [f"{name} {value:.2f}" for name, value in trained["by_attribute"].items()]
     apart += [f"{name} {group['adherence']:.2f} of {group['prompts']}" for name, group in trained["by_novelty"].items()]

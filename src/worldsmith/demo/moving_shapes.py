@@ -61,7 +61,7 @@ WAYS = {
 
 
 class Wording(NamedTuple):
-    """Wording of a caption: indices of a sentence frame, a verb and a phrase for the direction."""
+    """Wording of a caption: indices of a sentence template, a verb and a phrase for the direction."""
 
     frame: int
     verb: int
@@ -70,8 +70,8 @@ class Wording(NamedTuple):
 
 WORDINGS = tuple(Wording(*i) for i in itertools.product(range(len(FRAMES)), range(len(VERBS)), range(3)))
 
-# Training sees every frame, every verb and every way. The held-out fifth pairs verbs with ways that they never have
-# there, so that its wordings are new in the dense and in the structured caption.
+# Training captions have every template, verb and direction phrase. The held-out fifth combines verbs with direction
+# phrases that never occur together in training, so that dense and structured captions are both new.
 HELD_OUT_WORDINGS = tuple(w for w in WORDINGS if (w.verb + w.way) % 5 == 0)
 TRAIN_WORDINGS = tuple(w for w in WORDINGS if w not in HELD_OUT_WORDINGS)
 
@@ -89,7 +89,7 @@ class MovingShapes(SyntheticDataset):
     val_clips: int = 64
 
     def check(self, out: Path | None = None) -> None:
-        """Raises ValueError for invalid parameters, also for a number of frames that the video VAE does not support."""
+        """Raises ValueError for invalid parameters, a frame count other than 4k+1, or too little space for `out`."""
         super().check(out)
         if self.num_frames % 4 != 1:
             near = (self.num_frames - 1) // 4 * 4 + 1
@@ -98,7 +98,10 @@ class MovingShapes(SyntheticDataset):
             )
 
     def write(self, out: Path, clip_written: Callable[[], None]) -> dict[str, Any]:
-        """Writes the clips of both splits and the prompts; returns their numbers and the held-out combinations."""
+        """Writes the clips of both splits and prompts.jsonl into `out`; calls `clip_written` after each clip.
+
+        Returns the numbers of clips and prompts and the held-out combinations, for dataset.json.
+        """
         for split, clips in self.counts.items():
             records = []
             (out / split / "videos").mkdir(parents=True)
@@ -121,7 +124,7 @@ class MovingShapes(SyntheticDataset):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Parameters that determine the pixels of a clip. Lengths are in 1/64 of the image side."""
+    """Parameters that determine the pixels of a clip of a moving shape. Lengths are in 1/64 of the image side."""
 
     attributes: Attributes
     side: float
@@ -209,7 +212,7 @@ def render_moving_shape(
 
 
 def signed_distance(shape: str, x: np.ndarray, y: np.ndarray, half: float) -> np.ndarray:
-    """Returns the signed distance to the outline of a shape, negative inside.
+    """Returns the signed distance of each pixel to the outline of a shape, negative inside.
 
     Args:
         shape: "square" or "triangle".
@@ -225,7 +228,7 @@ def signed_distance(shape: str, x: np.ndarray, y: np.ndarray, half: float) -> np
 
 
 def dense_caption(attributes: Attributes, wording: Wording) -> str:
-    """Returns a short sentence that names color, shape and direction."""
+    """Returns a caption of one sentence that names color, shape and direction, in the given wording."""
     return FRAMES[wording.frame].format(
         colour=attributes.colour,
         shape=attributes.shape,
@@ -251,9 +254,10 @@ def all_captions() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def draw_clip(dataset: MovingShapes, split: str, index: int) -> tuple[Scene, Wording]:
-    """Returns the scene and the wording of one clip. They depend only on the seed, the split and the index.
+    """Returns the scene and the caption wording of one clip; `split` is "train" or "val".
 
-    All combinations of attributes occur once per round, in a random order, so that they are equally frequent.
+    Both depend only on the seed of the dataset, the split and the index. All combinations of attributes are equally
+    frequent: each occurs once before any occurs again, in random order.
     """
     combinations = TRAIN_COMBINATIONS if split == "train" else COMBINATIONS
     round_index, place = divmod(index, len(combinations))
@@ -265,7 +269,10 @@ def draw_clip(dataset: MovingShapes, split: str, index: int) -> tuple[Scene, Wor
 
 
 def clip_record(dataset: MovingShapes, split: str, index: int, scene: Scene, wording: Wording) -> dict[str, Any]:
-    """Returns the dataset record of one clip: one window over all frames, with a structured and a dense caption."""
+    """Returns the JSON record of one clip for the dataset file of the split.
+
+    It has one window over all frames, with a structured and a dense caption.
+    """
     uuid = f"moving-shapes-{split}-{index:05d}"
     return {
         "uuid": uuid,
@@ -289,7 +296,10 @@ def clip_record(dataset: MovingShapes, split: str, index: int, scene: Scene, wor
 
 
 def prompts(dataset: MovingShapes) -> Iterator[dict[str, Any]]:
-    """Yields one evaluation prompt per combination of attributes, in wordings that no training caption has."""
+    """Yields the records of prompts.jsonl: one evaluation prompt per combination of color, shape and direction.
+
+    No training caption has the wording of a prompt.
+    """
     rng = np.random.default_rng([dataset.seed, PROMPT_STREAM])
     order = rng.permutation(len(HELD_OUT_WORDINGS))
     for index, attributes in enumerate(COMBINATIONS):

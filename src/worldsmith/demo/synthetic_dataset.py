@@ -12,17 +12,17 @@ from typing import Any, ClassVar
 
 from worldsmith.data.clip_limits import require_clip
 from worldsmith.data.dataset_folder import complete_folder, prepare_folder
-from worldsmith.files.writable import nearest_folder
+from worldsmith.files.write_checks import nearest_folder
 
 SPLITS = {"train": 0, "val": 1}
-"""The splits, with the number of each in the seeds of its random numbers."""
+"""Split -> the part of the random seed that distinguishes the splits."""
 MIN_FILE_BYTES = 4096
 """Min disk space of a file."""
 
 
 @dataclass(frozen=True)
 class SyntheticDataset(ABC):
-    """Base class of synthetic datasets. An instance holds the parameters; equal parameters produce equal files."""
+    """Base class of the parameters of a synthetic dataset; equal parameters produce equal files."""
 
     kind: ClassVar[str]
     format_version: ClassVar[int]
@@ -38,7 +38,10 @@ class SyntheticDataset(ABC):
     fps: int = 8
 
     def check(self, out: Path | None = None) -> None:
-        """Raises ValueError for invalid parameters or, if `out` is given, if its disk has too little space."""
+        """Raises ValueError for invalid parameters, or if the disk of the folder `out` has too little space.
+
+        `out` None: the disk space is not checked.
+        """
         least = {"clips": 1, "val_clips": 0, "seed": 0, "size": 32, "num_frames": self.min_frames, "fps": 1}
         for name, low in least.items():
             if getattr(self, name) < low:
@@ -58,7 +61,7 @@ class SyntheticDataset(ABC):
         return dict(zip(SPLITS, (self.clips, self.val_clips), strict=True))
 
     def header(self) -> dict[str, Any]:
-        """Returns the first entries of dataset.json; they identify this dataset in a folder."""
+        """Returns the first entries of dataset.json: kind, format version and all parameters of the dataset."""
         return {"dataset": self.kind, "format_version": self.format_version, **asdict(self)}
 
     def make(self, out: str | Path, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> bool:
@@ -87,7 +90,7 @@ class SyntheticDataset(ABC):
 
     @abstractmethod
     def write(self, out: Path, clip_written: Callable[[], None]) -> dict[str, Any]:
-        """Writes the files in `contents` and calls `clip_written` after each clip.
+        """Writes the files of the dataset into `out` and calls `clip_written` after each clip.
 
         Returns:
             Additional entries of dataset.json.
@@ -95,10 +98,10 @@ class SyntheticDataset(ABC):
 
 
 def require_disk_space(out: Path, clips: int) -> None:
-    """Raises ValueError if the disk of `out` has less than the minimum space that `clips` clips need."""
+    """Raises ValueError if the disk of `out` has less free space than a dataset of `clips` clips needs at least."""
     needed, free = clips * MIN_FILE_BYTES, shutil.disk_usage(nearest_folder(out)).free
     if needed > free:
         raise ValueError(
             f"{clips} clips need at least {needed / 2**20:,.1f} MiB, but {free / 2**20:,.1f} MiB are free on "
-            f"the disk of {out}; use fewer or free disk space"
+            f"the disk of {out}. Use fewer clips, or free disk space"
         )

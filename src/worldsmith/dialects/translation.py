@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeVar, get_args
 
+from worldsmith.config.command_line.class_choice import class_choices
 from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import Config, field_hints
 from worldsmith.config.declare.value_types import is_config_class, item_hint, nested_config_classes
 from worldsmith.config.dialects import Translation
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.toml.text import Span
+from worldsmith.config.toml.toml_text import Span
 from worldsmith.config.tree.paths import Path, parse_path
-from worldsmith.config.tree.reader import Reader
-from worldsmith.config.words.class_choice import class_choices
+from worldsmith.config.tree.read_config import Reader
 from worldsmith.config.write.values import SHOWN, write
 
 Tree = TypeVar("Tree", bound=Config)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from worldsmith.distributed.launch_desk import launcher_pid
+from worldsmith.distributed.launcher_messages import launcher_pid
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Signals that request a process to stop. SIGTERM: from a scheduler; SIGINT: Ctrl-C; SIGHUP: the terminal was closed;

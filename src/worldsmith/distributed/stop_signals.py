@@ -91,7 +91,6 @@ def exit_when_asked() -> Iterator[None]:
     No progress is saved and no clean-up runs: it would wait for ranks that may have exited, and could crash during an
     import.
     """
-
     with acting_at_once(leave):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # `worldsmith launch` starts the process with a block
         yield

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.distributed.peers import PATIENCE
+from worldsmith.distributed.coordination_group import PATIENCE
 
 if TYPE_CHECKING:
     from torch import Tensor

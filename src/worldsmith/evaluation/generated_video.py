@@ -22,15 +22,15 @@ RATE = 0.02
 
 @dataclass(frozen=True)
 class GeneratedVideo:
-    """A generated sample with its file and, if known, its real video; frames are loaded on first use."""
+    """Generated video or image on disk with its arguments and, if known, the real video; loads frames on first use."""
 
     args: Mapping[str, Any]
-    """As in `sample_args.json`."""
+    """Arguments of the sample, as in `sample_args.json`."""
     file: Path
     kept: int
     """Number of given (conditioning) frames at the start."""
     source: Path | None
-    """The real video, from the same first frame on."""
+    """File of the real video, which starts at the same frame; None if it is not known."""
     is_real: bool = False
     """Whether `video` is the real video."""
 
@@ -38,26 +38,29 @@ class GeneratedVideo:
     def name(self) -> str:
         return str(self.args["name"])
 
-    def unread(self) -> GeneratedVideo:
-        """Returns a copy without loaded frames; the frames that it loads are freed with the copy."""
+    def without_frames(self) -> GeneratedVideo:
+        """Returns a copy without loaded frames, so that frames that the copy loads are freed together with the copy."""
         return replace(self)
 
     def as_real(self) -> GeneratedVideo | None:
-        """Returns a sample whose `video` is the real video; None if that is not known or cannot be compared."""
+        """Returns a copy whose `video` is the real video; None if that is not known or cannot be compared."""
         sample = replace(self, is_real=True)
         return None if isinstance(sample.real, str) else sample
 
     @cached_property
     def video(self) -> Tensor:
-        """The frames, uint8 [3, T, H, W]."""
+        """The frames of the generated video (of the real one if `is_real`), uint8 [3, T, H, W]."""
         if self.is_real and not isinstance(self.real, str):
             return self.real
         return read_condition(str(self.file), self.args["num_frames"])
 
     @cached_property
     def real(self) -> Tensor | str:
-        """The real video in this one's size and length, uint8 [3, T, H, W], or the reason why it does not exist."""
-        from worldsmith.data.video_file import examine
+        """The real video in the size and length of the generated one, uint8 [3, T, H, W].
+
+        A string with the reason if the real video is unknown or cannot be compared.
+        """
+        from worldsmith.data.video_decoder import examine
         from worldsmith.sampling.requests import fit
 
         if self.source is None:
@@ -75,22 +78,25 @@ class GeneratedVideo:
 
 
 def find_real(sample: SampleArgs, folder: Path) -> Path | None:
-    """Returns the path of the real video of a sample; None if it is not known.
+    """Finds the real video with which the generated video of a sample is compared.
 
-    This is `extra.real`, else the video whose first frames the sample continues.
+    This is the path `real` in the sample's `extra`, else the video whose first frames the sample continues.
 
     Args:
         sample: Arguments of the sample.
         folder: Folder to which `extra.real` is relative.
 
+    Returns:
+        Path of the real video; None if it is not known.
+
     Raises:
-        UserError: If the file does not exist.
+        UserError: If `extra.real` is not an existing file.
     """
-    said = sample.extra.get("real")
-    if said is None:
+    stated = sample.extra.get("real")
+    if stated is None:
         video = sample.vision_path is not None and not is_image_file(sample.vision_path)
         return Path(str(sample.vision_path)) if video and sample.condition_video_keep == "first" else None
-    path = folder / said if isinstance(said, str) else None
+    path = folder / stated if isinstance(stated, str) else None
     if path is None or not path.is_file():
-        raise UserError(f"{sample.name}: extra.real must be a video file, found {path or repr(said)}")
+        raise UserError(f"{sample.name}: extra.real must be a video file, found {path or repr(stated)}")
     return path

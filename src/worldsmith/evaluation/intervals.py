@@ -7,13 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 Z = 1.959963984540054
-"""Standard deviations that contain 95 % of a normal distribution."""
+"""A normal distribution has 95 % of its mass within this many standard deviations of the mean."""
 DRAWS = 2000
 """Number of bootstrap resamples."""
 
 
 def share_interval(right: int, total: int) -> tuple[float, float] | None:
-    """Computes Wilson's 95 % score interval of the fraction right / total (Wilson 1927); None if total is 0."""
+    """Computes Wilson's 95 % score interval (low, high) of the fraction right / total; None if total is 0.
+
+    Args:
+        right: Number of successes, such as correct answers.
+        total: Number of trials.
+
+    Source:
+        Wilson 1927.
+    """
     if not total:
         return None
     share, spread = right / total, Z * Z / total
@@ -23,7 +31,10 @@ def share_interval(right: int, total: int) -> tuple[float, float] | None:
 
 
 def measure_share(name: str, right: int, total: int) -> dict[str, Any]:
-    """Returns right / total as `name`, and its `share_interval` as `name_interval`; both are None if total is 0."""
+    """Returns the fraction right / total with its Wilson interval, for metrics: {"NAME": …, "NAME_interval": …}.
+
+    NAME is the argument `name`. Both values are None if `total` is 0.
+    """
     return {name: right / total if total else None, f"{name}_interval": share_interval(right, total)}
 
 
@@ -46,8 +57,11 @@ def correlation_interval(correlation: float | None, pairs: int) -> tuple[float, 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Computes the 95 % interval of the mean by the percentile bootstrap with a fixed seed (Efron 1979).
 
-    The result depends on the order of the values; sort them if the order has no meaning. None for fewer than two
-    values.
+    Args:
+        values: The values. Their order affects the result; sort them if the order has no meaning.
+
+    Returns:
+        (low, high); None for fewer than two values.
     """
     if len(values) < 2:
         return None

@@ -18,25 +18,26 @@ BLOCK, REACH, LARGEST = 8, 8, 256
 """Block matching: block size and search range in pixels, and frame size: frames are downscaled until their short side
 is below 2·LARGEST."""
 NOTICED = 0.5
-"""Min improvement, in gray levels, of a motion's match over no motion, so that coding noise is ignored."""
+"""A block only moves if its best match is better than no motion by this many gray levels; ignores compression noise."""
 
 
 def luma(video: Tensor) -> Tensor:
-    """Computes the luma of a video from 0 to 255, float32 [T, H, W]."""
+    """Returns the luma (0 to 255, float32 [T, H, W]) of an RGB video, uint8 [3, T, H, W]."""
     return torch.einsum("cthw,c->thw", video.float(), torch.tensor(WEIGHTS, device=video.device))
 
 
 def psnr(video: Tensor, real: Tensor) -> float | None:
-    """Computes the peak signal-to-noise ratio in dB over all pixels and frames; None (infinite) for equal videos."""
+    """Computes the PSNR of two uint8 videos [3, T, H, W] in dB; None (infinite) if the videos are equal."""
     squares = [(a.double() - b.double()).square().mean() for a, b in zip(video.unbind(1), real.unbind(1), strict=True)]
     error = torch.stack(squares).mean()
     return float(10 * torch.log10(255**2 / error)) if error > 0 else None
 
 
 def ssim(video: Tensor, real: Tensor) -> float | None:
-    """Computes the structural similarity of the luma, as mean over frames; 1 for equal videos (Wang et al. 2004).
+    """Computes the SSIM of the luma of two uint8 videos [3, T, H, W], as mean over frames; 1 for equal videos.
 
-    Uses their Gaussian window and constants, without padding. None for frames smaller than the window.
+    Uses the Gaussian window and the constants of Wang et al. 2004, without padding. None if the frames are smaller than
+    the window.
     """
     if min(video.shape[-2:]) <= 2 * WINDOW_REACH:
         return None
@@ -45,7 +46,7 @@ def ssim(video: Tensor, real: Tensor) -> float | None:
 
 
 def frame_ssim(a: Tensor, b: Tensor) -> Tensor:
-    """Computes the SSIM of two images with values from 0 to 255, float64 [H, W]."""
+    """Computes the mean SSIM (a scalar) of two images with values from 0 to 255, float64 [H, W]."""
     stable, stable_spread = (0.01 * 255) ** 2, (0.03 * 255) ** 2
     mean_a, mean_b, square_a, square_b, product = blur(torch.stack([a, b, a * a, b * b, a * b]))
     spread_a, spread_b, shared = square_a - mean_a**2, square_b - mean_b**2, product - mean_a * mean_b
@@ -53,16 +54,20 @@ def frame_ssim(a: Tensor, b: Tensor) -> Tensor:
     return (above / ((mean_a**2 + mean_b**2 + stable) * (spread_a + spread_b + stable_spread))).mean()
 
 
-def blur(pictures: Tensor) -> Tensor:
-    """Computes weighted means [N, H - 2·WINDOW_REACH, W - 2·WINDOW_REACH] over SSIM's window."""
-    places = torch.arange(-WINDOW_REACH, WINDOW_REACH + 1, dtype=pictures.dtype, device=pictures.device)
+def blur(images: Tensor) -> Tensor:
+    """Blurs images [N, H, W] with SSIM's Gaussian window: [N, H - 2·WINDOW_REACH, W - 2·WINDOW_REACH]."""
+    places = torch.arange(-WINDOW_REACH, WINDOW_REACH + 1, dtype=images.dtype, device=images.device)
     window = torch.exp(-0.5 * (places / SIGMA) ** 2)
     window = window / window.sum()
-    return conv2d(conv2d(pictures[:, None], window.view(1, 1, -1, 1)), window.view(1, 1, 1, -1))[:, 0]
+    return conv2d(conv2d(images[:, None], window.view(1, 1, -1, 1)), window.view(1, 1, 1, -1))[:, 0]
 
 
 def sharpness(video: Tensor) -> float:
-    """Computes the variance of the luma's Laplacian, as mean over frames (Pech-Pacheco et al. 2000, LAP4)."""
+    """Computes the variance of the Laplacian of the luma of a uint8 video [3, T, H, W], as mean over frames.
+
+    Source:
+        Pech-Pacheco et al. 2000, LAP4.
+    """
     frames = luma(video)
     inner = frames[:, 1:-1, 1:-1]
     laplacian = frames[:, :-2, 1:-1] + frames[:, 2:, 1:-1] + frames[:, 1:-1, :-2] + frames[:, 1:-1, 2:] - 4 * inner
@@ -70,7 +75,9 @@ def sharpness(video: Tensor) -> float:
 
 
 def diversity(videos: Sequence[Tensor]) -> float | None:
-    """Computes 1 minus the mean SSIM of all pairs, 0 for equal videos; None if frames are too small for SSIM.
+    """Computes the diversity of uint8 videos [3, T, H, W] of one size: 1 minus the mean SSIM of all pairs.
+
+    0 for equal videos; None if the frames are too small for SSIM.
 
     Source:
         Odena et al. 2017, with single-scale SSIM.
@@ -82,7 +89,7 @@ def diversity(videos: Sequence[Tensor]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Motion:
-    """Block motion of a video, from each frame to the next one."""
+    """Motion vectors of the blocks of a video, from each frame to the next one, and the difference that remains."""
 
     vectors: Tensor
     """(down, right) in pixels per frame, float32 [T - 1, rows, columns, 2]."""
@@ -96,11 +103,11 @@ class Motion:
 
     @property
     def flicker(self) -> float:
-        """Warping error of Lai et al. 2018 with block motion, in gray levels."""
+        """Mean difference, in gray levels, that the block motion does not explain (warping error, Lai et al. 2018)."""
         return float(self.residual.mean())
 
     def error(self, real: Motion) -> float:
-        """Computes the mean endpoint error (Baker et al. 2011) to the motion of a real video, in pixels per frame."""
+        """Returns the mean endpoint error (Baker et al. 2011) against the motion of a real video, in pixels/frame."""
         return float((self.vectors - real.vectors).norm(dim=-1).mean())
 
 

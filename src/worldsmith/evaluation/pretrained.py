@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,14 +19,14 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
 @dataclass(frozen=True, slots=True)
 class PretrainedWeights:
-    """Description of the pretrained weights of a metric, in a folder that the user names."""
+    """Pretrained weights that a metric requires: the flag for their folder, and where to download them."""
 
     option: str
-    """Field of the metric's Config with the folder."""
+    """Name of the field of the metric's Config that holds the folder."""
     repository: str
-    """A hub repository with suitable weights."""
+    """Hub repository with weights that the metric can use."""
     model_type: str | None = None
-    """`model_type` in config.json of a transformers network; None: the folder only has weights."""
+    """`model_type` in the config.json of a transformers model; None: the folder only needs a weight file."""
 
     @property
     def flag(self) -> str:
@@ -37,12 +37,12 @@ class PretrainedWeights:
         return f"add {self.flag} FOLDER; `hf download {self.repository} --local-dir FOLDER` downloads such weights"
 
     def folder(self, config: Any) -> str | None:
-        """Returns the folder that a metric's config names; None if it is not set."""
+        """Returns the folder of the weights that the metric's `config` names; None if it is not set."""
         found: str | None = getattr(config, self.option)
         return found
 
     def require(self, folder: str) -> None:
-        """Raises UserError if `folder` does not contain such weights; does not load them."""
+        """Raises UserError if `folder` lacks a required file or has another model type; loads no weights."""
         path, advice = Path(folder), f"A{self.advice[1:]}"
         if not path.is_dir():
             raise UserError(f"{self.flag} {folder}: no such folder. {advice}")
@@ -61,22 +61,30 @@ class PretrainedWeights:
             )
 
 
-def load_network(kind: Any, folder: Path, device: str) -> Any:
-    """Loads a transformers network of the class `kind` in float32, in eval mode.
+def load_network(model_class: Any, folder: Path, device: str) -> Any:
+    """Loads a transformers model in float32 and eval mode.
+
+    Args:
+        model_class: Model class, such as `CLIPModel`.
+        folder: Local folder of the model.
+        device: Device such as "cuda".
+
+    Returns:
+        The model.
 
     Raises:
         UserError: If the folder lacks some of the weights.
     """
-    model, report = load_from_folder(kind, folder, output_loading_info=True)
+    model, report = load_from_folder(model_class, folder, output_loading_info=True)
     differing = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
     if differing:
         raise UserError(
-            f"{folder}: its weights lack {len(differing)} tensors of {kind.__name__}, such as {differing[0]}. "
+            f"{folder}: its weights lack {len(differing)} tensors of {model_class.__name__}, such as {differing[0]}. "
             "Download the folder again, or use another one"
         )
     return model.float().eval().to(device)
 
 
 def pictures_of(video: Tensor) -> list[np.ndarray]:
-    """Returns the frames of a video [3, T, H, W] as arrays, uint8 [H, W, 3]."""
+    """Returns the frames of a video (uint8 [3, T, H, W]) as NumPy arrays, each uint8 [H, W, 3]."""
     return [frame.permute(1, 2, 0).cpu().numpy() for frame in video.unbind(1)]

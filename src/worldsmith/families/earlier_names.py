@@ -84,4 +84,5 @@ NEW_NAMES = (
             "weights.export.Export": "tools.export.export.Export",
         }.items()
     }
+    | {"worldsmith.tools.lineage.draw.ShowLineage": "worldsmith.tools.lineage.show_lineage.ShowLineage"}
 )

@@ -54,6 +54,9 @@ def replacing(path: Path, *, within: Path | None = None, durable: bool = True) -
         within: Folder of the temporary file, on the same file system; None: the folder of `path`.
         durable: Flush to disk; False: the file can be lost or empty after a power failure.
 
+    Yields:
+        Path of the temporary file.
+
     Raises:
         OSError: With `path` as its file name instead of the temporary path.
     """
@@ -73,24 +76,33 @@ def replacing(path: Path, *, within: Path | None = None, durable: bool = True) -
 
 
 def write_text(path: Path, text: str) -> None:
-    """Atomically replaces the file `path` by `text` in UTF-8 and flushes it to disk, see `replacing`."""
+    """Writes `text` in UTF-8 to the file `path` by an atomic replacement and flushes it to disk.
+
+    Args:
+        path: File to create or replace.
+        text: New content.
+    """
     with replacing(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def folder_aside(target: Path) -> Iterator[Path]:
-    """Context manager: yields an empty temporary folder next to `target`, for `publish_folder`; removes it at the end.
+    """Context manager: yields an empty temporary folder next to `target`, in which its new content is prepared.
 
+    The block passes the temporary folder to `publish_folder`; otherwise it is removed at the end.
     A temporary folder that an interrupted process has left for the same `target` is removed first. The folder is
     locked, so that only one process at a time prepares `target`.
 
     Args:
         target: Final path of the folder, which need not exist. Missing parent folders are created.
 
+    Yields:
+        Path of the temporary folder.
+
     Raises:
         FileExistsError: If another process is preparing `target`.
-        OSError: With ENOSPC instead of any exception that was caused by a full disk.
+        OSError: With ENOSPC, instead of an exception in the block that was caused by a full disk.
     """
     aside = target.with_name(f"{SAVING}{target.name}")
     restore_name(target)
@@ -101,7 +113,7 @@ def folder_aside(target: Path) -> Iterator[Path]:
         yield aside
     except Exception as error:
         if is_disk_full(error):
-            advice = "free disk space, or choose another path; existing files are unchanged"
+            advice = "Free disk space, or choose another path; existing files are unchanged"
             raise OSError(errno.ENOSPC, f"there is no space left on the disk ({advice})", str(target)) from error
         raise
     finally:
@@ -110,28 +122,31 @@ def folder_aside(target: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def claim_folder(aside: Path) -> int | None:
-    """Creates or empties `aside` and locks it; returns the open handle, None if another process has the lock."""
+def claim_folder(folder: Path) -> int | None:
+    """Creates a folder, or empties it, and locks it.
+
+    Returns the file descriptor that keeps the lock; None if another process has the lock.
+    """
     try:
-        if aside.exists():
-            left = lock(aside)
+        if folder.exists():
+            left = lock(folder)
             if left is None:
                 return None
-            if is_open_as(left, aside):
-                shutil.rmtree(aside)
+            if is_open_as(left, folder):
+                shutil.rmtree(folder)
             os.close(left)
-        aside.mkdir(parents=True)
-        handle = lock(aside)
+        folder.mkdir(parents=True)
+        handle = lock(folder)
     except (FileExistsError, FileNotFoundError):  # another process has made, published or removed it just now
         return None
-    if handle is not None and not is_open_as(handle, aside):
+    if handle is not None and not is_open_as(handle, folder):
         os.close(handle)
         return None
     return handle
 
 
 def is_open_as(handle: int, path: Path) -> bool:
-    """Returns whether `path` is still the file or folder that the descriptor `handle` has open."""
+    """Returns whether `path` still is the file or folder that the file descriptor `handle` has open."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
@@ -139,7 +154,7 @@ def is_open_as(handle: int, path: Path) -> bool:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Returns whether a full disk or quota caused `error`, also if only the message of a native library states it."""
+    """Returns whether a full disk or quota caused `error`; also checks its causes and the text of their messages."""
     full = (errno.ENOSPC, errno.EDQUOT)
     while error is not None:
         if (isinstance(error, OSError) and error.errno in full) or any(os.strerror(n) in str(error) for n in full):
@@ -149,7 +164,10 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def restore_name(target: Path) -> None:
-    """Restores `target` if a process was killed between hiding the old folder and publishing the new one."""
+    """Restores the folder `target` from its hidden name if a process was killed while it replaced the folder.
+
+    If `target` exists, folders with the hidden name are deleted.
+    """
     for old in target.parent.glob(f"{REMOVING}{target.name}.*"):
         if not target.exists():
             os.replace(old, target)
@@ -171,7 +189,7 @@ def publish_folder(aside: Path, target: Path, *, replace: bool = True) -> None:
     sync_tree(aside)
     if target.exists() and any(target.iterdir()):
         if not replace:
-            raise FileExistsError(f"{target} has been written by another process meanwhile, and is kept")
+            raise FileExistsError(f"{target} has been written by another process in the meantime and is not replaced")
         old = hide(target)
         os.replace(aside, target)
         sync_folder(target.parent)
@@ -182,7 +200,7 @@ def publish_folder(aside: Path, target: Path, *, replace: bool = True) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes `folder`, which is renamed first, so that an incomplete folder never has its name.
+    """Renames `folder` to a hidden name and then deletes it, so that an incomplete folder never has its name.
 
     Best effort: an error is logged as a warning, and the disk space stays in use.
     """
@@ -193,7 +211,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def discard(path: Path) -> bool:
-    """Removes a file, link or folder; returns False and logs a warning if it cannot be removed."""
+    """Deletes a file, link or folder; returns True on success, else logs a warning and returns False."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -214,11 +232,14 @@ def hide(folder: Path) -> Path:
 
 
 def remove_leftovers(parent: Path) -> list[str]:
-    """Removes the files and folders that interrupted saves and removals left in `parent`.
+    """Deletes the temporary files and folders that interrupted saves and removals left in `parent`.
+
+    Args:
+        parent: Existing folder; its subfolders are not searched.
 
     Returns:
         Names of the removed entries, sorted. An entry that cannot be removed is logged and not listed.
     """
     names = sorted(entry.name for entry in os.scandir(parent) if entry.name.startswith((SAVING, REMOVING)))
-    # A folder that is not wholly removed must not keep its name: the next save of that step needs it.
+    # A folder that is only partly removed must not keep its name: the next save of that step needs it.
     return [name for name in names if discard(hide(parent / name) if name.startswith(SAVING) else parent / name)]

@@ -3,13 +3,13 @@
 import re
 
 CODE = re.compile(r"\[E(1\d\d)\] ")
-"""Error code at the start of a message: the id of its explanation in `tools/explain/patterns/5_own.toml`."""
+"""Matches the error code of a message: the id of its explanation in `tools/explain/patterns/5_own.toml`."""
 
 
 class CodedError(Exception):
-    """Base class of exceptions whose message may begin with a code, such as `[E103] `.
+    """Base class of exceptions whose message may begin with an error code, such as `[E103] `.
 
-    The code is part of the text, so it survives in logs, in errors that quote the message and in other processes.
+    `worldsmith explain` explains the code. As part of the message, it also appears in logs and in other processes.
     """
 
     @property
@@ -19,7 +19,7 @@ class CodedError(Exception):
 
 
 class UserError(CodedError):
-    """A problem that the user can fix.
+    """Exception for a problem that the user can fix, such as a wrong setting or a missing file.
 
     The command line prints the message as one line without a traceback and exits with code 2.
     """

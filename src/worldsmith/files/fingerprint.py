@@ -8,9 +8,9 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from worldsmith.files.checksum_manifest import MANIFEST, THREADS, read_once, summarize_file
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.manifest import MANIFEST, THREADS, read_once, summarize_file
 
 LINEAGE = "lineage.json"
 """Lineage record of a result, see `worldsmith.monitor.lineage`."""
@@ -41,6 +41,9 @@ def fingerprint(path: str | Path) -> str:
     Args:
         path: Local file or folder.
 
+    Returns:
+        The text `sha256:` and 64 hexadecimal digits.
+
     Raises:
         OSError: If a file or folder cannot be read.
         UserError: If a file that the manifest lists is missing.
@@ -56,7 +59,7 @@ def fingerprint(path: str | Path) -> str:
     state = TRAINING_STATE if listed else ()
     names = sorted({*listed, *(name for name in names_in(path) if not name.startswith(state))})
     with ThreadPoolExecutor(THREADS) as pool:
-        marks = list(pool.map(lambda name: mark(path, name, is_listed=name in listed), names))
+        marks = list(pool.map(lambda name: checksum_text(path, name, is_listed=name in listed), names))
     digest = hashlib.sha256("".join(f"{name} {found}\n" for name, found in zip(names, marks)).encode())
     return f"sha256:{digest.hexdigest()}"
 
@@ -80,7 +83,7 @@ def fail(error: OSError) -> None:
 
 
 def listed_files(folder: Path) -> set[str]:
-    """Returns the model files that the manifest of the folder lists; empty without a manifest of this package."""
+    """Returns the relative paths of the model files that `manifest.json` lists; empty without a valid manifest."""
     if not (folder / MANIFEST).is_file():
         return set()
     files = read_json_object(folder / MANIFEST).get("files")
@@ -89,8 +92,11 @@ def listed_files(folder: Path) -> set[str]:
     return {name for name in files if not name.startswith(TRAINING_STATE)}
 
 
-def mark(folder: Path, name: str, *, is_listed: bool) -> str:
-    """Returns the size and the cheapest reliable checksum of a file, as text."""
+def checksum_text(folder: Path, name: str, *, is_listed: bool) -> str:
+    """Returns the size of the file `name` in `folder` and, unless it is a media file, its checksum as text.
+
+    `is_listed`: the manifest lists the file, so that its checksum is CRC-32; otherwise it is SHA-256.
+    """
     file = folder / name
     if is_listed:
         if not file.is_file():
@@ -103,7 +109,13 @@ def mark(folder: Path, name: str, *, is_listed: bool) -> str:
 
 @read_once
 def content(file: Path) -> str:
-    """Computes the SHA-256 of a file, as hexadecimal digits."""
+    """Returns the SHA-256 of a file as hexadecimal digits.
+
+    It is not computed for a file of the Hugging Face cache whose name is its SHA-256.
+
+    Args:
+        file: Existing file.
+    """
     target = file.resolve() if file.is_symlink() else file
     if target.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", target.name):
         return target.name

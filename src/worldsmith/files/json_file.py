@@ -41,11 +41,17 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def read_optional_json(file: Path) -> dict[str, Any]:
-    """Reads the JSON object in a file; returns an empty dictionary if `file` is not an existing file.
+    """Reads the JSON object in a file that may be missing.
+
+    Args:
+        file: File in UTF-8.
+
+    Returns:
+        The object as a dictionary; empty if `file` does not exist or is not a regular file.
 
     Raises:
-        UserError: As `read_json_object`.
-        OSError: As `read_json_object`.
+        UserError: If the file is not valid JSON or its top level is not an object.
+        OSError: If the file cannot be read.
     """
     return read_json_object(file) if file.is_file() else {}
 
@@ -53,12 +59,11 @@ def read_optional_json(file: Path) -> dict[str, Any]:
 def object_of(pairs: Sequence[tuple[str, Any]], repeated: Callable[[dict[str, Any], str], None]) -> dict[str, Any]:
     """Builds a dictionary from the pairs of a JSON object and reports repeated keys.
 
-    It implements `object_pairs_hook` of `json.loads`, which by default keeps the last value of a repeated key without a
-    warning.
+    For the `object_pairs_hook` of `json.loads`, which otherwise keeps the last value of a repeated key silently.
 
     Args:
         pairs: Keys and values in file order.
-        repeated: Called with the dictionary and the key, once for each repetition.
+        repeated: Callback for repeated keys, called with (the dictionary, the key) once for each repetition.
 
     Returns:
         The dictionary, with the last value of each key.
@@ -74,7 +79,14 @@ def object_of(pairs: Sequence[tuple[str, Any]], repeated: Callable[[dict[str, An
 
 
 def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns the object under the key `name` of a JSON object; empty if the key is missing or null.
+    """Returns the JSON object under the key `name` of another JSON object.
+
+    Args:
+        data: JSON object as a dictionary.
+        name: Key.
+
+    Returns:
+        The object as a dictionary; empty if the key is missing or its value is null.
 
     Raises:
         ValueError: If the value is not an object.
@@ -88,10 +100,15 @@ def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def are_numbers(values: Any, *, above: float = -LARGEST) -> bool:
-    """Returns whether `values` is a list of numbers within the range of float32, all greater than `above`."""
+    """Returns whether `values` is a list of numbers within the range of float32, all greater than `above`.
+
+    Args:
+        values: JSON value of any type.
+        above: Exclusive lower bound.
+    """
     return isinstance(values, list) and all(type(value) in (int, float) and above < value < LARGEST for value in values)
 
 
 def json_type(value: Any) -> str:
-    """Returns the type of a JSON value for messages, such as "an object"."""
+    """Returns the type of a JSON value for messages, such as "an object" for a dict and "nothing" for None."""
     return KINDS.get(type(value), "nothing")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def read_lines(path: Path) -> list[str]:
-    """Returns the lines of a UTF-8 text file, without line ends and without a byte order mark.
+    """Reads the lines of a UTF-8 text file, without line ends and without a byte order mark.
 
     Only LF and CRLF end a line: other Unicode line separators are part of the text.
 
@@ -28,7 +28,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def require_regular(path: Path) -> None:
-    """Raises OSError if `path` is a pipe or a device, since reading one could block or never end."""
+    """Raises OSError if `path` is a pipe or a device, because reading it could block forever."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, "expected a regular file, found a pipe or a device", str(path))
@@ -37,8 +37,12 @@ def require_regular(path: Path) -> None:
 def append_line(path: Path, line: str) -> None:
     """Appends `line` and a line feed to a file, which is created if it does not exist.
 
-    If the last line of the file is incomplete, it is ended first. The line is written at once: another process never
-    reads a part of it.
+    If the file does not end with a line feed, one is written before the line. The line is written with one call, so
+    that another process never reads a part of it.
+
+    Args:
+        path: Text file; its folder must exist.
+        line: Line without a line feed.
 
     Raises:
         OSError: If the disk is full or the file cannot be written; the file is then unchanged.
@@ -51,10 +55,18 @@ def append_line(path: Path, line: str) -> None:
 
 
 def append(file: FileIO, data: bytes) -> None:
-    """Appends `data` with one write call; raises OSError and restores the old length if not all bytes were written."""
+    """Appends `data` to an unbuffered file with one write call.
+
+    Args:
+        file: Unbuffered file that is open for writing.
+        data: Bytes to append.
+
+    Raises:
+        OSError: If not all bytes were written; the file then has its old length.
+    """
     end = file.seek(0, os.SEEK_END)
     try:
-        if file.write(data) != len(data):  # the disk was full after a part of it
+        if file.write(data) != len(data):  # the disk became full during the write
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError:
         with suppress(OSError):

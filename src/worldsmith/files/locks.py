@@ -12,13 +12,13 @@ from pathlib import Path
 _leases: dict[Path, int] = {}
 logger = logging.getLogger(__name__)
 LOCK_FILE = ".lock"
-"""File that names the process that locks the folder; the lock itself is a POSIX lock, which ends with the process."""
+"""File in a run folder that describes the process that trains in it. That process holds a POSIX lock on the file."""
 
 
 def lock(path: Path) -> int | None:
-    """Locks a file or folder exclusively (flock), without waiting.
+    """Opens a file or folder and locks it exclusively (flock), without waiting.
 
-    On a file system without locks, the path is opened and not locked.
+    On a file system that does not support locks, the path is only opened.
 
     Args:
         path: Existing file or folder.
@@ -40,10 +40,13 @@ def lock(path: Path) -> int | None:
 
 
 def lease(file: Path) -> bool:
-    """Takes a shared lock on `file` until `release_leases` or the end of the process, so that it is not removed.
+    """Takes a shared lock (a lease) on `file`, so that other processes do not remove it.
 
-    The lock protects the file from processes that call `take_unleased` before a removal, together with the data that
-    its owner stores with it. On a file system without locks the file is not protected.
+    The lease lasts until `release_leases` or the end of the process. It only protects against processes that call
+    `take_unleased` before they remove the file. On a file system without locks the file is not protected.
+
+    Args:
+        file: File that this process will read.
 
     Returns:
         False if the file has been removed or is being removed; else True.
@@ -69,18 +72,19 @@ def lease(file: Path) -> bool:
 
 
 def release_leases() -> None:
-    """Releases all leases of this process."""
+    """Releases all locks that this process has taken with `lease`."""
     while _leases:
         os.close(_leases.popitem()[1])
 
 
 def take_unleased(file: Path) -> int | None:
-    """Locks `file` exclusively before its removal, without waiting for its readers.
+    """Locks `file` exclusively so that it can be removed, unless a process has a lease on it (see `lease`).
 
-    If the file does not exist or the file system has no locks, the returned descriptor protects no file.
+    Args:
+        file: File to remove. If it does not exist, the returned descriptor locks nothing.
 
     Returns:
-        File descriptor that keeps new readers away until it is closed; None while a process has a lease.
+        File descriptor that prevents new leases until it is closed; None if a process has a lease.
 
     Raises:
         OSError: If the file cannot be opened.
@@ -89,10 +93,16 @@ def take_unleased(file: Path) -> int | None:
 
 
 def in_use(folder: Path) -> str | None:
-    """Returns a description of the process that has locked a run folder; None if it is not locked. Changes no file.
+    """Describes the process that trains in a run folder. Changes no file.
 
     Do not call it in the process that has the lock: POSIX releases the lock when that process closes any handle of the
     lock file.
+
+    Args:
+        folder: Run folder.
+
+    Returns:
+        Text such as "process 12 on HOST has been training in it since …"; None if no process has locked the folder.
     """
     path = folder / LOCK_FILE
     try:
@@ -106,7 +116,7 @@ def in_use(folder: Path) -> str | None:
 
 
 def try_lock(handle: int, kind: int, path: Path) -> bool:
-    """Tries to lock an open file without waiting (fcntl); without lock support it logs a warning and returns True.
+    """Tries to lock an open file without waiting (fcntl).
 
     Args:
         handle: File descriptor.
@@ -114,7 +124,7 @@ def try_lock(handle: int, kind: int, path: Path) -> bool:
         path: Path of the file, for the warning.
 
     Returns:
-        False if another process has the lock.
+        False if another process has the lock, else True; also True, after a warning, if the file system has no locks.
     """
     try:
         fcntl.lockf(handle, kind | fcntl.LOCK_NB)
@@ -128,7 +138,14 @@ def try_lock(handle: int, kind: int, path: Path) -> bool:
 
 
 def holder(path: Path) -> str:
-    """Returns a description of the process that wrote the lock file."""
+    """Describes the process that wrote a lock file, for messages.
+
+    Args:
+        path: Lock file of a run folder.
+
+    Returns:
+        Text such as "process 12 on HOST has been training in it since …"; without details if the file is invalid.
+    """
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         return f"process {about['pid']} on {about['host']} has been training in it since {about['started_at']}"

@@ -15,7 +15,7 @@ from worldsmith.assets import asset_path
 from worldsmith.config.tree.suggest import did_you_mean_folder
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import json_type, read_json_object
-from worldsmith.files.model_folder import listed_files
+from worldsmith.files.untrusted_folder import listed_files
 from worldsmith.models.families import find_released
 from worldsmith.models.hub import (
     SECONDS,

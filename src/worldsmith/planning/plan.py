@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.degrees import Degrees, plan_degrees
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
-from worldsmith.models.weights.table import Table, counts, table_of, weight_table
+from worldsmith.models.weights.weight_table import Table, counts, table_of, weight_table
 from worldsmith.planning.assumptions import BESIDE_STEPS, assumptions, encoded_first
 from worldsmith.planning.estimate_memory import MemoryVerdict, Parts, disk, host_memory, memory_verdict
 from worldsmith.planning.estimate_time import EFFICIENCIES, RunTime, StepSeconds, run_time, step_seconds

@@ -193,7 +193,7 @@ def fit(video: Tensor, height: int, width: int) -> Tensor:
     """
     from av.video.frame import VideoFrame
 
-    from worldsmith.data.clips.video_reader import Framing
+    from worldsmith.data.clips.clip_frames import Framing
 
     framing = Framing((width, height), "inference")
     pictures = video.permute(1, 2, 3, 0).contiguous().cpu().numpy()

@@ -13,12 +13,12 @@ from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.declare.value_types import is_reference, mismatch, union_members
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.text import Span
+from worldsmith.config.toml.toml_text import Span
 from worldsmith.config.tree import paths
 from worldsmith.config.tree.checks import check_sections
-from worldsmith.config.tree.reader import Reader
+from worldsmith.config.tree.read_config import Reader
 from worldsmith.config.write.json_text import read_json
-from worldsmith.config.yaml.text import read_yaml
+from worldsmith.config.yaml.yaml_text import read_yaml
 from worldsmith.files.lines import read_lines
 from worldsmith.sampling.sample_settings import NOT_HERE, PROMPT_UPSAMPLER, Sample, SampleSettings
 
@@ -274,7 +274,7 @@ def read_condition(path: str, frames: int, *, last: bool = False) -> Tensor:
     Raises:
         ValueError: If the file cannot be read.
     """
-    from worldsmith.sampling.video_writer import read_image
+    from worldsmith.sampling.write_media import read_image
 
     if is_image_file(path):
         try:
@@ -283,7 +283,7 @@ def read_condition(path: str, frames: int, *, last: bool = False) -> Tensor:
             raise ValueError(f"{path}: {error.strerror or error}") from None
     import torch
 
-    from worldsmith.data.clips.video_reader import read_ending, read_opening
+    from worldsmith.data.clips.clip_frames import read_ending, read_opening
     from worldsmith.data.stream.errors import SampleError
 
     try:

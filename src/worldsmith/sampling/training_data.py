@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.clips.captions import choose_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
@@ -94,8 +94,8 @@ def read_first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...
     """
     import torch
 
+    from worldsmith.data.clips.clip_frames import read_upright
     from worldsmith.data.clips.inspect_clips import inspect_window
-    from worldsmith.data.clips.video_reader import read_upright
 
     part = inspect_window(window, dataset.config, LatentGrid(*grid), random.Random(0))
     return torch.from_numpy(read_upright(window.path, part.info, part.selection.indices[:1]))
@@ -120,8 +120,8 @@ def read_clip(
     """
     import torch
 
+    from worldsmith.data.clips.clip_frames import Framing, read_frames
     from worldsmith.data.clips.inspect_clips import inspect_window
-    from worldsmith.data.clips.video_reader import Framing, read_frames
 
     part = inspect_window(window, dataset.config, LatentGrid(*grid), random.Random(0))
     framing = Framing((size[1], size[0]), "training")

@@ -27,8 +27,8 @@ from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
-from worldsmith.files.writable import require_writable
-from worldsmith.models.weights.table import table_of
+from worldsmith.files.write_checks import require_writable
+from worldsmith.models.weights.weight_table import table_of
 from worldsmith.monitor.short_text import MEMORY_NAMES, format_bytes
 from worldsmith.training.run_folder import run_path
 from worldsmith.training.state_bytes import StateBytes, checkpoint_bytes, state_bytes

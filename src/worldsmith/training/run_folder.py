@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.dcp.parts import whole_checkpoint
+from worldsmith.checkpoint.dcp.dcp_folder import whole_checkpoint
 from worldsmith.checkpoint.run.find_checkpoint import POINTER, checkpoint_folders
 from worldsmith.checkpoint.run.frozen_weights import LOAD_REPORT
 from worldsmith.checkpoint.run.save_error import SaveError
@@ -32,7 +32,7 @@ from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import append_line
 from worldsmith.files.locks import LOCK_FILE, holder, try_lock
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import Input, read_lineage, write_lineage
 from worldsmith.monitor.redaction import redact_setting
 
@@ -147,7 +147,7 @@ def write_records(
         loaders: Data loaders by "train" and "val".
         world_size: Number of processes.
     """
-    from worldsmith.config.yaml.text import dump_yaml
+    from worldsmith.config.yaml.yaml_text import dump_yaml
     from worldsmith.data.stream import dataset_record
     from worldsmith.monitor.run_record import write_origins, write_run_record
 

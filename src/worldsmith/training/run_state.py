@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worldsmith.checkpoint.dcp.reader import stored_shapes
+from worldsmith.checkpoint.dcp.tensor_reader import stored_shapes
 from worldsmith.checkpoint.run import frozen_weights
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
 from worldsmith.checkpoint.run.find_checkpoint import NAME, go_back_to_best

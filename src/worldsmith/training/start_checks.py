@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.assets import asset_name
-from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.checkpoint.dcp.dcp_folder import METADATA
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
 from worldsmith.checkpoint.sources.stored_config import with_classes_of, written_here
@@ -19,8 +19,8 @@ from worldsmith.checkpoint.sources.warm_start import LoadReport, shorten_names
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.plain import flatten, to_dict
-from worldsmith.config.tree.reader import from_dict, from_yaml
-from worldsmith.config.yaml.text import read_yaml
+from worldsmith.config.tree.read_config import from_dict, from_yaml
+from worldsmith.config.yaml.yaml_text import read_yaml
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World
 from worldsmith.models.parameter_names import native_parameters
@@ -109,7 +109,7 @@ def require_same_shapes(
     Raises:
         UserError: If a weight is missing, has another shape, or would be dropped.
     """
-    from worldsmith.checkpoint.dcp.reader import stored_shapes
+    from worldsmith.checkpoint.dcp.tensor_reader import stored_shapes
 
     wanted, stored = state_shapes(network, ema), stored_shapes(checkpoint / "model")
     if is_partial(checkpoint):
@@ -196,7 +196,7 @@ def steps_done(checkpoint: Path) -> int:
     """Returns the number of completed steps in a checkpoint, independent of the folder name."""
     import torch
 
-    from worldsmith.checkpoint.dcp.reader import load_part
+    from worldsmith.checkpoint.dcp.tensor_reader import load_part
 
     state = {"iteration": torch.tensor(0)}
     load_part(checkpoint / "trainer", state, no_dist=True)
@@ -210,7 +210,7 @@ def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
         checkpoint: Checkpoint folder.
         skipped: Weights (`net.<name>`) without optimizer state in the new run, since they were not loaded.
     """
-    from worldsmith.checkpoint.dcp.reader import stored_shapes
+    from worldsmith.checkpoint.dcp.tensor_reader import stored_shapes
 
     fresh = tuple(f"state.{name.removeprefix(LIVE)}." for name in skipped if name.startswith(LIVE))
     return [key for key in stored_shapes(checkpoint / "optim") if not (fresh and key.startswith(fresh))]
@@ -271,7 +271,7 @@ def completion(folder: Path, config: RunConfig) -> str | None:
         UserError: If config or dataset differ from those of the run, since no step is left to which they could apply.
     """
     from worldsmith.checkpoint.run.find_checkpoint import folder_iteration, read_pointer
-    from worldsmith.files.manifest import find_damage
+    from worldsmith.files.checksum_manifest import find_damage
 
     pointer = read_pointer(folder / "checkpoints")
     newest = pointer.checkpoint

@@ -15,7 +15,7 @@ from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World, local_size, present_device
 from worldsmith.files.locks import in_use
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.weights.table import counts, table_of
+from worldsmith.models.weights.weight_table import counts, table_of
 from worldsmith.monitor.short_text import format_bytes, short_number
 from worldsmith.training.preflight import (
     checkpoint_size,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Preview, Task
-    from worldsmith.training.callbacks.base import TrainingRun
+    from worldsmith.training.callbacks.callback import TrainingRun
     from worldsmith.training.run_config import RunConfig
     from worldsmith.training.validation import Validator
 
@@ -285,4 +285,5 @@ def data_lines(
 
 
 def describe_pack(seen: Preview) -> str:
+    """Returns the samples, the tokens and the first sample of a pack as a phrase for messages."""
     return f"{seen.samples} sample{'s' * (seen.samples != 1)}, {seen.tokens} tokens; {seen.first}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worldsmith.distributed.degrees import Degrees
-from worldsmith.models.weights.table import Weight
+from worldsmith.models.weights.weight_table import Weight
 from worldsmith.training.optimizer import ParameterState, parameter_state
 from worldsmith.training.parallel import is_sharded
 
@@ -67,7 +67,7 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
     """Computes the training state of one process in bytes; rank 0 has the most.
 
     Args:
-        table: All weights by name, see `models.weights.table`.
+        table: All weights by name, see `models.weights.weight_table`.
         run: Config of the run.
         degrees: Parallelism degrees.
         rank: Index of the rank.
@@ -159,7 +159,7 @@ def checkpoint_bytes(
     """Computes the size of a checkpoint after the first step.
 
     Args:
-        table: All weights by name, see `models.weights.table`.
+        table: All weights by name, see `models.weights.weight_table`.
         run: Config of the run.
         degrees: Parallelism degrees.
         gpus: Whether each process has a GPU, whose RNG state is saved.

@@ -11,7 +11,7 @@ from toy_runs import make_world, toy_config
 from worldsmith.actions.dry_run import DryRun
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.references import resolve
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from worldsmith.actions.parents import Parent, as_words, find_parent
+from worldsmith.actions.find_parent import Parent, as_words, find_parent
 from worldsmith.config.errors import UserError
-from worldsmith.files.manifest import list_files, summarize_files, write_manifest
+from worldsmith.files.checksum_manifest import list_files, summarize_files, write_manifest
 from worldsmith.monitor.lineage import Input, write_lineage
 
 CONFIG = """\

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.dcp import dcp_folder as dcp
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
 from worldsmith.checkpoint.run.find_checkpoint import POINTER
 from worldsmith.checkpoint.run.save_error import SaveError

@@ -15,7 +15,7 @@ from mortal import Mortal
 from stored_checkpoints import checkpointer, save, weights
 from torch import nn
 
-from worldsmith.checkpoint.dcp.reader import stored_shapes
+from worldsmith.checkpoint.dcp.tensor_reader import stored_shapes
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
 from worldsmith.checkpoint.run.find_checkpoint import POINTER
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
@@ -23,7 +23,7 @@ from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.config.errors import UserError
 from worldsmith.files import atomic
-from worldsmith.files.manifest import find_damage
+from worldsmith.files.checksum_manifest import find_damage
 
 
 def test_layout_pointer_and_round_trip(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from worldsmith.checkpoint.run.find_checkpoint import POINTER
 from worldsmith.checkpoint.sources.verify import has_checksums
 from worldsmith.config.errors import UserError
 from worldsmith.files import atomic
-from worldsmith.files.manifest import find_damage
+from worldsmith.files.checksum_manifest import find_damage
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest", "folder"])

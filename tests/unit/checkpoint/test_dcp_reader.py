@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
-from worldsmith.checkpoint.dcp.parts import planner_of, save_part
-from worldsmith.checkpoint.dcp.reader import load_part, stored_shapes
+from worldsmith.checkpoint.dcp.dcp_folder import planner_of, save_part
+from worldsmith.checkpoint.dcp.tensor_reader import load_part, stored_shapes
 from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError

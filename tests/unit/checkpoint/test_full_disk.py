@@ -12,7 +12,7 @@ import os, sys
 from pathlib import Path
 import torch
 from worldsmith.checkpoint.run import checkpointer
-from worldsmith.files.manifest import find_damage
+from worldsmith.files.checksum_manifest import find_damage
 from worldsmith.checkpoint.run.save_error import SaveError
 
 folder, background = Path(sys.argv[1]) / "checkpoints", sys.argv[2] == "True"
@@ -61,7 +61,7 @@ import os, sys
 import torch
 from pathlib import Path
 from safetensors.torch import save_file
-from worldsmith.checkpoint.dcp.parts import planner_of, save_part
+from worldsmith.checkpoint.dcp.dcp_folder import planner_of, save_part
 from worldsmith.cli.main import file_error
 from worldsmith.files.atomic import folder_aside
 

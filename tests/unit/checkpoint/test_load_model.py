@@ -21,15 +21,15 @@ from worldsmith.checkpoint.sources.open_weights import StartWeights
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.yaml.text import dump_yaml
+from worldsmith.config.yaml.yaml_text import dump_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.lora import is_adapter
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 

@@ -17,7 +17,7 @@ from worldsmith.families.cosmos3.model import Cosmos3Defaults
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
 from worldsmith.families.cosmos3.weights.formats import ADAPTER_LAYOUT as LAYOUT
-from worldsmith.files.model_folder import base_of_adapter
+from worldsmith.files.untrusted_folder import base_of_adapter
 from worldsmith.models.lora import adapter_state, inject_adapters
 
 export_adapter = partial(peft_adapter.export_adapter, LAYOUT, defaults=Cosmos3Defaults())
@@ -74,7 +74,7 @@ def test_a_second_export_does_nothing_and_another_one_needs_force(folder):
     with pytest.raises(FileExistsError, match="is another export: replace it with --force"):
         export_adapter(adapters(), folder, alpha=7)
     (folder / "notes.txt").write_text("keep")
-    with pytest.raises(FileExistsError, match=r"notes\.txt; move them away first"):
+    with pytest.raises(FileExistsError, match=r"notes\.txt\. Move these files first"):
         export_adapter(adapters(), folder, alpha=7, force=True)
     (folder / "notes.txt").unlink()
     assert export_adapter(adapters(), folder, alpha=7, force=True)

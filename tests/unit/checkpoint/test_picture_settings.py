@@ -16,7 +16,7 @@ from tiny_runs import moving_gradient
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
 from worldsmith.families.vision_language.weights.model_folder import write_media_limits
-from worldsmith.sampling.video_writer import write_mp4
+from worldsmith.sampling.write_media import write_mp4
 
 
 @pytest.fixture(scope="module")

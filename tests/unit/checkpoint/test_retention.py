@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from stored_checkpoints import checkpointer, messages, save, weights
 
-from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.dcp import dcp_folder as dcp
 from worldsmith.checkpoint.run import find_checkpoint
 from worldsmith.checkpoint.run.find_checkpoint import POINTER, find_latest
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.distributed.world import World
 from worldsmith.files import atomic
+from worldsmith.files.checksum_manifest import find_damage
 from worldsmith.files.locks import release_leases
-from worldsmith.files.manifest import find_damage
 
 
 def test_keep_latest_k(tmp_path: Path) -> None:

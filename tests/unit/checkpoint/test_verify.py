@@ -18,12 +18,12 @@ from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.yaml.text import dump_yaml
+from worldsmith.config.yaml.yaml_text import dump_yaml
 from worldsmith.distributed.world import World
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.files import manifest
-from worldsmith.models.spec import ModelSpec
+from worldsmith.files import checksum_manifest
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.tools.export.convert import convert
 
 NETWORK = NetworkConfig(
@@ -136,11 +136,13 @@ def test_a_converted_base_has_checksums(run: Path, tmp_path: Path, to: str) -> N
 
 def test_loading_reads_every_file_once_for_its_checksum(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files: list[Path] = []
-    summarize = manifest.summarize_file
-    monkeypatch.setattr(manifest, "summarize_file", lambda path: [files.append(path), summarize(path)][1])
+    summarize = checksum_manifest.summarize_file
+    monkeypatch.setattr(checksum_manifest, "summarize_file", lambda path: [files.append(path), summarize(path)][1])
     load_weights(str(run), weights(0))
     newest = run / "checkpoints" / "iter_000000002"
-    wanted = [file for file in manifest.list_files(newest) if str(file.relative_to(newest)).startswith(WEIGHTS)]
+    wanted = [
+        file for file in checksum_manifest.list_files(newest) if str(file.relative_to(newest)).startswith(WEIGHTS)
+    ]
     assert sorted(files) == wanted
     assert wanted
 
@@ -158,7 +160,7 @@ def test_weights_are_taken_from_a_checkpoint_without_its_training_state(run: Pat
 
 @pytest.mark.parametrize("foreign", [False, True])
 def test_weights_that_others_have_written_need_no_checksums(run: Path, foreign: bool) -> None:
-    """A run folder, a checkpoint and a model folder, with no manifest.json or one of another program."""
+    """A run folder, a checkpoint and a model folder, with no checksum_manifest.json or one of another program."""
     for folder in (run / "checkpoints").glob("iter_*"):
         (folder / "manifest.json").unlink()
         if foreign:
@@ -188,7 +190,7 @@ def test_ranks_that_see_different_copies_are_told_and_do_not_wait(run: Path) -> 
     ):
         open_weights(run, world=Different(other="safetensors"))
     with pytest.raises(
-        UserError, match=r"damaged: processes \[0\] find no manifest.json in the folder, but the others do"
+        UserError, match=r"damaged: processes \[0\] find no checksum_manifest.json in the folder, but the others do"
     ):
         require_intact(run / "checkpoints" / "iter_000000002", Different(other=(False, None)))
 
@@ -209,11 +211,11 @@ class OneOfTwo(World):
 def test_ranks_share_the_reading(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two looks at its files, together all; what one of them finds counts for both."""
     checkpoint, files = run / "checkpoints" / "iter_000000002", []
-    summarize = manifest.summarize_file
-    monkeypatch.setattr(manifest, "summarize_file", lambda path: [files.append(path), summarize(path)][1])
+    summarize = checksum_manifest.summarize_file
+    monkeypatch.setattr(checksum_manifest, "summarize_file", lambda path: [files.append(path), summarize(path)][1])
     for rank in (0, 1):
         assert find_checkpoint_damage(checkpoint, OneOfTwo(rank=rank)) is None
-    assert sorted(files) == manifest.list_files(checkpoint)
+    assert sorted(files) == checksum_manifest.list_files(checkpoint)
     flip(checkpoint / "model" / "__0_0.distcp")
     found = [find_checkpoint_damage(checkpoint, OneOfTwo(rank=rank)) for rank in (0, 1)]
     assert sorted(problem is None for problem in found) == [False, True]

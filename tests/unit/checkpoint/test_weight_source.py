@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from transformers.models.cosmos3_edge.configuration_cosmos3_edge import Cosmos3EdgeTextConfig
 
-from worldsmith.checkpoint.dcp.parts import planner_of, save_part
+from worldsmith.checkpoint.dcp.dcp_folder import planner_of, save_part
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
 from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights

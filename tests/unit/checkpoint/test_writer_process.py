@@ -13,13 +13,13 @@ import psutil
 import pytest
 import torch
 
-from worldsmith.checkpoint.dcp import parts as dcp
-from worldsmith.checkpoint.dcp.reader import load_part
+from worldsmith.checkpoint.dcp import dcp_folder as dcp
+from worldsmith.checkpoint.dcp.tensor_reader import load_part
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.checkpoint.run.staging_buffer import Stager
 from worldsmith.checkpoint.run.write_checkpoint import Save, WriterProcess
-from worldsmith.distributed.peers import SideGroup
+from worldsmith.distributed.coordination_group import SideGroup
 from worldsmith.distributed.process_signals import STOP_SIGNALS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread writes")
@@ -200,7 +200,7 @@ def test_it_does_not_finish_a_save_of_an_owner_that_is_killed(tmp_path: Path) ->
 import sys, time
 from pathlib import Path
 import torch
-from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.dcp import dcp_folder as dcp
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 folder, write = Path({str(tmp_path)!r}), dcp.save_part
 def slow(*arguments, **settings):

@@ -22,25 +22,25 @@ from toy_runs import make_world, toy_config
 from worldsmith.actions.action import Action, Result
 from worldsmith.actions.model_action import ModelAction
 from worldsmith.actions.registry import Command, commands, kinds_of
-from worldsmith.cli import action
-from worldsmith.cli.action import OWN
+from worldsmith.cli import action_command
+from worldsmith.cli.action_command import OWN
 from worldsmith.cli.launch import launch
 from worldsmith.cli.main import main
 from worldsmith.config import Configurable, UserError, field_docs
+from worldsmith.config.command_line.command_flags import draft_settings, sort_words
+from worldsmith.config.command_line.typed_flags import flag_kind
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import ConfigError
-from worldsmith.config.tree.draft import finish
+from worldsmith.config.tree.config_draft import finish
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import unset_tree
-from worldsmith.config.words.command_words import draft_settings, sort_words
-from worldsmith.config.words.typed_flags import flag_kind
+from worldsmith.config.tree.read_config import unset_tree
 from worldsmith.training.trainer import Trainer
 
 trust(__name__)
 
-run_action = partial(action.run_action, start=launch)
+run_action = partial(action_command.run_action, start=launch)
 
 
 class Part(Configurable):

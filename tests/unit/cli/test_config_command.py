@@ -9,7 +9,7 @@ import pytest
 from worldsmith.cli.main import main
 from worldsmith.config.load import load
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.config.tree.reader import from_yaml
+from worldsmith.config.tree.read_config import from_yaml
 
 SHAPES = str(Path(__file__).parents[3] / "examples/toml/sft_config/moving_shapes.toml")
 

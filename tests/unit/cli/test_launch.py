@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from worldsmith.cli import launch
-from worldsmith.distributed.launch_desk import LaunchDesk
+from worldsmith.distributed.launcher_messages import LaunchDesk
 
 
 def test_whom_a_machine_waits_for_before_its_processes_start_and_after_their_end(

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from worldsmith.cli.action import SETTINGS, load_settings, processes_to_start, sort_action_words
+from worldsmith.cli.action_command import SETTINGS, load_settings, processes_to_start, sort_action_words
 from worldsmith.cli.spec_and_parent import SPEC, read_spec_words
 from worldsmith.config import UserError
-from worldsmith.dialects.cosmos_rl.forms import form_of
+from worldsmith.dialects.cosmos_rl.spec_formats import form_of
 from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
 from worldsmith.tools.evaluate.evaluate_answers import EvaluateAnswers
 

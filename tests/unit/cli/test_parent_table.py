@@ -11,12 +11,12 @@ import pytest
 
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli import run_source, train
-from worldsmith.cli.action import load_settings, sort_action_words
+from worldsmith.cli.action_command import load_settings, sort_action_words
 from worldsmith.cli.main import main
 from worldsmith.cli.spec_and_parent import PARENT, SPEC, adopt_parent, adopt_parent_run, read_spec_words
 from worldsmith.config.errors import UserError
-from worldsmith.dialects.cosmos_rl.forms import form_of
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
+from worldsmith.dialects.cosmos_rl.spec_formats import form_of
 from worldsmith.dialects.translation import format_report, translate
 
 SPECS = {

@@ -11,7 +11,7 @@ import pytest
 
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli import run_source, train
-from worldsmith.cli.action import applicable_options, load_settings, sort_action_words
+from worldsmith.cli.action_command import applicable_options, load_settings, sort_action_words
 from worldsmith.cli.main import main
 from worldsmith.cli.spec_and_parent import adopt_parent, adopt_parent_run
 from worldsmith.config.errors import UserError

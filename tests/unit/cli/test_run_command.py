@@ -17,7 +17,7 @@ from worldsmith.cli import run_source
 from worldsmith.cli.commands import read_command
 from worldsmith.cli.main import main
 from worldsmith.config.declare.configurable import field_hints
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 
 NAMES = [name for name, command in commands().items() if command.about_run]
 FLAGS = {

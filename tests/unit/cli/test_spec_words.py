@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from worldsmith.actions.registry import kinds_of
-from worldsmith.cli.action import SETTINGS, load_settings, sort_action_words
+from worldsmith.cli.action_command import SETTINGS, load_settings, sort_action_words
 from worldsmith.cli.main import main
 from worldsmith.cli.spec_and_parent import SPEC, adopt_parent, read_spec_words
 from worldsmith.config import UserError
 from worldsmith.config.errors import ConfigError
-from worldsmith.dialects.cosmos_rl.forms import MODULES, form_of
+from worldsmith.dialects.cosmos_rl.spec_formats import MODULES, form_of
 from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
 
 COMMANDS = ["evaluate", "quantize", "gaps", "infer"]

@@ -19,7 +19,7 @@ from worldsmith.config.sections import (
     JobConfig,
     ParallelismConfig,
 )
-from worldsmith.config.toml import schema
+from worldsmith.config.toml import toml_schema
 
 trust(__name__)
 
@@ -249,7 +249,7 @@ def small_vlm() -> Trainer.Config:
     )
 
 
-def small_keys() -> dict[Any, schema.TomlField]:
+def small_keys() -> dict[Any, toml_schema.TomlField]:
     """The keys of the recipe TOML that these recipes add."""
     names = ("max_num_tokens_after_packing", "joint_attn_implementation")
     toml_keys("model", Generator.Config, *names, at="model.config", only="vfm")
@@ -259,12 +259,12 @@ def small_keys() -> dict[Any, schema.TomlField]:
     toml_keys("trainer.callbacks.compile_tokenizer", CompileTokenizer.Config, *names, only="vfm")
     toml_keys("dataloader_train", Loader.Config, "max_caption_tokens", only="vfm")
     toml_keys("optimizer", AdamW.Config)
-    return dict(schema._ADDED)
+    return dict(toml_schema._ADDED)
 
 
 # Taken back, so that tests of the shipped recipes, in the same process, do not see them.
 with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(schema, "_ADDED", {})
+    patch.setattr(toml_schema, "_ADDED", {})
     SMALL_KEYS = small_keys()
 SMALL = {name: registered().pop(name) for name in ("small", "small_vlm")}
 
@@ -273,7 +273,7 @@ SMALL = {name: registered().pop(name) for name in ("small", "small_vlm")}
 def only_these_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped recipes are not imported: these tests are about the config system alone."""
     monkeypatch.setattr("worldsmith.config.recipes.packages._RECIPES", dict(SMALL))
-    monkeypatch.setattr(schema, "_ADDED", dict(SMALL_KEYS))
+    monkeypatch.setattr(toml_schema, "_ADDED", dict(SMALL_KEYS))
     monkeypatch.setitem(sys.modules, "worldsmith.families.recipes", types.ModuleType("worldsmith.families.recipes"))
 
 

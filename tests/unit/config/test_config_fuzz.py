@@ -14,7 +14,7 @@ from worldsmith.config.declare.configurable import all_paths
 from worldsmith.config.load import load
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.plain import to_dict, to_yaml
-from worldsmith.config.tree.reader import from_dict, from_yaml
+from worldsmith.config.tree.read_config import from_dict, from_yaml
 
 GOOD = """[job]
 experiment = "small"

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from worldsmith.config import Config, ConfigError, Configurable, get_recipe
+from worldsmith.config.command_line.typed_flags import read_flags, split_flags
 from worldsmith.config.declare.configurable import walk
 from worldsmith.config.load import read_draft
-from worldsmith.config.tree.draft import finish
+from worldsmith.config.tree.config_draft import finish
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
-from worldsmith.config.words.typed_flags import read_flags, split_flags
+from worldsmith.config.tree.read_config import from_dict
 
 POST_INITS: list[str] = []
 

@@ -17,7 +17,7 @@ import pytest
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.load import Loaded, load
 from worldsmith.config.tree.plain import to_dict, to_yaml
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 
 COUNTS = {"toml": 1500, "yaml": 600, "stack and words": 900}  # 3,000; YAML takes longest to read
 

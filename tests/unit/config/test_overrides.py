@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from worldsmith.config import Config, Problem
-from worldsmith.config.words.overrides import apply_overrides, parse_overrides
+from worldsmith.config.command_line.overrides import apply_overrides, parse_overrides
 
 
 def change(tree: Config, *words: str) -> tuple[list[Problem], list[str]]:

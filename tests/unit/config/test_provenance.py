@@ -11,18 +11,18 @@ import pytest
 from recipe_environment import PLACES
 
 from worldsmith.config import recipe
+from worldsmith.config.command_line.overrides import parse_overrides
+from worldsmith.config.command_line.typed_flags import TypedFlag, read_flags
 from worldsmith.config.declare.configurable import find, walk
 from worldsmith.config.load import Loaded, load, read_draft
 from worldsmith.config.recipes.packages import registered
 from worldsmith.config.recipes.registry import get_recipe, recipe_names
-from worldsmith.config.tree.draft import finish
+from worldsmith.config.tree.config_draft import finish
 from worldsmith.config.tree.paths import Path as TreePath
 from worldsmith.config.tree.paths import format_path, parse_path
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.provenance import DEFAULT, Origin
-from worldsmith.config.tree.reader import from_yaml
-from worldsmith.config.words.overrides import parse_overrides
-from worldsmith.config.words.typed_flags import TypedFlag, read_flags
+from worldsmith.config.tree.read_config import from_yaml
 from worldsmith.config.write.annotate import describe_origins, plain_leaves, show_tree
 
 FILE = """[job]

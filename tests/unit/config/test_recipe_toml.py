@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from worldsmith.config import ConfigError, get_recipe
+from worldsmith.config.command_line.overrides import apply_overrides, parse_overrides
 from worldsmith.config.load import load
 from worldsmith.config.toml.recipe_toml import build_overrides, read_recipe_toml
-from worldsmith.config.toml.schema import toml_fields
+from worldsmith.config.toml.toml_schema import toml_fields
 from worldsmith.config.tree.references import resolve
-from worldsmith.config.words.overrides import apply_overrides, parse_overrides
 
 JOB = '[job]\nexperiment = "small"\n'
 VLM = '[job]\ntask = "vlm"\nexperiment = "small_vlm"\n'

@@ -15,7 +15,7 @@ import pytest
 from worldsmith.config.declare.configurable import find
 from worldsmith.config.load import load
 from worldsmith.config.toml.recipe_toml import build_overrides, check_table
-from worldsmith.config.toml.schema import remap, toml_fields
+from worldsmith.config.toml.toml_schema import remap, toml_fields
 
 SAME = "same path"
 C = "model.config"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from worldsmith.cli.main import main
-from worldsmith.config.toml.schema import FIELDS
+from worldsmith.config.toml.toml_schema import FIELDS
 from worldsmith.config.tree.suggest import (
     did_you_mean,
     did_you_mean_folder,

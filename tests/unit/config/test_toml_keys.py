@@ -11,8 +11,8 @@ import pytest
 from worldsmith.config import ConfigError, toml_keys
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.load import load
-from worldsmith.config.toml import schema
-from worldsmith.config.toml.schema import remap, toml_fields
+from worldsmith.config.toml import toml_schema
+from worldsmith.config.toml.toml_schema import remap, toml_fields
 
 HEAD = '[job]\nexperiment = "small"\n'
 
@@ -46,7 +46,7 @@ def test_one_line_adds_a_key_with_the_type_doc_and_default_of_its_field(t: Modul
 def test_all_fields_of_a_class_are_keys_except_those_that_are_excluded(
     t: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(schema.EXCLUDED, ("job", "more", "enabled"), "for a test")
+    monkeypatch.setitem(toml_schema.EXCLUDED, ("job", "more", "enabled"), "for a test")
     toml_keys("job.more", t.Ema.Config, at="model.config.ema")
     added = [entry.path[-1] for entry in toml_fields() if entry.path[:2] == ("job", "more")]
     assert added == [name for name in field_names(t.Ema.Config) if name != "enabled"]
@@ -70,7 +70,7 @@ def test_several_families_may_add_one_key_but_only_in_the_same_place(t: ModuleTy
     with pytest.raises(TypeError, match="did you mean 'power'"):
         toml_keys("scheduler", t.Cosine.Config, "powr")
     assert remap(("model", "lora_target_modules"), "vlm") == ("model", "config", "lora_target_modules")
-    assert ("scheduler", "powr") not in schema._ADDED
+    assert ("scheduler", "powr") not in toml_schema._ADDED
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldsmith.config.toml.text import find_positions
+from worldsmith.config.toml.toml_text import find_positions
 
 TEXT = """\
 # a comment with [brackets] = "x"

@@ -10,7 +10,7 @@ import pytest
 
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.tree.plain import to_dict, to_yaml
-from worldsmith.config.tree.reader import from_dict, from_yaml
+from worldsmith.config.tree.read_config import from_dict, from_yaml
 
 
 @pytest.mark.parametrize("name", ["small", "small_vlm"])

@@ -12,16 +12,22 @@ from typing import Any
 import pytest
 
 from worldsmith.config import ConfigError, Configurable, Problem, get_recipe
+from worldsmith.config.command_line.class_choice import class_choices
+from worldsmith.config.command_line.overrides import apply_overrides, parse_overrides
+from worldsmith.config.command_line.typed_flags import (
+    TypedFlag,
+    read_flags,
+    split_flags,
+    take_recipe_flags,
+    take_source,
+)
 from worldsmith.config.declare import class_tags
 from worldsmith.config.declare.configurable import all_paths
 from worldsmith.config.load import read_draft
-from worldsmith.config.tree.draft import finish
+from worldsmith.config.tree.config_draft import finish
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.config.tree.reader import change_class
-from worldsmith.config.words.class_choice import class_choices
-from worldsmith.config.words.overrides import apply_overrides, parse_overrides
-from worldsmith.config.words.typed_flags import TypedFlag, read_flags, split_flags, take_recipe_flags, take_source
+from worldsmith.config.tree.read_config import change_class
 
 OWN = ("--dryrun", "--sft-toml", "-h", "--help")
 

@@ -13,7 +13,7 @@ import pytest
 from worldsmith.config import ConfigError
 from worldsmith.config.errors import Problem
 from worldsmith.config.load import load
-from worldsmith.config.toml.schema import toml_fields
+from worldsmith.config.toml.toml_schema import toml_fields
 from worldsmith.config.tree.paths import flatten, format_path
 
 FILES = sorted((Path(__file__).parents[3] / "examples/toml/sft_config").glob("*.toml"))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.load import load
 from worldsmith.config.tree.plain import to_dict, to_yaml
-from worldsmith.config.tree.reader import from_yaml
+from worldsmith.config.tree.read_config import from_yaml
 from worldsmith.config.tree.references import resolve
-from worldsmith.config.yaml.stack import read_stack
+from worldsmith.config.yaml.yaml_stack import read_stack
 
 Write = Callable[..., list[str]]
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from worldsmith.config import ConfigError, text_file
 from worldsmith.config.tree.plain import to_dict, to_yaml
-from worldsmith.config.tree.reader import from_dict, from_yaml
-from worldsmith.config.yaml import text as yaml_text
-from worldsmith.config.yaml.text import advice_on, dump_yaml, read_yaml
+from worldsmith.config.tree.read_config import from_dict, from_yaml
+from worldsmith.config.yaml import yaml_text
+from worldsmith.config.yaml.yaml_text import advice_on, dump_yaml, read_yaml
 
 QUICK = settings(max_examples=80)
 

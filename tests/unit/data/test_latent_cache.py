@@ -15,7 +15,7 @@ import torch
 from worldsmith.data.clips.frame_selection import FrameSelection
 from worldsmith.data.clips.video_dataset import Window
 from worldsmith.data.latent_cache import LatentCache, file_identity
-from worldsmith.data.video_file import FileStatus
+from worldsmith.data.video_decoder import FileStatus
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worldsmith.data.clips.clip_frames import cover_and_crop
 from worldsmith.data.clips.resolution import (
     RESOLUTIONS,
     TIERS,
@@ -12,7 +13,6 @@ from worldsmith.data.clips.resolution import (
     check_tier,
     target_size,
 )
-from worldsmith.data.clips.video_reader import cover_and_crop
 
 
 def test_published_entries_are_width_by_height() -> None:

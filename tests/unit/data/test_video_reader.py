@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from worldsmith.data.clips.video_reader import CoverCrop, Framing, cover_and_crop, read_frames
+from worldsmith.data.clips.clip_frames import CoverCrop, Framing, cover_and_crop, read_frames
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.video_file import VideoInfo, decode, examine, opened, pick, pick_few
+from worldsmith.data.video_decoder import VideoInfo, decode, examine, opened, pick, pick_few
 
 
 def look(path: Path) -> VideoInfo:

@@ -10,7 +10,13 @@ import av
 import numpy as np
 import pytest
 
-from worldsmith.demo.falling_objects import SCORE_PROMPT, FallingObjects, ask, draw_scenes, render_falling_object
+from worldsmith.demo.falling_objects import (
+    SCORE_PROMPT,
+    FallingObjects,
+    draw_scenes,
+    list_questions,
+    render_falling_object,
+)
 
 PLAN = FallingObjects(clips=6, val_clips=3, seed=5)
 
@@ -71,7 +77,7 @@ def test_annotations_are_llava_records_with_the_true_answers(folder):
         expected = {
             (f"media/video_{i + 1:04d}.mp4", f"{q.text} Answer yes or no.", q.answer)
             for i, scene in enumerate(scenes)
-            for q in ask(scene)
+            for q in list_questions(scene)
         }
         descriptions = {key for key in found if key[1] == "Describe the video."}
         assert set(found) - descriptions == expected
@@ -95,7 +101,7 @@ def test_no_clip_is_in_both_splits():
 
 def test_held_out_questions_cannot_be_answered_from_their_text():
     scenes = draw_scenes(FallingObjects(val_clips=120), "val")
-    answers = Counter((q.text, q.answer) for scene in scenes for q in ask(scene))
+    answers = Counter((q.text, q.answer) for scene in scenes for q in list_questions(scene))
     best = sum(max(answers[text, "yes"], answers[text, "no"]) for text in {text for text, _ in answers})
     assert best == sum(answers.values()) / 2
 
@@ -132,6 +138,6 @@ def test_only_the_topics_that_are_wanted_are_asked(tmp_path):
 @pytest.mark.parametrize("topics", [[], ["red", "red"], ["green"]])
 def test_topics_that_there_are_not(topics):
     with pytest.raises(
-        ValueError, match="topics must be some of rises, passes, vanishes, changes, left, red, description"
+        ValueError, match="expected distinct topics among rises, passes, vanishes, changes, left, red, description"
     ):
         replace(PLAN, topics=topics).check()

@@ -13,8 +13,8 @@ from worldsmith.demo.falling_objects import (
     QUESTIONS,
     ROUND,
     VIOLATIONS,
-    ask,
     describe_scene,
+    list_questions,
     path,
     render_falling_object,
     sample_scene,
@@ -73,7 +73,7 @@ def test_a_round_has_each_score_and_each_broken_law_equally_often():
 
 
 def test_answers_are_true(scene):
-    questions = ask(scene)
+    questions = list_questions(scene)
     assert [question.topic for question in questions] == list(QUESTIONS)
     for question in questions:
         assert question.answer == ("yes" if true_of(scene, question.text) else "no")

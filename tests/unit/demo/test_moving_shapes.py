@@ -185,7 +185,7 @@ def test_an_interrupted_dataset_is_made_anew_and_force_replaces_another(tmp_path
     assert small.make(tmp_path / "a")
     MovingShapes(clips=5, val_clips=2).make(tmp_path / "b")
     (tmp_path / "b" / "train" / "mine.txt").write_text("keep")
-    with pytest.raises(FileExistsError, match=r"train/mine\.txt; move them away first"):
+    with pytest.raises(FileExistsError, match=r"train/mine\.txt\. Move these files first"):
         small.make(tmp_path / "b", force=True)
     (tmp_path / "b" / "train" / "mine.txt").unlink()
     assert small.make(tmp_path / "b", force=True)

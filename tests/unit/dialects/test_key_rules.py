@@ -12,8 +12,8 @@ import pytest
 from worldsmith import dialects
 from worldsmith.config.declare.configurable import Config, field_hints
 from worldsmith.config.tree.paths import parse_path
-from worldsmith.dialects.cosmos_rl.forms import MODULES, form_of
 from worldsmith.dialects.cosmos_rl.names import leaf_keys
+from worldsmith.dialects.cosmos_rl.spec_formats import MODULES, form_of
 from worldsmith.dialects.sat.keys import KEYS
 from worldsmith.dialects.translation import (
     RULE_FILE,

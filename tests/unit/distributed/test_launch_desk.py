@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from worldsmith.cli.main import fail
-from worldsmith.distributed.launch_desk import LAUNCHER, LaunchDesk, launcher_pid, tell_end
+from worldsmith.distributed.launcher_messages import LAUNCHER, LaunchDesk, launcher_pid, tell_end
 
 
 def in_a_fork(work: Callable[[], int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worldsmith.checkpoint.run.save_error import describe_causes, is_expected
-from worldsmith.distributed.peers import PeerError, lost_partner
+from worldsmith.distributed.coordination_group import PeerError, lost_partner
 
 GLOO = "[gloo/transport/tcp/pair.cc:537] Read error [10.0.0.7]:22203: Connection reset by peer. GLHF!"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from worldsmith.distributed.peers import PATIENCE
+from worldsmith.distributed.coordination_group import PATIENCE
 from worldsmith.distributed.world import World, device_remarks, start_world, world_size
 
 

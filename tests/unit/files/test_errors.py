@@ -9,7 +9,7 @@ import pytest
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import ConfigError, Problem
 from worldsmith.data.stream.errors import DataError
-from worldsmith.distributed.peers import PeerError, portable
+from worldsmith.distributed.coordination_group import PeerError, portable
 from worldsmith.files.errors import CodedError, UserError
 
 KINDS = [UserError, DataError, SaveError]

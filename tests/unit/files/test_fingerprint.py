@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 import pytest
 
 from worldsmith.config.errors import UserError
-from worldsmith.files import manifest
+from worldsmith.files import checksum_manifest
+from worldsmith.files.checksum_manifest import list_files, summarize_files, write_manifest
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.files.manifest import list_files, summarize_files, write_manifest
 
 
 def make_folder(folder: Path) -> Path:
@@ -112,7 +112,7 @@ def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
     folder = make_folder(tmp_path / "model")
     assert fingerprint(folder) == fingerprint(folder)
     assert len(reads) == 4
-    monkeypatch.setattr(manifest, "SETTLED", -1)
+    monkeypatch.setattr(checksum_manifest, "SETTLED", -1)
     assert fingerprint(folder) == fingerprint(folder) == fingerprint(folder)
     assert len(reads) == 6
     (folder / "config.json").write_text("[]", encoding="utf-8")

@@ -60,7 +60,7 @@ def test_two_writers_do_not_share_a_folder(tmp_path: Path) -> None:
         atomic.publish_folder(aside, target)
     with atomic.folder_aside(target) as aside:
         (aside / "file").write_text("second")
-        with pytest.raises(FileExistsError, match="written by another process meanwhile"):
+        with pytest.raises(FileExistsError, match="written by another process in the meantime"):
             atomic.publish_folder(aside, target, replace=False)
     assert (target / "file").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -18,7 +18,7 @@ from worldsmith.checkpoint.sources.safetensors_weights import tensor_files
 from worldsmith.families.vision_language.network.backbone import make_network
 from worldsmith.families.vision_language.weights.conversion import find_conversion
 from worldsmith.files.errors import UserError
-from worldsmith.files.model_folder import load_from_folder, read_weight_map, require_known_attention
+from worldsmith.files.untrusted_folder import load_from_folder, read_weight_map, require_known_attention
 from worldsmith.models.model_files import is_complete
 
 SOURCES = Path(worldsmith.__file__).parent
@@ -80,7 +80,7 @@ def test_only_one_function_reads_model_folders_of_the_libraries() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr == "from_pretrained"
     }
-    assert found == {"files/model_folder.py"}
+    assert found == {"files/untrusted_folder.py"}
 
 
 def test_a_model_type_that_needs_code_is_refused_without_a_question(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict, to_yaml
-from worldsmith.config.tree.reader import from_dict, from_yaml
+from worldsmith.config.tree.read_config import from_dict, from_yaml
 from worldsmith.distributed.world import World
 from worldsmith.families.cosmos3.attention.modes import (
     AttentionPattern,

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from worldsmith.assets import asset_path
 from worldsmith.config.errors import UserError
 from worldsmith.models.video_vae.wan import WanVAE
-from worldsmith.models.weights.finite import non_finite, require_finite
+from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

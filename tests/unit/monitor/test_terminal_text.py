@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from worldsmith.actions.action import ColoredLine, Result, share_done
-from worldsmith.cli.action import print_result
+from worldsmith.cli.action_command import print_result
 from worldsmith.cli.main import main
 from worldsmith.config.write.values import escape_controls, limit_message, shorten
 from worldsmith.files.errors import UserError

@@ -18,7 +18,7 @@ from worldsmith.planning.assumptions import assumptions
 from worldsmith.planning.estimate_memory import MemoryVerdict, worst_phase
 from worldsmith.planning.estimate_time import EstimateRange
 from worldsmith.planning.plan import Plan, why_untimed
-from worldsmith.planning.text import (
+from worldsmith.planning.plan_text import (
     activations_by_module,
     format_duration_range,
     format_flops,

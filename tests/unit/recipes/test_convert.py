@@ -16,11 +16,11 @@ from worldsmith.config import ConfigError, UserError, get_recipe, recipe_names
 from worldsmith.config.load import load
 from worldsmith.config.recipes.packages import import_recipes, registered
 from worldsmith.config.recipes.registry import find_recipe
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.difference import find_changes
-from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict, to_yaml
-from worldsmith.config.tree.reader import from_dict, from_yaml
-from worldsmith.config.write.convert import convert
+from worldsmith.config.tree.read_config import from_dict, from_yaml
+from worldsmith.config.write.convert_config import convert
 from worldsmith.training.scheduler import LambdaLinear
 
 ROOT = Path(__file__).parents[3]

@@ -26,7 +26,7 @@ from worldsmith.config.recipes.registry import find_recipe
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.write.describe_toml import new_recipe_toml
 from worldsmith.config.write.values import write_toml
-from worldsmith.config.yaml.text import dump_yaml
+from worldsmith.config.yaml.yaml_text import dump_yaml
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]

@@ -11,12 +11,12 @@ from recipe_environment import expected_warnings
 
 from worldsmith.cli.main import main
 from worldsmith.config import get_recipe, recipe_names
+from worldsmith.config.command_line.overrides import is_missing
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import find_recipe
-from worldsmith.config.toml.schema import remap, toml_fields
+from worldsmith.config.toml.toml_schema import remap, toml_fields
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.difference import find_changes
-from worldsmith.config.tree.draft import Loaded
-from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.describe_toml import new_recipe_toml
 
 SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from worldsmith.config.declare.configurable import field_names, walk
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.toml.schema import toml_fields
+from worldsmith.config.toml.toml_schema import toml_fields
 
 PAGE = Path(__file__).parents[3] / "docs/config_reference.md"
 COMMAND = [sys.executable, "-m", "worldsmith.cli.main", "schema", "reference"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sat_files import FILLED, write_sampling_stack, write_stack
 
-from worldsmith.cli.action import choose_action
+from worldsmith.cli.action_command import choose_action
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.dialects.sat.keys import KEYS

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from worldsmith.config import ConfigError
+from worldsmith.config.command_line.typed_flags import read_flags, split_flags
 from worldsmith.config.load import load, read_draft
-from worldsmith.config.tree.draft import Loaded, finish
+from worldsmith.config.tree.config_draft import Loaded, finish
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.config.words.typed_flags import read_flags, split_flags
-from worldsmith.config.write.convert import convert
+from worldsmith.config.write.convert_config import convert
 from worldsmith.models.converters import Float8
 
 LIST = "model.config.converters"

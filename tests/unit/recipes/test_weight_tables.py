@@ -15,7 +15,7 @@ from worldsmith.families.vision_language.policy import FreezeConfig
 from worldsmith.families.vision_language.published import published_config
 from worldsmith.models.converters.frozen_base import FrozenBase
 from worldsmith.models.model import Model
-from worldsmith.models.weights.table import table_of, weight_table
+from worldsmith.models.weights.weight_table import table_of, weight_table
 from worldsmith.training.preflight import build_optimizer
 
 UNKNOWN = "videophy2_sft_edge"

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.config import get_recipe
+from worldsmith.config.command_line.literals import read_text
 from worldsmith.config.load import load
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.difference import find_changes
-from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
-from worldsmith.config.words.literals import read_text
-from worldsmith.config.write.convert import PythonWriter, convert
+from worldsmith.config.write.convert_config import PythonWriter, convert
 from worldsmith.config.write.values import JSON, PYTHON, TOML, WORD, Syntax, toml_pair, write, write_toml
 
 

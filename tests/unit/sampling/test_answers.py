@@ -11,7 +11,7 @@ import pytest
 from worldsmith.assets import asset_path
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import Part, say
-from worldsmith.sampling.answers import Answerer
+from worldsmith.sampling.generate_answers import Answerer
 
 
 class Repeating:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator, seeded_noise
 from worldsmith.families.diffusers_pipeline.sampling import SchedulerSolver
 from worldsmith.families.wan.model import WanDefaults
-from worldsmith.sampling.generate import generate, generate_latents
+from worldsmith.sampling.generate_videos import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest, conditional_text, fit, unconditional_text
 
 SETTINGS: dict[str, Any] = {"steps": 4, "guidance": 3.0, "shift": 3.0}

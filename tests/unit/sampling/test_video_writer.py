@@ -11,7 +11,7 @@ import torch
 from mp4 import read_mp4
 from PIL import Image
 
-from worldsmith.sampling.video_writer import contact_sheet, read_image, write_mp4
+from worldsmith.sampling.write_media import contact_sheet, read_image, write_mp4
 
 
 def moving_square(height: int = 64, width: int = 96, frames: int = 9) -> torch.Tensor:

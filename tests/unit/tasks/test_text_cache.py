@@ -9,7 +9,7 @@ import pytest
 import tiny_cogvideox
 import torch
 
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.data.latent_cache import TextCache
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder, UMT5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE

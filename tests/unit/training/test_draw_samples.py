@@ -26,16 +26,16 @@ from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.conversations.conversation import question
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.video_file import examine
+from worldsmith.data.video_decoder import examine
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.monitor.page.next_steps import trained_prompt
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.throughput import Throughput
-from worldsmith.sampling.answers import Answerer
-from worldsmith.sampling.generate import GenerationRequest, generate
+from worldsmith.sampling.generate_answers import Answerer
+from worldsmith.sampling.generate_videos import GenerationRequest, generate
 from worldsmith.sampling.training_data import read_clip
-from worldsmith.sampling.video_writer import few_frames
+from worldsmith.sampling.write_media import few_frames
 from worldsmith.training.callbacks.samples import drawing_budget
 from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
 from worldsmith.training.callbacks.samples.draw_samples import DrawnSample, DrawSamples
@@ -102,7 +102,7 @@ def test_a_sample_is_what_the_stored_weights_generate_from_the_same_noise(
     whole: Path, tmp_path: Path, weights: str
 ) -> None:
     from worldsmith.sampling.training_data import with_clip_size
-    from worldsmith.sampling.video_writer import write_mp4
+    from worldsmith.sampling.write_media import write_mp4
 
     found = find_model(str(whole), weights=weights)
     model: Any = found.load("cpu")

@@ -14,7 +14,7 @@ from tiny_runs import make_world, read_checkpoint, tiny_config
 
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.files import manifest
+from worldsmith.files import checksum_manifest
 from worldsmith.training.trainer import Trainer
 
 EARLIER = Path(__file__).parents[2] / "golden" / "earlier_config.yaml"
@@ -31,7 +31,9 @@ def write_config(run: Path, change: Callable[[str], str]) -> None:
     for file in (run / "config.yaml", *run.glob("checkpoints/iter_*/config.yaml")):
         file.write_text(change(file.read_text()))
     for checkpoint in run.glob("checkpoints/iter_*"):
-        manifest.write_manifest(checkpoint, manifest.summarize_files(checkpoint, manifest.list_files(checkpoint)))
+        checksum_manifest.write_manifest(
+            checkpoint, checksum_manifest.summarize_files(checkpoint, checksum_manifest.list_files(checkpoint))
+        )
 
 
 def run_of(world: Path, folder: Path, *, steps: int, resume_changed: bool = False, **checkpoint: object) -> Trainer:

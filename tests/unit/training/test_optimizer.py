@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from worldsmith.config.declare.configurable import field_names
-from worldsmith.config.toml.schema import EXCLUDED, toml_fields
+from worldsmith.config.toml.toml_schema import EXCLUDED, toml_fields
 from worldsmith.config.tree.plain import class_defaults
 from worldsmith.models.lora import inject_adapters
 from worldsmith.models.parameter_names import native_parameters

@@ -15,7 +15,7 @@ from worldsmith.actions.dry_run import plan_run
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World
-from worldsmith.models.weights.table import weight_table
+from worldsmith.models.weights.weight_table import weight_table
 from worldsmith.training import preflight
 from worldsmith.training.run_folder import write_on_main
 from worldsmith.training.state_bytes import state_bytes

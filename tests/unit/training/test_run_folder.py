@@ -12,7 +12,7 @@ from worldsmith.cli.launch import share_run_name
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import JobConfig
 from worldsmith.config.tree.plain import flatten
-from worldsmith.config.tree.reader import from_yaml
+from worldsmith.config.tree.read_config import from_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.training.run_folder import output_root, run_path
 from worldsmith.training.start_checks import changed_values, completion

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toy_runs import ROWS, VAL_ROWS, make_world, toy_config, validated
 
-from worldsmith.actions.parents import find_parent
+from worldsmith.actions.find_parent import find_parent
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.monitor.lineage import read_lineage
 from worldsmith.training.run_folder import redact_settings

@@ -12,14 +12,14 @@ import torch
 import toy_runs
 from toy_runs import read_checkpoint, read_losses, toy_config
 
-from worldsmith.checkpoint.dcp import parts as dcp
-from worldsmith.checkpoint.dcp.reader import stored_shapes
+from worldsmith.checkpoint.dcp import dcp_folder as dcp
+from worldsmith.checkpoint.dcp.tensor_reader import stored_shapes
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.monitor.metrics_log import read_metrics
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.callback import Callback
 from worldsmith.training.preflight import check_space, checkpoint_size
 from worldsmith.training.trainer import Outcome, Trainer
 

@@ -10,7 +10,7 @@ import state_ranks
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.degrees import plan_degrees
-from worldsmith.models.weights.table import weight_table
+from worldsmith.models.weights.weight_table import weight_table
 from worldsmith.training.state_bytes import checkpoint_bytes, state_bytes
 from worldsmith.training.trainer import Trainer
 

@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith import __version__
-from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.checkpoint.dcp.dcp_folder import METADATA
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.files import atomic
-from worldsmith.files.fingerprint import LINEAGE
-from worldsmith.files.json_file import read_json_object, read_optional_json, section
-from worldsmith.files.lines import read_lines
-from worldsmith.files.manifest import (
+from worldsmith.files.checksum_manifest import (
     find_change,
     find_damage,
     list_files,
@@ -29,7 +26,10 @@ from worldsmith.files.manifest import (
     summarize_files,
     write_manifest,
 )
-from worldsmith.files.writable import require_only, require_writable
+from worldsmith.files.fingerprint import LINEAGE
+from worldsmith.files.json_file import read_json_object, read_optional_json, section
+from worldsmith.files.lines import read_lines
+from worldsmith.files.write_checks import require_only, require_writable
 
 if TYPE_CHECKING:
     from torch import Tensor

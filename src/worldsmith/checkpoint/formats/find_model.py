@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-from worldsmith.checkpoint.dcp.parts import METADATA
-from worldsmith.checkpoint.formats.merged_adapter import check_base, require_no_adapters
+from worldsmith.checkpoint.dcp.dcp_folder import METADATA
+from worldsmith.checkpoint.formats.merge_adapter import check_base, require_no_adapters
 from worldsmith.checkpoint.formats.peft_adapter import BASE_WEIGHTS
 from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel
 from worldsmith.checkpoint.formats.weight_formats import FORMATS, full_name, weight_formats
@@ -21,13 +21,13 @@ from worldsmith.checkpoint.sources.verify import WEIGHTS, require_intact
 from worldsmith.config.declare.value_types import fits, misfit
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.tree.reader import from_dict
-from worldsmith.config.yaml.text import read_yaml
+from worldsmith.config.tree.read_config import from_dict
+from worldsmith.config.yaml.yaml_text import read_yaml
 from worldsmith.distributed.world import World
 from worldsmith.files.json_file import read_optional_json, section
-from worldsmith.files.model_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
+from worldsmith.files.untrusted_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.models.model_files import local_folder
-from worldsmith.models.spec import ModelSpec
+from worldsmith.models.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

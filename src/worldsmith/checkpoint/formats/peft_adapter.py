@@ -27,10 +27,10 @@ from worldsmith.checkpoint.sources.verify import require_intact
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.files.json_file import are_numbers, json_type, read_json_object
-from worldsmith.files.model_folder import ADAPTER_CONFIG
+from worldsmith.files.untrusted_folder import ADAPTER_CONFIG
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
-from worldsmith.models.weights.finite import non_finite, require_finite
+from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

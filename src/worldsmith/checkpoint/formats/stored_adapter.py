@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.models.lora import MATRICES
-from worldsmith.models.weights.finite import non_finite, require_finite
+from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from worldsmith.checkpoint.run.find_checkpoint import best_of
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.files.json_file import section
 from worldsmith.models.families import FamilyRegistry, find_released
 from worldsmith.models.model_files import is_local
-from worldsmith.models.spec import ModelSpec
+from worldsmith.models.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -19,14 +19,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.dcp import dcp_folder as dcp
 from worldsmith.checkpoint.run.find_checkpoint import find_latest, folder_name, gone_back
 from worldsmith.checkpoint.run.save_error import SaveError, describe_causes, is_disk_full, is_expected
 from worldsmith.checkpoint.run.staging_buffer import StagedLayout, Stager, allocate_private
 from worldsmith.checkpoint.run.write_checkpoint import Save, WriterProcess, tidy_up, write_checkpoint
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count
-from worldsmith.distributed.peers import PeerError, SideGroup
+from worldsmith.distributed.coordination_group import PeerError, SideGroup
 from worldsmith.distributed.world import World
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class Checkpointer(Configurable):
             part: Subfolder: "model", "optim", "scheduler" or "trainer".
             state: Tensor name -> tensor to fill; a DTensor gets this rank's shard.
         """
-        from worldsmith.checkpoint.dcp.reader import load_part
+        from worldsmith.checkpoint.dcp.tensor_reader import load_part
 
         load_part(checkpoint / part, state, no_dist=self.world.size == 1)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from worldsmith.checkpoint.sources.verify import find_checkpoint_damage
 from worldsmith.config.errors import UserError
 from worldsmith.files import atomic
+from worldsmith.files.checksum_manifest import MANIFEST
 from worldsmith.files.locks import lease
-from worldsmith.files.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from worldsmith.distributed.world import World

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from worldsmith.distributed.peers import causes, lost_partner
+from worldsmith.distributed.coordination_group import causes, lost_partner
 from worldsmith.files.errors import CodedError
 
 

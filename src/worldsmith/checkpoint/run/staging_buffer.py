@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.dcp.parts import planner_of
+from worldsmith.checkpoint.dcp.dcp_folder import planner_of
 from worldsmith.models.local_part import local_part
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.dcp import dcp_folder as dcp
 from worldsmith.checkpoint.run.find_checkpoint import (
     BEST_POINTER,
     POINTER,
@@ -28,9 +28,9 @@ from worldsmith.checkpoint.run.find_checkpoint import (
     is_later,
     read_best,
 )
-from worldsmith.distributed.peers import Kind, Peers, portable
+from worldsmith.distributed.coordination_group import Kind, Peers, portable
 from worldsmith.distributed.process_signals import STOP_SIGNALS, signal_at_parents_end
-from worldsmith.files import atomic, manifest
+from worldsmith.files import atomic, checksum_manifest
 from worldsmith.files.locks import take_unleased
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
     peers.run_on_main(lambda: require_folder(aside, made[0], save.texts))
     peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
     share = peers.scatter(lambda: divide_files(aside, peers.size))
-    shares = peers.run(lambda: manifest.summarize_files(aside, [aside / name for name in share]))
+    shares = peers.run(lambda: checksum_manifest.summarize_files(aside, [aside / name for name in share]))
     peers.run_on_main(lambda: publish_checkpoint(save, shares))
 
 
@@ -88,7 +88,7 @@ def temporary_folder(target: Path) -> Path:
 
 def divide_files(aside: Path, shares: int) -> list[list[str]]:
     """Divides the files in the folder `aside` into `shares` lists of relative paths, one per rank."""
-    names = [str(path.relative_to(aside)) for path in manifest.list_files(aside)]
+    names = [str(path.relative_to(aside)) for path in checksum_manifest.list_files(aside)]
     return [names[number::shares] for number in range(shares)]
 
 
@@ -100,7 +100,7 @@ def publish_checkpoint(save: Save, shares: list[dict[str, list[int]]]) -> None:
         shares: Relative path -> (size, checksum) of the files that each rank has read.
     """
     aside, target = temporary_folder(save.target), save.target
-    manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})
+    checksum_manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})
     atomic.publish_folder(aside, target)
     atomic.write_text(target.parent / POINTER, f"{target.name}\n")
     if save.is_best:
@@ -131,7 +131,7 @@ def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) 
 def remove_unless_read(folder: Path) -> None:
     """Removes a checkpoint folder unless another process is reading it; logs if the folder stays."""
     try:
-        handle = take_unleased(folder / manifest.MANIFEST)
+        handle = take_unleased(folder / checksum_manifest.MANIFEST)
     except OSError as error:
         logger.warning("%s cannot be removed and stays: %s", folder, error)
         return
@@ -146,7 +146,7 @@ def tidy_up(folder: Path) -> None:
     """Removes the remains of interrupted saves from the folder of the checkpoints; publishes complete ones of them."""
     for aside in folder.glob(f"{atomic.SAVING}iter_*"):
         target = folder / aside.name.removeprefix(atomic.SAVING)
-        if not target.exists() and manifest.find_damage(aside) is None:
+        if not target.exists() and checksum_manifest.find_damage(aside) is None:
             atomic.publish_folder(aside, target)
             logger.info("%s was already complete when its save was interrupted, so it is kept", target.name)
     leftovers = atomic.remove_leftovers(folder)

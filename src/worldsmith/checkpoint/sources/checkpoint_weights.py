@@ -37,7 +37,7 @@ class CheckpointWeights(WeightSource):
             model: Section `model` of the run's config as plain data; None if it is not known.
             below: Base weights for a checkpoint with trained weights only; None for a complete checkpoint.
         """
-        from worldsmith.checkpoint.dcp.reader import read_entries
+        from worldsmith.checkpoint.dcp.tensor_reader import read_entries
 
         self.path: Path = folder
         self.family, self.settings, self.below = *read_model(model, folder.parent), below
@@ -52,7 +52,7 @@ class CheckpointWeights(WeightSource):
         self.unknown = [name for name in stored if not name.startswith((LIVE, AVERAGE))]
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
-        from worldsmith.checkpoint.dcp.reader import load_part
+        from worldsmith.checkpoint.dcp.tensor_reader import load_part
 
         state, rest = {}, {}
         for name, tensor in tensors.items():
@@ -74,7 +74,7 @@ class CheckpointWeights(WeightSource):
 
         Args:
             tensors: Internal parameter name -> weight, for weights that are already in memory. If a frozen weight is
-                missing in it, nothing is checked. None: each frozen weight is read for the check.
+                missing in it, the check is omitted. None: each frozen weight is read for the check.
         """
         if self.below is None:
             return

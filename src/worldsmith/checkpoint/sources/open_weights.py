@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.checkpoint.dcp.dcp_folder import METADATA
 from worldsmith.checkpoint.formats.weight_formats import describe_readable, find_source, full_name, run_network
 from worldsmith.checkpoint.run.find_checkpoint import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
@@ -17,13 +17,13 @@ from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.references import resolve
-from worldsmith.config.yaml.text import read_yaml
+from worldsmith.config.yaml.yaml_text import read_yaml
 from worldsmith.distributed.world import World
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.fill import fill
+from worldsmith.models.fill_parameters import fill
 from worldsmith.models.lora import is_adapter
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_name
-from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,9 @@ from worldsmith.checkpoint.formats.weight_formats import Joined, Naming, describ
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object, read_optional_json
-from worldsmith.files.model_folder import read_weight_map
+from worldsmith.files.untrusted_folder import read_weight_map
 from worldsmith.models.converters.converter import lasting
-from worldsmith.models.fill import fill
+from worldsmith.models.fill_parameters import fill
 from worldsmith.models.parameter_names import WRAPPERS, native_name
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.checkpoint.dcp.dcp_folder import METADATA
 from worldsmith.config.errors import UserError
+from worldsmith.files.checksum_manifest import MANIFEST, find_damage
 from worldsmith.files.lines import require_regular
-from worldsmith.files.manifest import MANIFEST, find_damage
 
 if TYPE_CHECKING:
     from worldsmith.distributed.world import World

@@ -17,7 +17,7 @@ from worldsmith.checkpoint.sources.safetensors_weights import (
 from worldsmith.checkpoint.sources.weight_source import JoinedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.model_folder import read_weight_map
+from worldsmith.files.untrusted_folder import read_weight_map
 
 ENCODER = "vision_encoder"
 """Name of the folder with the vision tower in a diffusers repository, and prefix of its tensor names."""

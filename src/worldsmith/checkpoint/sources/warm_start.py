@@ -16,13 +16,13 @@ from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.models.lora import is_adapter
-from worldsmith.models.weights.finite import non_finite, require_finite
+from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.models.converters.held_weight import HoldsWeight
-    from worldsmith.models.spec import ModelSpec
+    from worldsmith.models.model_spec import ModelSpec
 
 
 @dataclass(slots=True)

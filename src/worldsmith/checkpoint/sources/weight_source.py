@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.models.fill import fill
+from worldsmith.models.fill_parameters import fill
 from worldsmith.models.lora import MATRICES, is_adapter, merged_weight
 
 if TYPE_CHECKING:

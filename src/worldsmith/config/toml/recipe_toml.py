@@ -12,18 +12,7 @@ from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any
 
-from worldsmith.config.declare.configurable import ABSENT, OPAQUE, Config, field_names, find
-from worldsmith.config.declare.value_types import fit, holds_sections, is_reference, mismatch
-from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem, locate
-from worldsmith.config.recipes.registry import find_recipe, get_recipe, lineage, recipe_task
-from worldsmith.config.text_file import MAX_DEPTH, read_config_text, too_deep
-from worldsmith.config.toml.schema import REFUSED, TASKS, TomlField, remap, toml_fields
-from worldsmith.config.toml.text import Span, find_positions, parse_toml
-from worldsmith.config.tree.draft import Draft
-from worldsmith.config.tree.paths import Path, flatten, format_path
-from worldsmith.config.tree.plain import MISSING
-from worldsmith.config.tree.suggest import did_you_mean_path
-from worldsmith.config.words.overrides import (
+from worldsmith.config.command_line.overrides import (
     RECIPE_WORDS,
     Override,
     is_missing,
@@ -31,6 +20,17 @@ from worldsmith.config.words.overrides import (
     set_value,
     take_recipe,
 )
+from worldsmith.config.declare.configurable import ABSENT, OPAQUE, Config, field_names, find
+from worldsmith.config.declare.value_types import fit, holds_sections, is_reference, mismatch
+from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem, locate
+from worldsmith.config.recipes.registry import find_recipe, get_recipe, lineage, recipe_task
+from worldsmith.config.text_file import MAX_DEPTH, read_config_text, too_deep
+from worldsmith.config.toml.toml_schema import REFUSED, TASKS, TomlField, remap, toml_fields
+from worldsmith.config.toml.toml_text import Span, find_positions, parse_toml
+from worldsmith.config.tree.config_draft import Draft
+from worldsmith.config.tree.paths import Path, flatten, format_path
+from worldsmith.config.tree.plain import MISSING
+from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.write.values import LAUNCH_WORD, WORD, write
 
 SELECTORS = {("job", "task"), ("job", "experiment")}

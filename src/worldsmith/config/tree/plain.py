@@ -54,7 +54,7 @@ def to_yaml(config: Config, *, custom: bool = False) -> str:
         config: Config.
         custom: Whether to include the opaque data in ``custom``.
     """
-    from worldsmith.config.yaml.text import dump_yaml
+    from worldsmith.config.yaml.yaml_text import dump_yaml
 
     return dump_yaml(to_dict(config, custom=custom))
 

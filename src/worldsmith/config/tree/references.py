@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
+from worldsmith.config.command_line.literals import decode, read_text
 from worldsmith.config.declare.configurable import (
     ABSENT,
     OPAQUE,
@@ -32,7 +33,6 @@ from worldsmith.config.tree.checks import check_sections, contradictions
 from worldsmith.config.tree.paths import Path, format_path, parse_path
 from worldsmith.config.tree.plain import MISSING
 from worldsmith.config.tree.suggest import did_you_mean_path, nearest
-from worldsmith.config.words.literals import decode, read_text
 from worldsmith.config.write.values import WORD, write
 
 _Tree = TypeVar("_Tree", bound=Config)

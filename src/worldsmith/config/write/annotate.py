@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import TAG, to_dict
 from worldsmith.config.tree.provenance import origin_of
 from worldsmith.config.write.values import printable
-from worldsmith.config.yaml.text import dump_yaml, read_yaml
+from worldsmith.config.yaml.yaml_text import dump_yaml, read_yaml
 
 COLUMN = 56
 """Max column at which comments are aligned; after a longer line the comment follows directly."""

@@ -6,15 +6,15 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from worldsmith.config.command_line.overrides import is_missing
 from worldsmith.config.declare.configurable import OPAQUE, Config, find
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints
 from worldsmith.config.declare.value_types import describe_hint, holds_sections, union_members
 from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_task
-from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
+from worldsmith.config.toml.toml_schema import TASKS, TomlField, remap, toml_fields
 from worldsmith.config.tree.paths import Path
 from worldsmith.config.tree.plain import MISSING, TAG
-from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema import DRAFT, REFERENCE, Schema, value_schema, with_reference
 from worldsmith.config.write.values import TOML, toml_pair, write
 

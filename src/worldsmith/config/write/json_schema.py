@@ -19,7 +19,7 @@ from worldsmith.config.declare.ranges import Length, Mark, Range, annotated_hint
 from worldsmith.config.declare.search import marks_schema
 from worldsmith.config.declare.value_types import is_config_class, union_members
 from worldsmith.config.tree.plain import TAG, class_defaults, required_fields
-from worldsmith.config.tree.reader import untagged_class
+from worldsmith.config.tree.read_config import untagged_class
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 REFERENCE = {

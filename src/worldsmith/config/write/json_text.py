@@ -9,10 +9,10 @@ from typing import Any
 
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.text_file import check_extent
-from worldsmith.config.toml.text import Span
+from worldsmith.config.toml.toml_text import Span
 from worldsmith.config.tree.paths import Path
 from worldsmith.config.write.values import JSON, escape_odd, write
-from worldsmith.config.yaml.text import Document, read_yaml
+from worldsmith.config.yaml.yaml_text import Document, read_yaml
 from worldsmith.files.json_file import object_of
 
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")

@@ -10,17 +10,17 @@ from dataclasses import replace
 import torch
 
 from worldsmith.data.clips.captions import choose_caption, render_caption
+from worldsmith.data.clips.clip_frames import Framing, read_frames
 from worldsmith.data.clips.inspect_clips import InspectedClip, features_of, inspect_window
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
-from worldsmith.data.clips.video_reader import Framing, read_frames
 from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
 from worldsmith.data.latent_cache import LatentCache
 from worldsmith.data.stream.errors import SampleError, check_text
 from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker, StreamSettings
-from worldsmith.data.video_file import examine
+from worldsmith.data.video_decoder import examine
 
 
 class ClipMaker(SampleMaker[VideoSample]):

@@ -218,6 +218,7 @@ def record_of(sample: ShardSample, uuid: str, file: str, name: str) -> ClipRecor
 
 
 def text_of(member: Member) -> str:
+    """Returns the text of a tar member; raises SampleError if it is too long or not UTF-8."""
     if member.text is None:
         raise SampleError("bad_record", f"{member.name} is not UTF-8 text or too long ({member.size} bytes)")
     return member.text

@@ -13,7 +13,7 @@ from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.sample_maker import Features
-from worldsmith.data.video_file import FileStatus, VideoInfo, examine
+from worldsmith.data.video_decoder import FileStatus, VideoInfo, examine
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, 
 from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
 from worldsmith.data.clips.clip_records import LAST, ClipRecord, find_file, has_file, line_records, shard_records
 from worldsmith.data.clips.resolution import check_resolution
-from worldsmith.data.content_mark import content_marks
+from worldsmith.data.content_fingerprint import content_marks
 from worldsmith.data.shards.addresses import shard_pattern
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.positions import sample_rng

@@ -104,7 +104,6 @@ class ChatLoader(PackingDataLoader):
         Raises:
             DataError: If no conversation is usable.
         """
-
         config.check()
         maker = ChatMaker(config.dataset.build(), config, processor=processor)
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)
@@ -161,7 +160,7 @@ class ChatMaker(SampleMaker[ChatSample]):
 
         Sizes of images are those after resizing, sizes of videos those of the files.
         """
-        from worldsmith.data.video_file import examine
+        from worldsmith.data.video_decoder import examine
 
         turns = self.dataset.turns(self.index(sample.position))
         sources = [str(part.source) for turn in turns for part in turn.parts if part.kind == "video"]

@@ -20,7 +20,7 @@ from worldsmith.data.conversations.media.media_processor import ImagePlan, Media
 from worldsmith.data.stream.errors import DataError, SampleError, check_text
 from worldsmith.data.stream.sample_maker import ThroughPipe
 from worldsmith.files.json_file import read_optional_json
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from worldsmith.config.errors import describe_error
-from worldsmith.data.content_mark import content_mark
+from worldsmith.data.content_fingerprint import content_mark
 from worldsmith.data.stream.errors import DataError
 from worldsmith.files.atomic import folder_aside, publish_folder
 

@@ -11,7 +11,7 @@ DIALECT = RunDialect(
     name="cosmos_rl",
     recipe=RECIPE,
     suffixes=SUFFIXES,
-    claims="worldsmith.dialects.cosmos_rl.train.draft:is_train_spec",
-    read="worldsmith.dialects.cosmos_rl.train.draft:read_train_spec",
+    claims="worldsmith.dialects.cosmos_rl.train.read_spec:is_train_spec",
+    read="worldsmith.dialects.cosmos_rl.train.read_spec:read_train_spec",
     is_spec=True,
 )

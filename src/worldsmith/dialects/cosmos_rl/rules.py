@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.dialects.translation import KeyRule, SpecTranslation, computed
-from worldsmith.files.model_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
+from worldsmith.files.untrusted_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 
 PREFETCH = "hf_model://"
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from worldsmith.config.command_line.overrides import Override, parse_overrides
 from worldsmith.config.declare.configurable import ABSENT, Config, field_hints, find
 from worldsmith.config.declare.value_types import fits, is_reference, mismatch, nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.text import Span, find_positions, parse_toml
+from worldsmith.config.toml.toml_text import Span, find_positions, parse_toml
 from worldsmith.config.tree.checks import check_sections
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import required_fields
-from worldsmith.config.tree.reader import Reader, unset_fields, unset_tree
+from worldsmith.config.tree.read_config import Reader, unset_fields, unset_tree
 from worldsmith.config.tree.suggest import did_you_mean_path, nearest_path
-from worldsmith.config.words.overrides import Override, parse_overrides
-from worldsmith.config.yaml.stack import forget_places, set_override
-from worldsmith.config.yaml.text import Document, read_yaml
+from worldsmith.config.yaml.yaml_stack import forget_places, set_override
+from worldsmith.config.yaml.yaml_text import Document, read_yaml
 from worldsmith.dialects.cosmos_rl import SUFFIXES
 from worldsmith.dialects.cosmos_rl.names import (
     default_at,

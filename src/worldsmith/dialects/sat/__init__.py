@@ -10,6 +10,6 @@ DIALECT = RunDialect(
     name="sat",
     recipe=RECIPE,
     suffixes=(".yaml", ".yml"),
-    claims="worldsmith.dialects.sat.recognise:is_sat_stack",
+    claims="worldsmith.dialects.sat.recognize:is_sat_stack",
     read="worldsmith.dialects.sat.run:read_sat_draft",
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.recipes.registry import get_recipe, lineage, recipe_task
-from worldsmith.config.tree.draft import Draft
+from worldsmith.config.tree.config_draft import Draft
 from worldsmith.dialects.sat import RECIPE, model
 from worldsmith.dialects.sat.data import (
     clips,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from worldsmith.config.command_line.overrides import Override, parse_overrides
 from worldsmith.config.declare.configurable import ABSENT, find, walk
 from worldsmith.config.declare.ranges import outside
 from worldsmith.config.declare.value_types import fits, misfit, mismatch
@@ -15,9 +16,8 @@ from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean_path
-from worldsmith.config.words.overrides import Override, parse_overrides
-from worldsmith.config.yaml.stack import forget_places, merge_documents, set_override
-from worldsmith.config.yaml.text import Document, advice_on, read_yaml
+from worldsmith.config.yaml.yaml_stack import forget_places, merge_documents, set_override
+from worldsmith.config.yaml.yaml_text import Document, advice_on, read_yaml
 from worldsmith.dialects.sat.keys import KEYS, OPTIONAL, REQUIRED
 from worldsmith.dialects.sat.targets import TARGETS, explain
 from worldsmith.dialects.translation import ForeignSpec, KeyRule

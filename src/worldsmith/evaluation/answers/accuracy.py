@@ -16,96 +16,109 @@ if TYPE_CHECKING:
 
 
 def measure_classes(
-    said: Sequence[str | None], true: Sequence[str], labels: Sequence[str], *, positive: str | None = None
+    predictions: Sequence[str | None], truths: Sequence[str], labels: Sequence[str], *, positive: str | None = None
 ) -> dict[str, Any]:
     """Computes accuracy and related metrics of predicted labels.
 
     `precision`, `recall` and `f1` are those of the label `positive`, 0 if their denominator is 0. Balanced accuracy is
     the mean recall of the labels that occur; with two labels it is None unless both occur. Intervals are 95 %
-    confidence
-    intervals: Wilson's for `accuracy`, a bootstrap over the answers for the others.
+    confidence intervals: Wilson's for `accuracy`, a bootstrap over the answers for the others.
 
     Args:
-        said: Predicted labels; None, for an answer that could not be parsed, is wrong.
-        true: Ground-truth labels.
+        predictions: Predicted labels; None for an answer that could not be parsed, which counts as wrong.
+        truths: Ground-truth labels.
         labels: All labels, in the order of the confusion matrix.
-        positive: Label of a binary task whose precision and recall are computed; None: no such metrics.
+        positive: Label of a binary task for which precision, recall and F1 are computed; None: they are omitted.
 
     Returns:
-        Metrics by name, with the confusion matrix.
+        Values by metric name, with intervals as `NAME_interval` and the confusion matrix as `confusion`.
     """
-    counts, occurring = Counter(zip(true, said)), [label for label in labels if label in set(true)]
+    counts, occurring = Counter(zip(truths, predictions)), [label for label in labels if label in set(truths)]
     columns = [*labels, None]
     rows = [[counts[label, answer] for answer in columns] for label in labels]
-    total, right = len(true), sum(counts[label, label] for label in labels)
-    figures: dict[str, Any] = {
+    total, right = len(truths), sum(counts[label, label] for label in labels)
+    metrics: dict[str, Any] = {
         "total": total,
         "correct": right,
         **measure_share("accuracy", right, total),
-        "unparsed": sum(answer is None for answer in said),
-        "majority_baseline": max(Counter(true).values()) / total if total else None,
+        "unparsed": sum(answer is None for answer in predictions),
+        "majority_baseline": max(Counter(truths).values()) / total if total else None,
     }
     derived: dict[str, Callable[[Any], Any]] = {}
     if len(labels) > 2 or len(occurring) == len(labels):
-        places = [labels.index(label) for label in occurring]
-        derived["balanced_accuracy"] = partial(balanced_accuracy, places)
+        indices = [labels.index(label) for label in occurring]
+        derived["balanced_accuracy"] = partial(balanced_accuracy, indices)
     else:
-        figures |= {"balanced_accuracy": None, "balanced_accuracy_interval": None}
+        metrics |= {"balanced_accuracy": None, "balanced_accuracy_interval": None}
     if positive is not None:
-        place = labels.index(positive)
-        derived |= {name: partial(measure_label, name, place) for name in ("precision", "recall", "f1")}
+        positive_index = labels.index(positive)
+        derived |= {name: partial(measure_label, name, positive_index) for name in ("precision", "recall", "f1")}
         negative = next(label for label in labels if label != positive)
-        figures |= {
+        metrics |= {
             "true_positives": counts[positive, positive],
             "false_positives": counts[negative, positive],
             "true_negatives": counts[negative, negative],
             "false_negatives": counts[positive, negative],
         }
     if total:
-        figures |= with_intervals(rows, derived)
-    return {**figures, "confusion": {"labels": list(labels), "rows": rows}}
+        metrics |= with_intervals(rows, derived)
+    return {**metrics, "confusion": {"labels": list(labels), "rows": rows}}
 
 
 def with_intervals(rows: list[list[int]], derived: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Computes metrics of a confusion matrix and their intervals by the percentile bootstrap with a fixed seed.
+    """Computes metrics of a confusion matrix with 95 % intervals by the percentile bootstrap with a fixed seed.
 
     Sampling answers with replacement equals sampling the cells of the matrix from a multinomial distribution.
+
+    Args:
+        rows: Confusion matrix: counts by true label (row) and predicted label (column).
+        derived: Metric name -> function of confusion matrices [..., true, predicted] that returns the metric [...].
+
+    Returns:
+        Value of each metric by name, and its (low, high) as `NAME_interval`.
     """
     import numpy as np
 
     table = np.array(rows, dtype=float)
     total = int(table.sum())
-    drawn = np.random.default_rng(0).multinomial(total, table.ravel() / total, DRAWS).reshape(DRAWS, *table.shape)
-    figures: dict[str, Any] = {}
-    for name, figure in derived.items():
-        low, high = np.percentile(figure(drawn.astype(float)), (2.5, 97.5))
-        figures |= {name: float(figure(table)), f"{name}_interval": (float(low), float(high))}
-    return figures
+    resampled = np.random.default_rng(0).multinomial(total, table.ravel() / total, DRAWS).reshape(DRAWS, *table.shape)
+    metrics: dict[str, Any] = {}
+    for name, metric in derived.items():
+        low, high = np.percentile(metric(resampled.astype(float)), (2.5, 97.5))
+        metrics |= {name: float(metric(table)), f"{name}_interval": (float(low), float(high))}
+    return metrics
 
 
-def measure_label(name: str, place: int, tables: np.ndarray) -> np.ndarray:
-    """Computes precision, recall or F1 of the label at index `place` in confusion matrices [..., true, predicted]."""
-    hits, said, true = tables[..., place, place], tables[..., place].sum(-1), tables[..., place, :].sum(-1)
-    part, whole = {"precision": (hits, said), "recall": (hits, true), "f1": (2 * hits, said + true)}[name]
-    return ratio(part, whole)
+def measure_label(name: str, index: int, tables: np.ndarray) -> np.ndarray:
+    """Computes the metric `name` ("precision", "recall" or "f1") of the label with the given index.
+
+    `tables` are confusion matrices [..., true, predicted].
+    """
+    hits, predicted, true = tables[..., index, index], tables[..., index].sum(-1), tables[..., index, :].sum(-1)
+    numerator, denominator = {
+        "precision": (hits, predicted),
+        "recall": (hits, true),
+        "f1": (2 * hits, predicted + true),
+    }[name]
+    return ratio(numerator, denominator)
 
 
-def balanced_accuracy(places: Sequence[int], tables: np.ndarray) -> np.ndarray:
-    """Computes the mean recall of the labels at the indices `places` in confusion matrices [..., true, predicted]."""
+def balanced_accuracy(indices: Sequence[int], tables: np.ndarray) -> np.ndarray:
+    """Computes the mean recall of the labels with the given indices; `tables`: matrices [..., true, predicted]."""
     import numpy as np
 
-    return np.mean([measure_label("recall", place, tables) for place in places], axis=0)
+    return np.mean([measure_label("recall", index, tables) for index in indices], axis=0)
 
 
-def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Returns part / whole; 0 where whole is 0."""
+def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Returns `numerator` / `denominator` elementwise; 0 where `denominator` is 0."""
     import numpy as np
 
-    return np.divide(part, whole, out=np.zeros_like(part, dtype=float), where=whole != 0)
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator, dtype=float), where=denominator != 0)
 
 
 def measure_numbers(
-    said: Sequence[float | None], true: Sequence[float], agree: Callable[[float, float], bool]
+    predictions: Sequence[float | None], truths: Sequence[float], is_correct: Callable[[float, float], bool]
 ) -> dict[str, Any]:
     """Computes accuracy and relative error of predicted numbers.
 
@@ -113,32 +126,38 @@ def measure_numbers(
     truth is not 0.
 
     Args:
-        said: Predictions; None, for an answer that could not be parsed, is wrong and is skipped in the relative error.
-        true: Ground truth.
-        agree: Returns whether a prediction is correct for a ground truth.
+        predictions: Predicted numbers; None for an answer that could not be parsed, which counts as wrong and is
+            skipped in the relative error.
+        truths: Ground-truth numbers.
+        is_correct: Called with (prediction, ground truth); returns whether the prediction is correct.
 
     Returns:
-        Metrics by name.
+        Values by metric name, with 95 % intervals as `NAME_interval`.
     """
-    total = len(true)
-    right = sum(answer is not None and agree(answer, truth) for answer, truth in zip(said, true))
-    errors = [abs(a - t) / abs(t) for a, t in zip(said, true) if a is not None and t]
+    total = len(truths)
+    right = sum(answer is not None and is_correct(answer, truth) for answer, truth in zip(predictions, truths))
+    errors = [abs(a - t) / abs(t) for a, t in zip(predictions, truths) if a is not None and t]
     return {
         "total": total,
         "correct": right,
         **measure_share("accuracy", right, total),
-        "unparsed": sum(answer is None for answer in said),
+        "unparsed": sum(answer is None for answer in predictions),
         "relative_error": math.fsum(errors) / len(errors) if errors else None,
         "relative_error_interval": mean_interval(sorted(errors)),
     }
 
 
 def measure_ratings(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
-    """Computes metrics of ratings from 1 to 5, in texts, against the ground truth, which is text as well.
+    """Computes metrics of answers that contain a rating from 1 to 5.
 
-    A sample without a ground-truth rating is skipped. An answer without a rating is wrong, and skipped in correlations
-    and the mean error. `accuracy` and `pearson_correlation` are those of the VideoPhy-2 protocol; undefined metrics are
-    None.
+    `accuracy` and `pearson_correlation` are those of the VideoPhy-2 protocol.
+
+    Args:
+        answers: Answer texts. An answer without a rating is wrong, and skipped in correlations and the mean error.
+        truths: Ground-truth texts. A sample without a rating in the ground truth is skipped.
+
+    Returns:
+        Values by metric name, None if undefined, with the confusion matrix as `confusion`.
     """
     import numpy as np
 
@@ -168,7 +187,7 @@ def measure_ratings(answers: Sequence[str], truths: Sequence[str]) -> dict[str, 
 
 
 def correlation(pairs: Any) -> float | None:
-    """Computes Pearson's correlation of [n, 2]; None for fewer than two pairs, or if a column is constant."""
+    """Computes Pearson's correlation of the two columns of an array [n, 2]; None if n < 2 or a column is constant."""
     import numpy as np
 
     if len(pairs) < 2 or not pairs.std(axis=0).all():
@@ -177,7 +196,7 @@ def correlation(pairs: Any) -> float | None:
 
 
 def ranks(values: Any) -> Any:
-    """Returns the ranks of values, from 1; equal values get their mean rank."""
+    """Returns the rank of each value of a one-dimensional array, from 1; equal values get their mean rank."""
     import numpy as np
 
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)

@@ -23,7 +23,7 @@ from worldsmith.evaluation.answers.parse_answers import (
     parse_yes_no,
     plain_yes_no,
 )
-from worldsmith.evaluation.answers.texts import Metric, is_exact, measure_texts
+from worldsmith.evaluation.answers.text_metrics import Metric, is_exact, measure_texts
 
 Figures = dict[str, Any]
 FREE = "free text has no single right answer"
@@ -33,10 +33,10 @@ EXCLUDED = {
     "causal_linkage": FREE,
     "temporal_localization": UNREAD,
 }
-"""Task types without an accuracy, and why; those that end with `OPEN` have none either."""
+"""Task type without an accuracy -> the reason; task types that end with `OPEN` have no accuracy either."""
 OPEN = "_openended"
 SPATIAL = ("count", "distance", "left_right", "mcq")
-"""Task types in metropolis_sgd, each with the same weight."""
+"""Task types in the dataset metropolis_sgd, each with the same weight."""
 DISTANCE = 0.1
 """Max relative error of a correct distance."""
 
@@ -51,13 +51,13 @@ class AnswerTask:
     expected: str
     """Description of valid ground-truth answers, for messages."""
     measure: Callable[[Sequence[str], Sequence[str]], Figures]
-    """Metrics of answers compared with the ground truth."""
+    """Computes the metrics from (answers, ground truths): value by metric name."""
     agree: Callable[[Any, Any], bool] = lambda said, true: bool(said == true)
-    """Whether an answer is correct."""
+    """Returns whether a parsed answer is correct for a parsed ground truth."""
     excluded: str = ""
-    """Reason for which answers are not graded; "" if they are."""
+    """Reason why the answers are not graded; "" if they are graded."""
     truths_may_lack: bool = False
-    """Whether records whose ground truth cannot be parsed are skipped; if not, they are an error."""
+    """Whether a record whose ground truth cannot be parsed is skipped; otherwise it is an error."""
 
     def right(self, answer: str, truth: str) -> bool | None:
         """Returns whether an answer is correct; None if the task is not graded or the ground truth cannot be parsed."""
@@ -66,7 +66,7 @@ class AnswerTask:
 
 
 def strip_reasoning(truth: str) -> str:
-    """Returns a ground-truth answer without its reasoning and tags."""
+    """Returns a ground-truth answer without the reasoning and without `<think>` and `<answer>` tags."""
     return split_answer(truth)[1]
 
 
@@ -93,11 +93,11 @@ def task_of_numbers(name: str, within: float) -> AnswerTask:
 
 
 class AnswerTasks:
-    """The task types of an evaluation, with its settings for text metrics.
+    """Selects the task type of each record of an evaluation, and holds the settings of the free-text metrics.
 
     Args:
-        metrics: Metrics of free-text answers, such as "bleu".
-        soft_threshold: Min token F1 of a soft match.
+        metrics: Metrics of free-text answers to compute in addition to exact and soft matches, such as "bleu".
+        soft_threshold: Min token F1 (0 to 1) at which a free-text answer counts as a soft match.
     """
 
     def __init__(self, *, metrics: Sequence[Metric], soft_threshold: float) -> None:
@@ -108,7 +108,7 @@ class AnswerTasks:
             said, true = [answer or None for answer in answers], list(map(strip_reasoning, truths))
             return texts(said, true, bert_score=self.bert_score)
 
-        self.text = AnswerTask("text", lambda text: text or None, "a text", measure, is_exact)
+        self.text = AnswerTask("text", lambda text: text or None, "a non-empty string", measure, is_exact)
         self.scores = AnswerTask("scores", parse_rating, "a score from 1 to 5", measure_ratings, truths_may_lack=True)
         self.binary = task_of_classes("binary", parse_yes_no, YES_NO, "yes or no", positive="yes")
         self.direction = task_of_classes(
@@ -116,13 +116,16 @@ class AnswerTasks:
         )
 
     def choose(self, name: str, truths: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, AnswerTask]:
-        """Returns the task of each record, by record id.
+        """Selects the task of each record.
 
         Args:
-            name: Task type; "auto": detected from the ground truth; "by_record" and "metropolis_sgd": as each record
-                states.
+            name: Task type of all records; "auto": detected from the ground truth; "by_record" and "metropolis_sgd":
+                the task type that each record states.
             truths: Ground-truth answers by record id.
             kinds: Task types that the records state, by record id.
+
+        Returns:
+            The task of each record, by record id.
 
         Raises:
             UserError: If a task type is unknown, or a ground-truth answer cannot be parsed.
@@ -142,19 +145,19 @@ class AnswerTasks:
             if not task.truths_may_lack and not task.excluded and task.read(strip_reasoning(truth)) is None:
                 raise UserError(
                     f"{key}: the ground truth {truth!r:.60} is not {task.expected}, which the task {task.name} "
-                    "needs; fix the annotation, or choose another --task (in a spec: task.type)"
+                    "requires. Fix the annotation, or choose another --task (in a spec: task.type)"
                 )
         return chosen
 
     def use(self, bert_score: BertScore, chosen: Iterable[AnswerTask]) -> str:
-        """Adds BERTScore to the metrics of texts, if one of the tasks is a text task.
+        """Adds BERTScore to the metrics of free-text answers, if one of the tasks has free-text answers.
 
         Args:
-            bert_score: The metric; its encoder must be on this machine.
+            bert_score: The metric.
             chosen: Tasks of the records.
 
         Returns:
-            A warning if the default encoder is not on this machine; "" otherwise.
+            A warning, without adding the metric, if the default encoder is not on this machine; "" otherwise.
 
         Raises:
             UserError: If another encoder cannot be used.
@@ -179,11 +182,14 @@ class AnswerTasks:
         }[name]  # fmt: skip
 
     def task_of_spatial(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
-        """Returns the task of the metropolis_sgd records of the task type `kind`; raises UserError if it is unknown."""
+        """Returns the task of the metropolis_sgd records with the task type `kind`. Raises UserError if it is unknown.
+
+        `truths` are the ground-truth answers by record id; they determine the letters of multiple-choice answers.
+        """
         if kind not in SPATIAL:
             raise UserError(
                 f"{next(iter(truths))}: unknown task type {kind!r}; metropolis_sgd supports {', '.join(SPATIAL)}. "
-                "--task-field sets the record field that states it"
+                "Use --task-field to select the record field that has the task type"
             )
         if kind == "mcq":
             return mcq(list(truths.values()))
@@ -192,30 +198,38 @@ class AnswerTasks:
         return task_of_numbers(kind, 0.0 if kind == "count" else DISTANCE)
 
     def task_of_record(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
-        """Returns the task of the records that state the task type `kind`; raises UserError if it is unknown."""
+        """Returns the task of the records that state the task type `kind`. Raises UserError if it is unknown.
+
+        `truths` are the ground-truth answers by record id; they determine the letters of multiple-choice answers.
+        """
         if kind in ("bcq", "binary", "mcq"):
             return self.named(kind.replace("bcq", "binary"), list(truths.values()))
         excluded = FREE if kind.endswith(OPEN) else EXCLUDED.get(kind)
         if excluded is None:
             known = ", ".join(("bcq", "mcq", f"…{OPEN}", *EXCLUDED))
             raise UserError(
-                f"{next(iter(truths))}: unknown task type {kind!r}; known: {known}. --task-field sets the record "
-                "field that states it"
+                f"{next(iter(truths))}: unknown task type {kind!r}; known: {known}. Use --task-field to select the "
+                "record field that has the task type"
             )
-        return AnswerTask(kind, self.text.read, "a text", self.text.measure, self.text.agree, excluded=excluded)
+        return AnswerTask(
+            kind, self.text.read, "a non-empty string", self.text.measure, self.text.agree, excluded=excluded
+        )
 
 
 def mcq(truths: Sequence[str]) -> AnswerTask:
-    """Builds the multiple-choice task with the letters A to D, or up to the last letter in the ground truth."""
+    """Builds the multiple-choice task with the option letters A to D, or up to the last letter in `truths` (max J).
+
+    `truths` are the ground-truth answers.
+    """
     found = {letter for truth in truths if (letter := parse_letter(strip_reasoning(truth), "ABCDEFGHIJ"))}
     letters = "ABCDEFGHIJ"[: max(len(LETTERS), *(ord(letter) - ord("A") + 1 for letter in found), 0)]
     return task_of_classes("mcq", partial(parse_letter, letters=letters), letters, "the letter of an option")
 
 
 def detect(truths: Sequence[str]) -> str:
-    """Detects the task type: binary, mcq or scores if all ground-truth answers fit it; else text.
+    """Returns the task type that all ground-truth answers fit: "binary", "mcq" or "scores"; else "text".
 
-    Letters are options, even if A and B are the only ones.
+    Letters are options of a multiple-choice task ("mcq"), even if only A and B occur.
     """
     words = [strip_reasoning(truth) for truth in truths]
     if all(map(plain_yes_no, words)):

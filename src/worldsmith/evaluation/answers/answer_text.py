@@ -14,10 +14,11 @@ NUMBER = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?")
 
 
 def split_answer(text: str) -> tuple[str, str]:
-    """Splits generated text into (reasoning, answer): the last `<answer>`, else the text after the reasoning.
+    """Splits generated text into (reasoning, answer).
 
-    Reasoning ends with `</think>`, even if the text does not open it, since a chat template may have done so. If it was
-    cut off by the token limit, the answer is the text before `<think>`, usually "".
+    The answer is the content of the last `<answer>` tag, else the text after the reasoning. Reasoning ends with
+    `</think>`, even without `<think>`, because a chat template may have added that tag. If the token limit cut off the
+    reasoning, the answer is the text before `<think>`, usually "".
     """
     reasoning, rest = "", text
     if closed := list(CLOSED.finditer(text)):
@@ -41,12 +42,12 @@ def normalize(text: str, *, articles: bool = False) -> str:
 
 
 def token_f1(answer: str, truth: str) -> float:
-    """Computes the token F1 2PR / (P + R) of two normalized texts (Rajpurkar et al. 2016)."""
-    said, true = Counter(normalize(answer).split()), Counter(normalize(truth).split())
-    if not said or not true:
-        return float(said == true)
-    shared = (said & true).total()
-    return 2 * shared / (said.total() + true.total())
+    """Computes the token F1, 2PR / (P + R), of the normalized answer and ground truth (Rajpurkar et al. 2016)."""
+    answer_tokens, truth_tokens = Counter(normalize(answer).split()), Counter(normalize(truth).split())
+    if not answer_tokens or not truth_tokens:
+        return float(answer_tokens == truth_tokens)
+    shared = (answer_tokens & truth_tokens).total()
+    return 2 * shared / (answer_tokens.total() + truth_tokens.total())
 
 
 def parse_number(text: str) -> float | None:

@@ -11,7 +11,7 @@ from worldsmith.config.declare.configurable import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import find_local
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ LAYERS = {
 }
 """Encoder -> the layer that correlates best with human ratings, as in the library bert-score."""
 TOKENS, UNLIMITED = 512, 1_000_000
-"""Max text length if a tokenizer states none, or only a placeholder."""
+"""Max tokens of a text if the tokenizer has no limit: its `model_max_length` is then a placeholder >= `UNLIMITED`."""
 
 
 class BertScores(NamedTuple):
-    """BERTScore precision, recall and F1 of one answer, each at most 1."""
+    """BERTScore precision, recall and F1 of one answer against its ground truth, each at most 1."""
 
     precision: float
     recall: float
@@ -60,7 +60,7 @@ class BertScore(Configurable):
         model: str = "microsoft/deberta-xlarge-mnli"
         """Folder of a text encoder, or a hub name that is in the Hugging Face cache."""
         layers: Count | None = None
-        """Index of the layer whose states are compared; null: the known one of the model."""
+        """Index of the layer whose states are compared; null: the layer that bert-score recommends for the model."""
         device: str = "cpu"
         """cpu or cuda."""
         batch_size: Count = 8
@@ -73,7 +73,7 @@ class BertScore(Configurable):
         """Returns the folder of the encoder; None if the default encoder is not on this machine. Downloads no files.
 
         Raises:
-            UserError: If another encoder is not on this machine, or the layer is not known or does not exist.
+            UserError: If another encoder is not on this machine, or if the layer is unknown or does not exist.
         """
         name = self.config.model
         try:
@@ -99,7 +99,10 @@ class BertScore(Configurable):
         return self.config.layers or LAYERS.get(self.config.model.rstrip("/").rpartition("/")[2])
 
     def compare(self, answers: Sequence[str], truths: Sequence[str]) -> list[BertScores]:
-        """Returns the scores of each answer against its ground truth; 0 if one of them is empty. Loads the encoder."""
+        """Returns the scores of each answer against the ground truth at the same index; loads the encoder on first use.
+
+        Scores are 0 if the answer or the ground truth is empty.
+        """
         texts = sorted({text.strip() for text in (*answers, *truths)}, key=len, reverse=True)
         size = self.config.batch_size
         states: dict[str, tuple[Tensor, Tensor]] = {}
@@ -109,7 +112,7 @@ class BertScore(Configurable):
         return [score(*states[said.strip()], *states[true.strip()]) for said, true in zip(answers, truths, strict=True)]
 
     def encode(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-        """Returns states of unit length [tokens, width] and token weights [tokens] of each text."""
+        """Returns (unit-length states [tokens, width], weights [tokens]) of each text; special tokens have weight 0."""
         import torch
 
         tokenizer, model, limit = self.encoder
@@ -135,12 +138,19 @@ class BertScore(Configurable):
         return tokenizer, model, limit if limit < UNLIMITED else TOKENS
 
 
-def score(said: Tensor, said_weights: Tensor, true: Tensor, true_weights: Tensor) -> BertScores:
-    """Computes the greedy match of two texts; 0 if one of them only has special tokens."""
-    if not said_weights.any() or not true_weights.any():
+def score(answer: Tensor, answer_weights: Tensor, truth: Tensor, truth_weights: Tensor) -> BertScores:
+    """Computes the BERTScore of an answer by greedy matching; 0 if one of the texts only has special tokens.
+
+    Args:
+        answer: Encoder states of the answer, of unit length [tokens, width].
+        answer_weights: Weights of these tokens [tokens].
+        truth: Encoder states of the ground truth, of unit length [tokens, width].
+        truth_weights: Weights of these tokens [tokens].
+    """
+    if not answer_weights.any() or not truth_weights.any():
         return BertScores(0.0, 0.0, 0.0)
-    similar = said @ true.T
-    precision = float((similar.max(1).values * said_weights).sum() / said_weights.sum())
-    recall = float((similar.max(0).values * true_weights).sum() / true_weights.sum())
+    similar = answer @ truth.T
+    precision = float((similar.max(1).values * answer_weights).sum() / answer_weights.sum())
+    recall = float((similar.max(0).values * truth_weights).sum() / truth_weights.sum())
     both = precision + recall
     return BertScores(precision, recall, 2 * precision * recall / both if both else 0.0)

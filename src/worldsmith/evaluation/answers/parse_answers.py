@@ -50,12 +50,13 @@ LONE_RATING = re.compile(r"\b([1-5])\b")
 def parse_letter(text: str, letters: str = LETTERS) -> str | None:
     r"""Returns the option letter that a text chooses, in upper case.
 
-    This is the letter in the last ``\boxed{}``, else the last one that the text calls its answer, else the one that the
-    text begins with. None if it chooses several at once or only repeats the options.
-
     Args:
         text: The answer.
         letters: Valid letters.
+
+    Returns:
+        The letter in the last ``\boxed{}``, else the last one that the text calls its answer, else the one that the
+        text begins with. None if the text chooses several letters at once or only repeats the options.
     """
     text = MARKUP.sub("", text)
     if boxed := BOXED.findall(text):
@@ -71,32 +72,32 @@ def parse_letter(text: str, letters: str = LETTERS) -> str | None:
 
 
 def _is_echo(text: str) -> bool:
-    """Returns whether the options are repeated: two of them at line starts, or three in a row."""
+    """Returns whether a text repeats the options: two different letters at line starts, or three anywhere."""
     return len(set(LISTED.findall(text))) > 1 or len(set(map("".join, INLINE.findall(text)))) > 2
 
 
 def parse_direction(text: str) -> str | None:
-    """Returns the first label of `DIRECTIONS` whose last word occurs in the text; None if none does."""
+    """Returns the first label in `DIRECTIONS`, such as "turning left", whose last word is in the text; else None."""
     said = text.lower()
     return next((label for label in DIRECTIONS if label.rpartition(" ")[2] in said), None)
 
 
 def parse_side(text: str) -> str | None:
-    """Returns "left" or "right" if only one of the two words occurs; else None."""
+    """Returns "left" or "right" if only one of the two words occurs in the text; else None."""
     words = set(re.findall(r"\b(left|right)\b", text.lower()))
     return str(words.pop()) if len(words) == 1 else None
 
 
 def parse_rating(text: str) -> int | None:
-    """Returns the first separate digit from 1 to 5: "2.5" gives 2, "4/5" gives 4, "10" gives None."""
+    """Returns the first separate digit from 1 to 5 in the text: "2.5" gives 2, "4/5" gives 4, "10" gives None."""
     found = LONE_RATING.search(text)
     return int(found[1]) if found else None
 
 
 def parse_yes_no(text: str) -> str | None:
-    """Returns "yes" or "no" from a text; None if it is not clear.
+    """Returns the answer "yes" or "no" that a text gives; None if it is not clear.
 
-    This is the word of the two that occurs if only one does, else the one that the text begins with, else the last one
+    If only one of the two words occurs, it is the answer; else the word at the start of the text, else the last one
     after "answer is" or "answer:".
     """
     said = ECHO.sub(" ", text.lower().replace("_", " "))

@@ -13,17 +13,17 @@ from worldsmith.files.atomic import write_text
 
 RESULTS, METRICS = "results.json", "metrics.json"
 Status = Literal["ok", "unparsed", "prep_error", "gen_error"]
-"""Status values: answered; answered, but not parseable; skipped because of its record or its media; the model
-failed."""
+"""ok: answered; unparsed: answered, but the answer cannot be parsed; prep_error: the record or its media cannot be
+used; gen_error: the model failed."""
 REQUIRED = ("id", "question", "response", "gt", "status")
 
 
 @dataclass(slots=True)
 class Row:
-    """Result of one record: question, answer, ground truth and grade."""
+    """Result of one evaluated record: question, answer, ground truth and grade; a row of results.json."""
 
     id: str
-    """Unique."""
+    """Unique id of the record."""
     video_id: str = ""
     """Id in the record; not necessarily unique."""
     question: str = ""
@@ -38,11 +38,11 @@ class Row:
     reason: str = ""
     """Reason for a status other than "ok"."""
     correct: bool | None = None
-    """Whether the answer is correct; None without an answer or if the task is not graded."""
+    """Whether the answer is correct; None if the record has no answer or its task is not graded."""
     media: list[str] = field(default_factory=list)
     """Media files of the question."""
     slice: dict[str, str] = field(default_factory=dict)
-    """Slices that the record belongs to, by slice type."""
+    """Value of each slice for this record, by slice name, such as "5 to 10 s" for "duration"."""
 
     @property
     def answered(self) -> bool:
@@ -65,6 +65,9 @@ def read_results(place: str | Path) -> list[Mapping[str, Any]]:
     Args:
         place: The file, or a folder that contains results.json.
 
+    Returns:
+        The rows as dictionaries with at least `id`, `question`, `response`, `gt` (ground truth) and `status`.
+
     Raises:
         UserError: If the file cannot be read or has another format.
     """
@@ -79,5 +82,5 @@ def read_results(place: str | Path) -> list[Mapping[str, Any]]:
     known: list[Mapping[str, Any]] = [{"id": row.get("video_id"), "status": "ok", **row} for row in rows]
     for number, row in enumerate(known):
         if missing := [name for name in REQUIRED if not isinstance(row.get(name), str)]:
-            raise UserError(f"{file}: row {number} has no text in {', '.join(missing)}")
+            raise UserError(f"{file}: row {number}: expected strings in {', '.join(missing)}")
     return known

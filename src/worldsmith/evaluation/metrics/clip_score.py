@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metrics.base import Output, SampleMetric, Values
+from worldsmith.evaluation.metrics.metric import Output, SampleMetric, Values
 from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ FRAMES_AT_ONCE = 32
 
 
 class ClipScore(SampleMetric):
-    """CLIP score of each video against its caption, with the CLIP model in the folder `config.clip`."""
+    """CLIP score of each video with its caption, computed with the CLIP model in the folder `config.clip`."""
 
     outputs = {
         "clip_score": Output(
@@ -43,7 +43,7 @@ class ClipScore(SampleMetric):
         self.processor = load_from_folder(CLIPImageProcessorPil, folder)
         self.limit: int = self.model.config.text_config.max_position_embeddings
         self.truncated: set[str] = set()
-        """Number of captions, over all models, with more tokens than CLIP accepts, of which only the start counts."""
+        """Captions that were truncated because they have more tokens than CLIP accepts."""
 
     def measure(self, sample: GeneratedVideo) -> Values:
         return {"clip_score": self.score(str(sample.args["prompt"]), sample.video)}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metrics.base import Metric, Output
+from worldsmith.evaluation.metrics.metric import Metric, Output
 from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ class FrechetVideoDistance(Metric):
         self.processor = load_from_folder(VideoMAEImageProcessorPil, folder)
         self.frames: int = self.model.config.num_frames
         self.real: dict[str, np.ndarray] = {}
-        """Features of the real videos, which are shared by all models."""
+        """Features of the real videos by sample name; all models use the same ones."""
 
     def reset(self) -> None:
         super().reset()
@@ -65,9 +65,9 @@ class FrechetVideoDistance(Metric):
                 self.real[sample.name] = self.features_of(sample.real)
 
     def features_of(self, video: Tensor) -> np.ndarray:
-        """Computes the input of VideoMAE's classifier, float64 [width], for a uint8 video [3, T, H, W].
+        """Computes the features of a video (uint8 [3, T, H, W]): the input of VideoMAE's classifier, float64 [width].
 
-        Frames are evenly spaced; a short video has some of them repeated.
+        Uses as many evenly spaced frames as VideoMAE needs; frames of a shorter video are repeated.
         """
         import torch
 
@@ -105,14 +105,14 @@ class FrechetVideoDistance(Metric):
 
 
 def frechet_distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Computes |mean difference|² + Tr(A + B - 2·(A·B)^½) of features with the covariances A and B.
+    """Computes the Fréchet distance |mean(a) - mean(b)|² + Tr(A + B - 2·(A·B)^½), with the covariances A and B.
 
     The eigenvalues of A·B are the squared singular values of the centered features' product. No matrix root is needed,
     and there may be fewer videos than features.
 
     Args:
-        a: Features of the first videos [videos, width].
-        b: Features of the second videos [videos, width].
+        a: Features of one set of videos [videos, width].
+        b: Features of the other set [videos, width].
 
     Source:
         Dowson and Landau 1982; for videos Unterthiner et al. 2018; with VideoMAE features Ge et al. 2024.

@@ -8,23 +8,26 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import worldsmith
-from worldsmith.evaluation.metrics.base import Metric
+from worldsmith.evaluation.metrics.metric import Metric
 
 LOSS = "loss"
-"""Name of the held-out loss, which `worldsmith evaluate` computes without generating videos."""
+"""Name of the held-out loss in `--evaluators`; `worldsmith evaluate` computes it without generating videos."""
 PLACES = {
-    "continuation": "pixels:Continuation",
-    "motion": "pixels:MotionStrength",
-    "sharpness": "pixels:Sharpness",
-    "diversity": "pixels:Diversity",
+    "continuation": "pixel_metrics:Continuation",
+    "motion": "pixel_metrics:MotionStrength",
+    "sharpness": "pixel_metrics:Sharpness",
+    "diversity": "pixel_metrics:Diversity",
     "clip": "clip_score:ClipScore",
     "fvd": "frechet_distance:FrechetVideoDistance",
 }
-"""Module of this folder and class of each metric, by the name of its evaluator, in the order of results."""
+"""Name in `--evaluators` -> `module:Class` of the metric in this folder, in the order of the results."""
 
 
 def _find_metrics() -> dict[str, type[Metric]]:
-    """Imports the metrics of this folder and of `worldsmith/demo/`; those that need pretrained weights are last."""
+    """Returns the metric classes of this folder and of `worldsmith/demo/`, by their name in `--evaluators`.
+
+    Metrics that need pretrained weights are last.
+    """
     paths = {name: f"{__package__}.{place}" for name, place in PLACES.items()}
     paths |= importlib.import_module(worldsmith.DEMO).METRICS
     found = {name: pkgutil.resolve_name(path) for name, path in paths.items()}
@@ -40,7 +43,7 @@ else:
     Evaluator = Literal[(LOSS, *METRICS)]
 
     class MetricOptions(*(kind.Config for kind in reversed(METRICS.values()))):
-        """The settings of all metrics, as fields of one Config."""
+        """Config that has the fields of the Configs of all metrics."""
 
 
 def metrics_table() -> Iterator[str]:

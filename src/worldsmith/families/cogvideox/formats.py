@@ -20,7 +20,7 @@ from worldsmith.checkpoint.formats.export_folder import (
 )
 from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
-from worldsmith.checkpoint.run.clip_defaults import clip_defaults
+from worldsmith.checkpoint.run.generation_defaults import clip_defaults
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import TAG
@@ -30,7 +30,7 @@ from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TAB
 from worldsmith.families.cogvideox.sat_weights import LATEST, STATES, SatWeights, find_states, network_settings
 from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.spec import ModelSpec
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE, diffusers_to_sat
 
 if TYPE_CHECKING:

@@ -136,7 +136,7 @@ class CogVideoXGenerator(PipelineModel):
 
         @property
         def latent_grid(self) -> tuple[int, ...]:
-            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size, …
+            """Arguments of `LatentGrid`, beginning with temporal compression, spatial compression and patch size.
 
             The last two are the number of latent frames that the decoder emits together, and the temporal patch size.
             """

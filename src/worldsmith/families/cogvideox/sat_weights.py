@@ -14,7 +14,7 @@ from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, TABLE, locate_tensors
 from worldsmith.files.json_file import read_json_object, section
-from worldsmith.models.fill import fill
+from worldsmith.models.fill_parameters import fill
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.weights.torch_file import FILE_ENDINGS, read_torch_file
 

@@ -21,7 +21,7 @@ from worldsmith.families.cosmos3.network.architecture import edge, nano, super_,
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.families.variables import CLIPS, WAN22_VAE, hub_repository
 from worldsmith.models.ema import PowerEMA
-from worldsmith.models.spec import ModelSpec
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.callbacks.grad_clip import GradClip
@@ -86,7 +86,7 @@ def base_checkpoint_advice(name: str) -> dict[str, str]:
 
 @recipe("vision_sft_nano", variables={**CLIPS, **WAN22_VAE, **base_checkpoint_advice("Cosmos3-Nano")})
 def vision_sft_nano() -> Trainer.Config:
-    """Configures fine-tuning of the complete generation tower of Cosmos3-Nano on 8 GPUs of 80 GB."""
+    """Fine-tuning of the complete generation tower of Cosmos3-Nano on 8 GPUs of 80 GB."""
     return Trainer.Config(
         job=JobConfig(experiment="vision_sft_nano", project="cosmos3", group="sft", name="vision_sft_nano"),
         model=ModelSpec(
@@ -148,7 +148,7 @@ def vision_sft_nano() -> Trainer.Config:
 
 @recipe("vision_sft_nano_mapstyle_dataloader", starts_from="vision_sft_nano")
 def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Config:
-    """Changes vision_sft_nano to captions of at most 1024 tokens.
+    """Variant of vision_sft_nano with captions of at most 1024 tokens.
 
     The name is that of the released recipe. Every loader of this package has a map-style order that can be resumed.
     """
@@ -163,7 +163,7 @@ def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Confi
     variables=base_checkpoint_advice("Cosmos3-Super"),
 )
 def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
-    """Configures LoRA of rank 16 on the attention layers of Cosmos3-Super's generation tower, on 8 GPUs of 80 GB."""
+    """LoRA of rank 16 on the attention layers of Cosmos3-Super's generation tower, on 8 GPUs of 80 GB."""
     config.job.experiment = config.job.name = "vision_sft_super"
     model = cast(Cosmos3Generator.Config, config.model.config)
     model.network = super_()
@@ -186,7 +186,7 @@ def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
     variables=base_checkpoint_advice("Cosmos3-Edge"),
 )
 def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
-    """Configures fine-tuning of the complete generation tower of Cosmos3-Edge on 8 GPUs."""
+    """Fine-tuning of the complete generation tower of Cosmos3-Edge on 8 GPUs."""
     config.job.experiment = config.job.name = "vision_sft_edge"
     model = cast(Cosmos3Generator.Config, config.model.config)
     model.network = edge()
@@ -199,13 +199,13 @@ def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("vision_sft_nano_tiny", starts_from="vision_sft_nano")
 def vision_sft_nano_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Changes vision_sft_nano to its tiny variant: 9.9 M parameters, on a CPU."""
+    """Tiny variant of vision_sft_nano: 9.9 M parameters, on a CPU."""
     return make_tiny_generator(config, "vision_sft_nano_tiny")
 
 
 @recipe("vision_sft_super_tiny", starts_from="vision_sft_super")
 def vision_sft_super_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Changes vision_sft_super to its tiny variant: 10.7 M parameters, on a CPU."""
+    """Tiny variant of vision_sft_super: 10.7 M parameters, on a CPU."""
     make_tiny_generator(config, "vision_sft_super_tiny")
     # As in Super, the heads together are wider than the residual stream.
     cast(Cosmos3Generator.Config, config.model.config).network.num_attention_heads = 6
@@ -214,7 +214,7 @@ def vision_sft_super_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("vision_sft_edge_tiny", starts_from="vision_sft_edge")
 def vision_sft_edge_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Changes vision_sft_edge to its tiny variant: 7.6 M parameters, on a CPU."""
+    """Tiny variant of vision_sft_edge: 7.6 M parameters, on a CPU."""
     return make_tiny_generator(config, "vision_sft_edge_tiny")
 
 
@@ -246,7 +246,7 @@ def make_tiny_generator(config: Trainer.Config, name: str) -> Trainer.Config:
 
 @recipe("vision_sft_tiny", variables=CLIPS)
 def vision_sft_tiny() -> Trainer.Config:
-    """Configures training from random weights on clips of any size in the resolution bucket 96, with a tiny VAE.
+    """Training from random weights on clips of any size in the resolution bucket 96, with a tiny VAE.
 
     With these values eight clips are reproduced after five minutes on two CPU cores.
     """
@@ -297,7 +297,7 @@ def vision_sft_tiny() -> Trainer.Config:
 
 @recipe("moving_shapes", starts_from="vision_sft_tiny")
 def moving_shapes(config: Trainer.Config) -> Trainer.Config:
-    """Configures the demo: 64-pixel clips of moving colored shapes with one-sentence captions."""
+    """The demo: 64-pixel clips of moving colored shapes with one-sentence captions."""
     config.job.experiment = "moving_shapes"
     config.job.group = "demo"
     config.job.name = "moving_shapes"

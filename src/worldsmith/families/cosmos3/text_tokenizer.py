@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config import Configurable
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
 
 VISION_START = "<|vision_start|>"

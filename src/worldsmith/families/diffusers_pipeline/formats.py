@@ -28,12 +28,12 @@ from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifferen
 from worldsmith.config import Configurable
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import TAG, to_dict
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

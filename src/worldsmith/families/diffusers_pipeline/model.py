@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
 from worldsmith.config.errors import UserError
-from worldsmith.models.fill import chosen, fill, seed_of
+from worldsmith.models.fill_parameters import chosen, fill, seed_of
 from worldsmith.models.model import Model
 from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_parameters

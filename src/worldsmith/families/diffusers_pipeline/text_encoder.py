@@ -12,10 +12,10 @@ from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.families.diffusers_pipeline.published import T5_XXL, UMT5_XXL
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, read_settings, tokenizer_files
 from worldsmith.models.real_values import in_simulation, without_values
-from worldsmith.models.weights.finite import non_finite, require_finite
+from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     import torch

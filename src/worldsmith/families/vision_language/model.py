@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from worldsmith.config import wrong
 from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.freezing import freeze, frozen_names
-from worldsmith.families.vision_language.network.arithmetic import HEAD, linear_layers, parameter_shapes
+from worldsmith.families.vision_language.network.shapes_and_flops import HEAD, linear_layers, parameter_shapes
 from worldsmith.families.vision_language.policy import FILES, PolicyConfig, check_device
 from worldsmith.families.vision_language.published import find_config, find_training_obstacle, published_config
 from worldsmith.models.decoding import GREEDY, Decoding

@@ -93,7 +93,7 @@ class VisionLanguageTask(Task):
 
     def count_flops(self, batch: Sequence[ChatSample]) -> int | None:
         """Returns the FLOPs of a training step on `batch`, without padding; None for an unsupported model type."""
-        from worldsmith.families.vision_language.network.arithmetic import step_flops
+        from worldsmith.families.vision_language.network.shapes_and_flops import step_flops
 
         grids = [grid for sample in batch for grid in (sample.image_grids, sample.video_grids) if grid is not None]
         with real_values():

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.checkpoint.formats.family_formats import DType
-from worldsmith.checkpoint.run.clip_defaults import clip_defaults, shift_of
+from worldsmith.checkpoint.run.generation_defaults import clip_defaults, shift_of
 from worldsmith.families.diffusers_pipeline.formats import PIPELINE_INDEX, PipelineFormats
 from worldsmith.families.wan.image_encoder import PARTS
 from worldsmith.families.wan.model import EXPERTS, WanDefaults, WanGenerator
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.spec import ModelSpec
+from worldsmith.models.model_spec import ModelSpec
 
 
 class WanFormats(PipelineFormats):

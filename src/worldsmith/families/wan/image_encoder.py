@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.families.diffusers_pipeline.published import CLIP_H_VISION, CLIP_PICTURES
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, read_settings
 from worldsmith.models.real_values import in_simulation, real_values, without_values
-from worldsmith.models.weights.finite import non_finite, require_finite
+from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     import torch

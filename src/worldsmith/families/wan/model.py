@@ -21,7 +21,7 @@ from worldsmith.families.diffusers_pipeline.sampling import (
 from worldsmith.families.diffusers_pipeline.text_encoder import UMT5TextEncoder
 from worldsmith.families.wan.architecture import MASK, NetworkConfig
 from worldsmith.families.wan.image_encoder import WanImageEncoder
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, hub_name, is_local, local_folder
 from worldsmith.models.real_values import in_simulation, with_real_values, without_values
 from worldsmith.models.video_model import Beginning, Mode, SampleLayout, Sampling, VideoSampler

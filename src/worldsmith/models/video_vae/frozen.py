@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import Configurable
-from worldsmith.models.weights.finite import non_finite, require_finite
+from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config.declare.ranges import PositiveFactor
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import PublishedPart
 from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.video_vae.frozen import FrozenVAE, weights_digest

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import are_numbers, read_json_object
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, find_layout, local_path, look_for_layout
 from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.video_vae.vae_folder import ALONE, IN_PIPELINE, SUBFOLDER, WEIGHTS, holds_vae

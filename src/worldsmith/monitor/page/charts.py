@@ -1,4 +1,4 @@
-"""Charts of the report and their metrics, as plain data for `look/page.js`."""
+"""Charts of the report and their metrics, as plain data for `templates/page.js`."""
 
 from __future__ import annotations
 

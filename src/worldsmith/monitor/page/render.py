@@ -20,7 +20,7 @@ from worldsmith.files.atomic import replacing
 from worldsmith.monitor.page.formats import FILTERS
 
 FILE = "report.html"
-LOOK = Path(__file__).parent / "look"
+TEMPLATES = Path(__file__).parent / "templates"
 CHARTING = ("bokeh.min.js", "bokeh-api.min.js")
 """Bokeh's scripts that the report embeds: the renderer and its API."""
 
@@ -60,7 +60,7 @@ class Page:
 
     def html(self) -> str:
         """Renders the complete HTML file and returns it as a string."""
-        css, script = ((LOOK / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+        css, script = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
         return (
             templates()
             .get_template("page.html")
@@ -79,7 +79,7 @@ def section(name: str, title: str, **values: Any) -> Section:
     """Renders a section of the report.
 
     Args:
-        name: Name of the section and of its template in `look/`, without suffix.
+        name: Name of the section and of its template in `templates/`, without suffix.
         title: Title of the section.
         values: Variables of the template; they are escaped.
     """
@@ -100,7 +100,7 @@ def write_html(page: Page, out: Path) -> Path:
 
 @functools.cache
 def templates() -> jinja2.Environment:
-    loader = jinja2.FileSystemLoader(LOOK)
+    loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.monitor.page.charts import charts, drop_single_values
+from worldsmith.monitor.page.config_values import settings
 from worldsmith.monitor.page.evaluations import evaluations
 from worldsmith.monitor.page.formats import duration, format_count, format_float, plural, time, words
 from worldsmith.monitor.page.next_steps import next_steps
@@ -34,7 +35,6 @@ from worldsmith.monitor.page.samples import (
     scores,
 )
 from worldsmith.monitor.page.series import MetricsReader, Series
-from worldsmith.monitor.page.settings import settings
 from worldsmith.monitor.page.status import Status, find_status, when
 from worldsmith.monitor.short_text import short_number
 

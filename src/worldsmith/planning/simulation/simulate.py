@@ -187,7 +187,7 @@ def validate(run: TrackedRun) -> None:
 def draw_videos(run: TrackedRun, callback: DrawVideos.Config) -> None:
     """Runs one solver step for all samples of `callback`, in the size of the first clip, and decodes one."""
     from worldsmith.checkpoint.formats.family_formats import formats_of
-    from worldsmith.sampling.generate import generate_latents
+    from worldsmith.sampling.generate_videos import generate_latents
     from worldsmith.sampling.requests import GenerationRequest
 
     model: Any = run.model

@@ -23,7 +23,7 @@ from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.sections import CompileConfig
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World
-from worldsmith.models.fill import fill
+from worldsmith.models.fill_parameters import fill
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.throughput import Throughput

@@ -16,7 +16,7 @@ from worldsmith.actions.action import Result, share_done
 from worldsmith.actions.run_action import RunAction, RunWords
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.errors import Place, UserError
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.paths import format_path
 from worldsmith.data.data_report import DataReport
 from worldsmith.data.stream.errors import DataError
@@ -25,7 +25,7 @@ from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import world_size
 from worldsmith.models.hub import LOOKED
 from worldsmith.tasks.registry import TASKS, task_of
-from worldsmith.tools.check.inspect_data import counted, larger_cap, read_data, report_lines, titled, wrapped
+from worldsmith.tools.check.inspect_data import counted, labeled_line, larger_cap, read_data, report_lines, wrap_labeled
 from worldsmith.tools.check.readiness import Needs, inspect_files, inspect_latent_cache, inspect_machine
 from worldsmith.training.run_folder import run_path
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from worldsmith.tasks.task import Task
 
 WIDEST = 100
-"""Max columns of the report."""
+"""Max width of the report in columns."""
 SPEC_CAP = "policy.model_max_length"
 """Spec key of the max tokens per sample."""
 
 
 @dataclass(slots=True)
 class CheckResult:
-    """Result of a check: reports on the data, requirements, remarks and problems."""
+    """Result of `worldsmith check`: reports on the data, requirements of the run, remarks and problems."""
 
     reports: dict[str, DataReport] = field(default_factory=dict)
     """Reports on the training data and, if the run validates, on the validation data."""
@@ -54,11 +54,11 @@ class CheckResult:
     problems: list[str] = field(default_factory=list)
     """Problems that would prevent the run from starting or stop it in its first epoch."""
 
-    def refuse(self, problem: str) -> None:
-        """Adds a problem, unless a known problem has the same text, possibly after the name of another field."""
+    def add_problem(self, problem: str) -> None:
+        """Adds `problem` to the problems, unless one of them has the same text, possibly after another field name."""
         first, _, rest = problem.partition(" ")
-        said = rest if "." in first else problem
-        if not any(said in known for known in self.problems):
+        text = rest if "." in first else problem
+        if not any(text in known for known in self.problems):
             self.problems.append(problem)
 
 
@@ -71,15 +71,15 @@ class CheckData(RunAction):
 
     metavars: ClassVar[Mapping[str, str]] = {"recipe": "NAME"}
     limits_of: str | None = None
-    """Recipe whose limits apply if the command names only a dataset."""
+    """Recipe whose limits, such as the max tokens per sample, apply if the command only names a dataset; else None."""
 
     class Config(RunAction.Config):
         recipe: str | None = None
-        """for a dataset: the recipe whose limits apply"""
+        """for a dataset: the recipe whose limits (tokens, clip sizes) apply"""
         processes: Count | None = None
         """number of processes of the run (default: 1)"""
         workers: NotNegative | None = None
-        """number of reading processes (default: one per CPU)"""
+        """number of worker processes that read the data (default: one per CPU)"""
         sample: Count | None = None
         """inspect only N samples, evenly spaced"""
         headers: bool = False
@@ -88,7 +88,10 @@ class CheckData(RunAction):
     config: Config
 
     def load(self, words: RunWords) -> Loaded:
-        """Loads the config of the run or, for a dataset, a recipe that reads this dataset."""
+        """Loads the config of the run that the arguments `words` describe.
+
+        If they name a dataset, it is the config of a recipe that reads this dataset.
+        """
         notes, source = words.leave_parent_out(), words.unknown_source()
         found = None if source is None else find_dataset(source, self.config.recipe)
         if found is not None:
@@ -96,7 +99,7 @@ class CheckData(RunAction):
             self.limits_of = recipe
             loaded = words.load_for_dataset(recipe, dataset)
         elif self.config.recipe is not None:
-            raise UserError("--recipe requires a dataset; to check a recipe alone: `worldsmith check NAME`")
+            raise UserError("--recipe requires a dataset. To check only a recipe: `worldsmith check NAME`")
         else:
             loaded = words.load()
         return replace(loaded, warnings=[*notes, *loaded.warnings])
@@ -131,9 +134,10 @@ class CheckData(RunAction):
         return int(max(1, shards) * max(1, copies) * asked.context_parallel_shard_degree)
 
     def inspect(self) -> CheckResult:
-        """Inspects data and requirements; most errors become problems of the result.
+        """Inspects the data and the requirements of the run; returns the result, in which most errors become problems.
 
-        Raises ValueError if the number of processes does not fit the parallelism degrees of the run.
+        Raises ValueError if the number of processes does not fit the parallelism degrees of the run. If only a dataset
+        is checked, errors in it are raised.
         """
         tree, found = self.tree, CheckResult()
         degrees = plan_degrees(tree.model.config.parallelism, self.processes)
@@ -144,7 +148,7 @@ class CheckData(RunAction):
             try:
                 look()
             except DataError as error:
-                found.refuse(str(error))
+                found.add_problem(str(error))
         try:
             for problem in found.problems:
                 if problem.startswith("model.") and LOOKED in problem:
@@ -154,7 +158,7 @@ class CheckData(RunAction):
         except (DataError, UserError, OSError, ValueError) as error:
             if self.limits_of is not None:
                 raise
-            found.refuse(str(error))
+            found.add_problem(str(error))
             if not found.reports:
                 found.reports = self.report_records()
             return found
@@ -163,7 +167,16 @@ class CheckData(RunAction):
         return found
 
     def read(self, found: CheckResult, model: Model, ranks: int) -> dict[str, Task]:
-        """Reads the data of both splits into `found`; returns the task of each split. Raises DataError without data."""
+        """Reads the training data and, if the run validates, the validation data, and adds reports to `found`.
+
+        Args:
+            found: Result to which reports, remarks and problems are added.
+            model: Model of the run, without weights.
+            ranks: Number of data-parallel ranks.
+
+        Returns:
+            The task, which reads the data, of each split ("train", "val").
+        """
         tree = self.tree
         tasks: dict[str, Task] = {}
         datasets: dict[str, Any] = {}
@@ -182,13 +195,15 @@ class CheckData(RunAction):
                 loader, tally, workers=self.workers, ranks=ranks,
                 packs_a_step=packs_a_step, sample=self.config.sample, decode=not self.config.headers,
                 cap_field=cap_field(self.loaded, split),
-                shown=share_done(f"reading {loader.dataset.name}"),
+                show_progress=share_done(f"reading {loader.dataset.name}"),
             )  # fmt: skip
             records = loader.dataset if relaxed is data else data.build_records()
             report.flags = list(records.flags())
             for problem in report.problems:
-                found.refuse(problem)
-            self.assess(found, report, split, ends_at_long_ones=getattr(data, "on_overlong", "drop") == "error")
+                found.add_problem(problem)
+            self.add_count_problems(
+                found, report, split, stops_on_overlong=getattr(data, "on_overlong", "drop") == "error"
+            )
         if "val" in tasks:
             found.overlap = datasets["val"].count_overlap(datasets["train"])
             if found.overlap:
@@ -196,11 +211,11 @@ class CheckData(RunAction):
         return tasks
 
     def report_records(self) -> dict[str, DataReport]:
-        """Returns reports from the records only, for a run whose model cannot be built."""
+        """Returns a report on the training records, without reading samples, for a run whose model cannot be built."""
         data = self.tree.dataloader_train
         try:
             dataset = data.build_records()
-        except DataError:  # which is a problem already
+        except DataError:  # already listed as a problem
             return {}
         if dataset is None:
             return {}
@@ -208,13 +223,18 @@ class CheckData(RunAction):
         report.flags = list(dataset.flags())
         return {"train": report}
 
-    def assess(self, found: CheckResult, report: DataReport, split: str, *, ends_at_long_ones: bool) -> None:
-        """Adds the remarks and problems that follow from the counts of a split."""
+    def add_count_problems(
+        self, found: CheckResult, report: DataReport, split: str, *, stops_on_overlong: bool
+    ) -> None:
+        """Adds remarks and problems to `found` that follow from the sample and pack counts in `report`.
+
+        `stops_on_overlong`: a sample above the token limit stops the run; otherwise it is skipped.
+        """
         ranks = len(report.packs)
-        if report.over_cap and (report.kept or ends_at_long_ones):
+        if report.over_cap and (report.kept or stops_on_overlong):
             long = f"{report.over_cap} samples ({report.over_cap / report.looked_at:.1%}) exceed the token limit"
-            if ends_at_long_ones:
-                found.refuse(f"dataloader_{split}.on_overlong is 'error', but {long}: {larger_cap(report)}")
+            if stops_on_overlong:
+                found.add_problem(f"dataloader_{split}.on_overlong is 'error', but {long}: {larger_cap(report)}")
             else:
                 found.remarks.append(f"{split}: {long} and are skipped: {larger_cap(report)}")
         if not report.kept or self.limits_of is not None:
@@ -229,7 +249,7 @@ class CheckData(RunAction):
             )
 
     def inspect_run(self, found: CheckResult, model: Model, degrees: Degrees, task: Task) -> None:
-        """Adds the problems and remarks about the disk and the memory of this machine."""
+        """Adds problems and remarks to `found` if the disk or memory of this machine is too small for the run."""
         tree, needs = self.tree, found.needs
         known = len(needs.problems)
         inspect_machine(needs, tree, model, degrees, self.processes)
@@ -241,31 +261,36 @@ class CheckData(RunAction):
         found.problems += needs.problems[known:]
 
     def lines(self, found: CheckResult) -> Iterator[str]:
-        """Yields the lines of the report for the terminal."""
+        """Yields the lines of the report on a check for the terminal."""
         width = min(WIDEST, shutil.get_terminal_size().columns)
         if self.limits_of is not None:
-            yield titled("limits", f"those of the recipe {self.limits_of}; select another one with --recipe NAME")
+            yield labeled_line("limits", f"from the recipe {self.limits_of}; select another one with --recipe NAME")
         if self.config.processes is None and self.processes > world_size():
-            yield titled(
+            yield labeled_line(
                 "processes", f"{self.processes}, as set in model.config.parallelism; change it with --processes N"
             )
         if terms := task_of(self.tree.model.name).terms:
-            yield from wrapped("terms", f"{terms}; pack: samples of one forward pass; epoch: every sample once", width)
+            yield from wrap_labeled(
+                "terms", f"{terms}; pack: samples of one forward pass; epoch: every sample once", width
+            )
         for split, report in found.reports.items():
             if len(found.reports) > 1:
-                yield titled(split, "-" * (width - 13))
+                yield labeled_line(split, "-" * (width - 13))
             yield from report_lines(report, width=width, workers=self.workers)
         yield from found.needs.lines()
         for remark in found.remarks:
-            yield from wrapped("note", remark, width)
+            yield from wrap_labeled("note", remark, width)
         for problem in found.problems:
-            yield from wrapped("PROBLEM", problem, width)
+            yield from wrap_labeled("PROBLEM", problem, width)
         if found.problems:
-            yield titled("verdict", "this run could not start, or would stop in its first epoch")
+            yield labeled_line("verdict", "this run would not start, or would stop in its first epoch")
 
 
 def too_few_steps(report: DataReport, packs_a_step: int) -> str:
-    """Returns the remark that an epoch has less than one step on some ranks, with settings that would work."""
+    """Returns the remark that an epoch has less than one step on some ranks, with possible fixes.
+
+    `packs_a_step` is the number of packs of a rank per optimizer step.
+    """
     ranks, packs, most = len(report.packs), min(report.packs), report.ranks_that_work
     ways = [f"at most {most} process{'es' * (most > 1)}"] if most else []
     ways += [f"trainer.grad_accum_iter = {packs} or less"] if packs else []
@@ -278,11 +303,12 @@ def too_few_steps(report: DataReport, packs_a_step: int) -> str:
 
 
 def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
-    """Returns the settings of the dataset at `source`, and the recipe whose limits apply; None if it is not a dataset.
+    """Returns (settings of the dataset at the path `source`, name of the recipe whose limits apply).
 
-    Raises UserError for a folder that is not a dataset.
+    The recipe is `recipe`, by default the smallest one for this kind of dataset. None if `source` does not exist or is
+    a file that is not a dataset. Raises UserError for a folder that is not a dataset.
     """
-    if not os.path.exists(source) and not source.endswith(".tar"):  # shards may be a pattern or lie afar
+    if not os.path.exists(source) and not source.endswith(".tar"):  # shards may be a pattern or remote
         return None
     for task in map(task_of, TASKS.names()):
         dataset = task.loader_class.dataset_at(source)
@@ -298,16 +324,22 @@ def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
 
 
 def cap_field(loaded: Loaded, split: str) -> str:
-    """Returns the config or spec field that sets the token cap of a sample; "" for the loader's own field."""
+    """Returns the config or spec field that sets the max tokens of a sample in a split ("train" or "val").
+
+    "" if the config sets it directly in the field of the data loader.
+    """
     section = f"dataloader_{split}"
     path = (section, getattr(loaded.tree, section).sample_cap_field)
     steps = [step for step in loaded.sources.get(path, []) if isinstance(step, tuple)]
     place = loaded.places.get(path)
     if steps:
         return format_path(steps[0])
-    return SPEC_CAP if loaded.report and place is not None and not is_of_the_run(place, section) else ""
+    return SPEC_CAP if loaded.report and place is not None and not is_set_by_run(place, section) else ""
 
 
-def is_of_the_run(place: Place, section: str) -> bool:
-    """Returns whether a value was set by a flag or override of the run, and not by a spec or its overrides."""
+def is_set_by_run(place: Place, section: str) -> bool:
+    """Returns whether a config value was set by a flag or by an override of the config section `section`.
+
+    `place` states where the value was set; False for a value from a spec or from an override of a spec.
+    """
     return place.file == "flag" or (place.file == "override" and (place.source or "").lstrip("+").startswith(section))

@@ -19,13 +19,13 @@ from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker, dig
 from worldsmith.data.stream.workers import fetch
 
 AHEAD = 4
-"""Samples that each worker makes in advance."""
+"""Number of samples that each worker prefetches."""
 INDENT = " " * 13
 FILLED_UP = "the last pack is filled with samples of the next epoch"
 BAR, LONGEST = "█", 32
 """Character of the bars of a histogram, and max length of a bar."""
 RANKS = 8
-"""Max number of ranks with a line each, if their packs differ."""
+"""Max number of ranks that get a line of their own in the report if their numbers of packs differ."""
 
 
 def read_data(
@@ -38,20 +38,20 @@ def read_data(
     sample: int | None = None,
     decode: bool = True,
     cap_field: str = "",
-    shown: Callable[[int, int], None] | None = None,
+    show_progress: Callable[[int, int], None] | None = None,
 ) -> DataReport:
-    """Inspects the samples of the first epoch.
+    """Reads the samples of the first epoch as the run would and reports on them.
 
     Args:
-        loader: The loader of the run; its quarantine is `tally`.
+        loader: The data loader of the run; its quarantine is `tally`.
         tally: Collects the skipped samples.
         workers: Number of worker processes.
-        ranks: Number of ranks that share the epoch.
+        ranks: Number of data-parallel ranks, among which the epoch is divided.
         packs_a_step: Packs of a rank in an optimizer step.
-        sample: Number of samples to inspect, evenly spaced; None = all.
-        decode: Decode images and videos; if not, only headers are read, which are enough for tokens and sizes.
-        cap_field: Name of the setting of the token cap, if it is not that of the loader.
-        shown: Called with (inspected, total) after each sample.
+        sample: Number of samples to inspect, evenly spaced; None: all.
+        decode: Decode images and videos; False: read only headers, which are enough for tokens and sizes.
+        cap_field: Name of the setting of the max tokens per sample, for messages; "": the field of the data loader.
+        show_progress: Called with (inspected, total) after each sample.
 
     Returns:
         Counts, distributions and packs of the data. A DataError while reading becomes one of its problems.
@@ -66,7 +66,7 @@ def read_data(
     chosen = range(total) if sample is None or sample >= total else [i * total // sample for i in range(sample)]
     seen: list[InspectedSample] = []
     try:
-        seen.extend(inspect_samples(loader, chosen, workers=workers, shown=shown))
+        seen.extend(inspect_samples(loader, chosen, workers=workers, show_progress=show_progress))
     except DataError as error:
         report.problems.append(str(error))
     report.looked_at = len(seen)
@@ -89,13 +89,13 @@ def read_data(
     report.cells = round(sum(item.cells for item in kept) / share) if seen else 0
     count_packs(report, loader, kept, ranks, packs_a_step, share)
     loader.check_quarantine()
-    report.problems += refusals(report, loader, tally, seen)
+    report.problems += find_problems(report, loader, tally, seen)
     return report
 
 
 @dataclass(frozen=True, slots=True)
 class InspectedSample:
-    """Inspection result of one sample."""
+    """Inspection result of one sample: tokens, reading time, features, and the reason if it was skipped."""
 
     key: str
     position: int
@@ -104,21 +104,24 @@ class InspectedSample:
     seconds: float
     rejection: Rejection | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Counters of a run for this sample, with the message of the first count."""
+    """Names of the loader's counters that this sample increments -> message of the first count."""
     features: Features = field(default_factory=dict)
     cells: int = 0
-    """See `SampleMaker.cells`."""
+    """Size of the latents of the sample, see `SampleMaker.cells`."""
 
 
 class Inspector(SampleMaker[InspectedSample]):
-    """Builds samples as a run does, in worker processes, and drops their images and videos there."""
+    """Sample builder for worker processes: builds samples as the run would and returns only inspection results.
+
+    Images and videos are discarded in the worker.
+    """
 
     def __init__(self, maker: SampleMaker[Any]) -> None:
         self.maker, self.dataset = maker, maker.dataset
         self.max_tokens = None  # the wrapped maker checks the cap
 
     def make(self, position: int) -> Made[InspectedSample]:
-        """Builds the sample at a position and returns its inspection result; a skipped sample is not an error."""
+        """Builds the sample at a position of the dataset and returns its inspection result, also if it is skipped."""
         self.maker.measured = None
         start = time.perf_counter()
         made = self.maker[position]
@@ -138,11 +141,12 @@ def inspect_samples(
     positions: Sequence[int],
     *,
     workers: int,
-    shown: Callable[[int, int], None] | None = None,
+    show_progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[InspectedSample]:
-    """Yields the inspection results of the samples at `positions`, in order; skipped samples go to the quarantine.
+    """Yields the inspection results of the samples at `positions` of the dataset, in order.
 
-    Workers that died are counted in `loader.counts`. `shown` is called with (inspected, total) after each sample.
+    Skipped samples are added to `loader.quarantine`; workers that died are counted in `loader.counts`. `show_progress`
+    is called with (inspected, total) after each sample.
     """
     stretch = Positions(list(positions), 0, 1, 0)
     found = fetch(Inspector(loader.maker), stretch, workers=workers, prefetch=AHEAD, counts=loader.counts)
@@ -152,13 +156,22 @@ def inspect_samples(
             item = InspectedSample(item.key, position, -1, 0.0, rejection=item)
         if item.rejection is not None:
             loader.quarantine.add(item.rejection)
-        if shown is not None:
-            shown(number, len(positions))
+        if show_progress is not None:
+            show_progress(number, len(positions))
         yield item
 
 
-def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: Sequence[InspectedSample]) -> list[str]:
-    """Returns the problems that would prevent a run from starting, or stop it."""
+def find_problems(
+    report: DataReport, loader: PackingDataLoader, tally: Tally, seen: Sequence[InspectedSample]
+) -> list[str]:
+    """Returns the problems that would prevent the run from starting or stop it, such as no usable sample.
+
+    Args:
+        report: Report on the data.
+        loader: The data loader of the run.
+        tally: Skipped samples, with the reason why they would stop a run, if any.
+        seen: Inspection results of all inspected samples.
+    """
     found = [] if tally.refusal is None else [tally.refusal]
     if report.kept or report.problems:
         return found
@@ -176,7 +189,7 @@ def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: 
 
 
 def larger_cap(report: DataReport) -> str:
-    """Returns the advice for samples that have too many tokens."""
+    """Returns the advice, for messages, to increase the max tokens per sample so that all samples can be used."""
     least, now = (report.needed_cap or 0) - report.cap_included, (report.cap or 0) - report.cap_included
     return f"set {report.cap_field} to at least {least} (now {now}) to use all of them, or use smaller or shorter clips"
 
@@ -191,10 +204,18 @@ def count_packs(
 ) -> None:
     """Packs the samples of each rank with the packer of the run, and with the other packers for comparison.
 
-    Sets the packs, steps and fill ratios of the report; `share` is the fraction of the samples that was inspected.
+    Sets the packs, steps and fill ratios of `report`.
+
+    Args:
+        report: Report on the data, which is changed in place.
+        loader: The data loader of the run, with the settings of the packer.
+        kept: Inspection results of the usable samples.
+        ranks: Number of data-parallel ranks.
+        packs_a_step: Packs of a rank in an optimizer step.
+        share: Fraction of the samples that was inspected, from which counts are extrapolated.
     """
     config = loader.config
-    shares = dealt(kept, ranks)
+    shares = tokens_by_rank(kept, ranks)
     for name in dict.fromkeys([config.packer, "sequential", "pool"]):
         if config.max_sequence_length is None and name != config.packer:
             continue
@@ -204,33 +225,42 @@ def count_packs(
             report.steps = [len(own) / share / packs_a_step if share else 0.0 for own in packs]
             report.later_steps = [packs_when_full(own) / share / packs_a_step if share else 0.0 for own in packs]
             if min(report.steps) < 1:
-                report.ranks_that_work = most_ranks(config, kept, ranks, packs_a_step * share)
+                report.ranks_that_work = find_max_ranks(config, kept, ranks, packs_a_step * share)
         full = [sum(pack) for own in packs for pack in (own[:-1] or own)]
         if full and config.max_sequence_length is not None:
             report.fill[name] = sum(full) / (len(full) * config.max_sequence_length)
 
 
 def packs_when_full(packs: Sequence[Sequence[int]]) -> float:
-    """Returns the number of packs if the last pack were filled like the average of the others."""
+    """Returns the number of packs (a fraction) if the last one had as many samples as the others on average.
+
+    `packs` has the token counts of the samples in each pack.
+    """
     full = sum(map(len, packs[:-1]))
     return sum(map(len, packs)) / full * (len(packs) - 1) if full else float(len(packs))
 
 
-def dealt(kept: Sequence[InspectedSample], ranks: int) -> list[list[int]]:
-    """Returns the token counts of the samples of each rank."""
+def tokens_by_rank(kept: Sequence[InspectedSample], ranks: int) -> list[list[int]]:
+    """Distributes the usable samples over the ranks; returns the token counts of the samples of each rank."""
     return [[item.num_tokens for item in kept if item.position % ranks == rank] for rank in range(ranks)]
 
 
-def most_ranks(config: PackingDataLoader.Config, kept: Sequence[InspectedSample], below: int, packs: float) -> int:
-    """Returns the maximum number of ranks below `below` that get at least `packs` packs per epoch each; 0 = none."""
+def find_max_ranks(config: PackingDataLoader.Config, kept: Sequence[InspectedSample], below: int, packs: float) -> int:
+    """Returns the max number of ranks, below `below`, at which each rank gets at least `packs` packs per epoch.
+
+    0 if no number of ranks is small enough.
+    """
     for ranks in range(below - 1, 0, -1):
-        if all(len(pack_all(config.packer, config, own)) >= packs for own in dealt(kept, ranks)):
+        if all(len(pack_all(config.packer, config, own)) >= packs for own in tokens_by_rank(kept, ranks)):
             return ranks
     return 0
 
 
 def pack_all(name: str, config: PackingDataLoader.Config, tokens: Sequence[int]) -> list[list[int]]:
-    """Packs samples with the packer of this name; returns the token counts of the samples in each pack."""
+    """Packs samples with the given token counts; returns the token counts of the samples in each pack.
+
+    `name` is the packer; its settings are those of `config`.
+    """
     packer = PACKERS[name](
         int,
         max_sequence_length=config.max_sequence_length,
@@ -242,7 +272,7 @@ def pack_all(name: str, config: PackingDataLoader.Config, tokens: Sequence[int])
 
 
 def find_duplicates(contents: Iterable[tuple[str, Any]]) -> list[list[str]]:
-    """Returns groups of keys of samples with equal content."""
+    """Returns the groups of keys whose samples have equal content; `contents` has (key, content) of each sample."""
     groups: dict[str, list[str]] = defaultdict(list)
     for key, facts in contents:
         groups[digest(facts)].append(key)
@@ -255,22 +285,22 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
     Args:
         report: The report on one split.
         width: Number of columns.
-        workers: Number of loader workers, for the estimated samples per second.
+        workers: Number of worker processes, for the estimated samples per second.
     """
-    yield titled("data", report.dataset)
+    yield labeled_line("data", report.dataset)
     looked = "all of them" if report.looked_at >= report.positions else f"{report.looked_at} of them, evenly spaced,"
     how = "decoded as in training" if report.decoded else "inspected by their headers only"
     if report.kept is None:
         looked, how = "none", "was read"
     held = f"{counted(report.records, 'record')}, {counted(report.positions, 'sample')} in an epoch; {looked} {how}"
-    yield from wrapped("", held, width)
+    yield from wrap_labeled("", held, width)
     skipped = str(sum(group.count for group in report.left_out.values()))
     if report.kept is not None:
-        yield from wrapped("kept", f"{report.kept} of {counted(report.looked_at, 'sample')}", width)
+        yield from wrap_labeled("kept", f"{report.kept} of {counted(report.looked_at, 'sample')}", width)
         samples = report.looked_at - report.kept
         if samples < int(skipped):
             skipped += f": {counted(samples, 'sample')}; {int(skipped) - samples} of the records, before sampling"
-    yield from wrapped("skipped", skipped, width)
+    yield from wrap_labeled("skipped", skipped, width)
     names = max([len(name) for name in report.left_out], default=0)
     for name, group in report.left_out.items():
         first = group.examples[0]
@@ -278,17 +308,17 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         start = f"  {name:<{names}} {group.count:>7}  "
         yield start + clip(why, width - len(start))
     for flag in report.flags:
-        yield from wrapped("noted", f"{flag}", width)
+        yield from wrap_labeled("noted", f"{flag}", width)
         if flag.count < flag.of:
-            yield titled("", clip(flag.named, width - len(INDENT)))
+            yield labeled_line("", clip(flag.named, width - len(INDENT)))
     for name, count in report.notes.items():
         said, *further = report.said.get(name, [""])
-        yield titled("noted", clip(f"{name} {count}{': ' if said else ''}{said}", width - len(INDENT)))
-        yield from (titled("", clip(more, width - len(INDENT))) for more in further)
+        yield labeled_line("noted", clip(f"{name} {count}{': ' if said else ''}{said}", width - len(INDENT)))
+        yield from (labeled_line("", clip(more, width - len(INDENT))) for more in further)
     if report.duplicates:
         again = sum(len(keys) - 1 for keys in report.duplicates)
         said = f"{counted(again, 'sample')} identical to another one, such as {' = '.join(report.duplicates[0])}"
-        yield titled("duplicates", clip(said, width - len(INDENT)))
+        yield labeled_line("duplicates", clip(said, width - len(INDENT)))
     if report.tokens is not None:
         cap = f"; the token limit of a pack, which holds several samples, is {report.cap}" if report.cap else ""
         if report.cap and report.cap_included:
@@ -296,48 +326,50 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         if report.over_cap:
             over = "exceed" if report.cap_included else "do not stay below"
             cap += f", which {report.over_cap} of them ({report.over_cap / report.tokens.count:.1%}) {over}"
-        yield from wrapped("tokens", f"{format_percentiles(report.tokens)}{cap}", width)
+        yield from wrap_labeled("tokens", f"{format_percentiles(report.tokens)}{cap}", width)
     alike = [f"{name} {bars.labels[0]}" for name, bars in report.features.items() if len(bars.labels) == 1]
     if alike:
-        yield from wrapped("all alike", ", ".join(alike), width)
+        yield from wrap_labeled("all alike", ", ".join(alike), width)
     for name, bars in report.features.items():
         if len(bars.labels) > 1:
             yield from histogram_lines(name, bars, width)
     if report.seconds is not None and report.seconds.total > 0:
         rate = report.seconds.count / report.seconds.total
         times = f"p50 {report.seconds.p50:.2g} s, p95 {report.seconds.p95:.2g} s"
-        times = f"reading a sample takes {1 / rate:.2g} s on average ({times})"
+        times = f"reading one sample takes {1 / rate:.2g} s on average ({times})"
         speed = f"{rate * max(1, workers):.3g} samples/s with {counted(workers, 'worker')}"
-        yield from wrapped("time", f"{times}; {speed}", width)
+        yield from wrap_labeled("time", f"{times}; {speed}", width)
     yield from packing_lines(report, width)
 
 
 def packing_lines(report: DataReport, width: int) -> Iterator[str]:
-    """Yields the lines about packs and steps of an epoch."""
+    """Yields the lines of the report about packs and steps of an epoch, of at most `width` columns."""
     if report.fill:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in report.fill.items())
         told = f"filled to this fraction of the token limit, by packer: {shares} (this run uses {report.packer})"
-        yield from wrapped("packs", told, width)
+        yield from wrap_labeled("packs", told, width)
     about = "" if report.looked_at >= report.positions else "about "
     kinds = sorted(set(zip(report.packs, report.steps)), reverse=True)
     if len(kinds) == 1 and len(report.packs) > 1:
-        yield from wrapped(
+        yield from wrap_labeled(
             "an epoch", f"on each of {len(report.packs)} processes {about}{format_epoch(*kinds[0])}", width
         )
-        yield from wrapped("", f"{FILLED_UP}{later_epochs(report)}", width)
+        yield from wrap_labeled("", f"{FILLED_UP}{later_epochs(report)}", width)
         return
     for rank, both in list(enumerate(zip(report.packs, report.steps)))[:RANKS]:
         place = f"on process {rank} " if len(report.packs) > 1 else ""
-        yield from wrapped("" if rank else "an epoch", f"{place}{about}{format_epoch(*both)}", width)
+        yield from wrap_labeled("" if rank else "an epoch", f"{place}{about}{format_epoch(*both)}", width)
     if len(report.packs) > RANKS:
         rest = report.packs[RANKS:]
-        yield from wrapped("", f"on {len(rest)} other processes {about}{min(rest)} to {max(rest)} packs each", width)
+        yield from wrap_labeled(
+            "", f"on {len(rest)} other processes {about}{min(rest)} to {max(rest)} packs each", width
+        )
     if report.packs:
-        yield from wrapped("", f"{FILLED_UP}{later_epochs(report)}", width)
+        yield from wrap_labeled("", f"{FILLED_UP}{later_epochs(report)}", width)
 
 
 def later_epochs(report: DataReport) -> str:
-    """Returns a note on the steps per epoch in a long run if they are clearly fewer than in the first epoch."""
+    """Returns a note on the mean steps per epoch of a long run if they are fewer than in the first epoch; else ""."""
     first, later = max(report.steps), max(report.later_steps, default=0.0)
     return f": over a long run, about {later:.3g} steps per epoch" if 0 < later < 0.95 * first else ""
 
@@ -347,8 +379,8 @@ def format_epoch(packs: int, steps: float) -> str:
 
 
 def histogram_lines(name: str, bars: Histogram, width: int) -> Iterator[str]:
-    """Yields the lines of a histogram."""
-    yield titled("", name)
+    """Yields the lines of a horizontal bar chart of a histogram: the title `name`, then one line per bar."""
+    yield labeled_line("", name)
     labels, counts = max(map(len, bars.labels)), max(len(str(count)) for count in bars.counts)
     room = max(4, min(LONGEST, width - len(INDENT) - labels - counts - 4))
     for label, count in zip(bars.labels, bars.counts):
@@ -362,24 +394,24 @@ def format_percentiles(values: Distribution) -> str:
     return f"p50 {p50}, p95 {p95}, max {largest}"
 
 
-def wrapped(word: str, message: str, width: int) -> list[str]:
-    """Wraps a message to `width` columns after its label."""
+def wrap_labeled(label: str, message: str, width: int) -> list[str]:
+    """Returns a message as lines of at most `width` columns; the first line begins with `label`."""
     return textwrap.wrap(
-        message, width, initial_indent=f"{word:<13}", subsequent_indent=INDENT, break_long_words=False,
+        message, width, initial_indent=f"{label:<13}", subsequent_indent=INDENT, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
 
 
-def titled(word: str, text: str) -> str:
-    """Returns a label, padded to its column, and a text."""
-    return f"{word:<13}{text}"
+def labeled_line(label: str, text: str) -> str:
+    """Returns one output line: `label`, padded to the width of the label column, and `text`."""
+    return f"{label:<13}{text}"
 
 
 def counted(count: int, word: str) -> str:
     return f"{count} {word}{'s' * (count != 1)}"
 
 
-def clip(text: str, room: int) -> str:
-    """Returns a text on one line, shortened to `room` characters."""
+def clip(text: str, width: int) -> str:
+    """Returns a text as one line of at most `width` characters; a longer one ends with an ellipsis."""
     text = " ".join(text.split())
-    return text if len(text) <= room else text[: max(1, room - 2)] + " …"
+    return text if len(text) <= width else text[: max(1, width - 2)] + " …"

@@ -17,12 +17,12 @@ from worldsmith.config.sections import has_wandb_login
 from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
-from worldsmith.files.writable import nearest_folder, require_writable
+from worldsmith.files.write_checks import nearest_folder, require_writable
 from worldsmith.models.hub import LOOKED, HubName
 from worldsmith.models.model_files import cached, hub_name, is_local
-from worldsmith.models.weights.table import table_of
+from worldsmith.models.weights.weight_table import table_of
 from worldsmith.monitor.short_text import format_bytes
-from worldsmith.tools.check.inspect_data import titled
+from worldsmith.tools.check.inspect_data import labeled_line
 from worldsmith.training.preflight import (
     build_optimizer,
     check_files,
@@ -45,46 +45,46 @@ LEAST_SHARED = 64 * 2**20
 
 @dataclass(slots=True)
 class Needs:
-    """Requirements of a run in addition to its data, compared with this machine, and the resulting problems."""
+    """Disk space, memory, hub files and credentials that a run needs, compared with this machine, and problems."""
 
     disk: dict[str, int] = field(default_factory=dict)
-    """Bytes of checkpoints and cached latents, and free bytes."""
+    """Bytes of a checkpoint, of cached latents and of downloads, free bytes on their disks, and kept checkpoints."""
     machine: dict[str, Any] = field(default_factory=dict)
-    """Names of the GPUs, bytes required per process, and free bytes."""
+    """Names of the GPUs, bytes of memory that each process needs before activations, and free bytes."""
     hub: list[dict[str, Any]] = field(default_factory=list)
-    """Components on the hub: config field, repository, state, and bytes to download."""
+    """Model components on the hub: config field, repository, state, and bytes to download."""
     credentials: dict[str, bool] = field(default_factory=dict)
     """Credentials that the run may need, by name: whether they are set."""
     remarks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def writable(self, folder: Path, what: str) -> None:
-        """Adds a problem if a folder is not writable; `what` names it in the message."""
+        """Adds a problem if `folder` cannot be written; `what` describes it in the message, such as "the cache "."""
         try:
             require_writable(folder, what=what)
         except UserError as error:
             self.problems.append(str(error))
 
     def lines(self) -> Iterator[str]:
-        """Yields the lines of the report for the terminal."""
+        """Yields the lines about disk, memory, hub and credentials for the terminal."""
         disk, machine = self.disk, self.machine
         if "checkpoint" in disk:
             kept = disk["checkpoints_kept"] * disk["checkpoint"]
             sizes = f"checkpoints {format_bytes(disk['checkpoint'])} each, at most {format_bytes(kept)} at a time"
-            yield titled("disk", f"{sizes}; free: {format_bytes(disk['free'])}")
+            yield labeled_line("disk", f"{sizes}; free: {format_bytes(disk['free'])}")
         if "latent_cache" in disk:
             free = format_bytes(disk["latent_cache_free"])
-            yield titled("", f"latents of an epoch {format_bytes(disk['latent_cache'])}; free: {free}")
+            yield labeled_line("", f"latents of an epoch {format_bytes(disk['latent_cache'])}; free: {free}")
         if machine:
             gpus = ", ".join(machine["gpus"]) or "no GPU"
             needed = f"each process needs {format_bytes(machine['needed'])} before activations"
-            yield titled("machine", f"{gpus}; {needed}; free: {format_bytes(machine['free'])}")
+            yield labeled_line("machine", f"{gpus}; {needed}; free: {format_bytes(machine['free'])}")
         for place in self.hub:
             there = f", {format_bytes(place['bytes'])} to download" if "bytes" in place else ""
-            yield titled("hub", f"{place['name']} is {place['state']}{there} ({place['field']})")
+            yield labeled_line("hub", f"{place['name']} is {place['state']}{there} ({place['field']})")
         if self.credentials:
             said = (f"{name} {'is set' if there else 'is not set'}" for name, there in self.credentials.items())
-            yield titled("credentials", ", ".join(said))
+            yield labeled_line("credentials", ", ".join(said))
 
 
 def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Needs:
@@ -92,7 +92,10 @@ def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Nee
 
     Args:
         tree: Config of the run.
-        variables: Environment variables that set config values, to be named in messages.
+        variables: Environment variable that sets a config value, by key path of the value; for messages.
+
+    Returns:
+        The requirements with the problems that were found.
     """
     needs = Needs()
     needs.problems += [f"{problem.path}: {problem.message}" for problem in check_files(tree, variables=variables)]
@@ -107,7 +110,10 @@ def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Nee
 
 
 def inspect_hub(needs: Needs, tree: Any) -> None:
-    """Adds the components on the hub; problems of `inspect_files` already state why a component is not available."""
+    """Adds the model components on the hub to `needs`; adds a problem if the disk is too small for their download.
+
+    `tree` is the config of the run. Problems in `needs` already state why a component is not available.
+    """
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError
 
@@ -138,7 +144,10 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
 
 
 def names_on_hub(tree: Any) -> Iterator[tuple[str, HubName, Sequence[str]]]:
-    """Yields (field, repository, patterns of needed files) of the components that are not local folders."""
+    """Yields (config field, hub repository, glob patterns of the required files) of each component on the hub.
+
+    `tree` is the config of the run.
+    """
     start = tree.initial_weights()
     named: list[tuple[str, str, Sequence[str]]] = [] if start is None else [(start.field, start.path, WEIGHTS)]
     named += tree.model.config.named_folders()
@@ -149,7 +158,15 @@ def names_on_hub(tree: Any) -> Iterator[tuple[str, HubName, Sequence[str]]]:
 
 
 def inspect_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ranks: int) -> None:
-    """Compares the disk space and memory that the run needs with those of this machine; adds problems and remarks."""
+    """Compares the disk space and memory that the run needs with this machine; adds problems and remarks to `needs`.
+
+    Args:
+        needs: Requirements of the run, which are changed in place.
+        tree: Config of the run.
+        model: Model of the run, without weights.
+        degrees: Parallelism degrees.
+        ranks: World size.
+    """
     import torch
 
     folder, world = nearest_folder(run_path(tree.job)), World(device=present_device())
@@ -182,7 +199,13 @@ def inspect_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ran
 
 
 def inspect_latent_cache(needs: Needs, cache: str, needed: int) -> None:
-    """Adds a remark to `needs` if the latents of an epoch (`needed` bytes) exceed the free space of the cache."""
+    """Adds a remark to `needs` if the latents of an epoch do not fit on the disk of the latent cache.
+
+    Args:
+        needs: Requirements of the run, which are changed in place.
+        cache: Folder of the latent cache.
+        needed: Bytes of the latents.
+    """
     free = shutil.disk_usage(nearest_folder(Path(cache))).free
     needs.disk |= {"latent_cache": needed, "latent_cache_free": free}
     if needed > free:

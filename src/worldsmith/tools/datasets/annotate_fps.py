@@ -22,7 +22,7 @@ from worldsmith.data.conversations.media.frames_and_sizes import rates_differ
 from worldsmith.data.data_report import EXAMPLES
 from worldsmith.data.json_records import read_lines, records_in
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.video_file import VideoInfo, examine
+from worldsmith.data.video_decoder import VideoInfo, examine
 from worldsmith.files.atomic import write_text
 
 PROVENANCE = ".provenance.json"

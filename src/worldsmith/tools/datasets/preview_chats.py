@@ -185,7 +185,7 @@ def decode_media(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[st
 
     `media` provides the patch sizes.
     """
-    from worldsmith.data.conversations.media.pixels import unpatchify
+    from worldsmith.data.conversations.media.image_patches import unpatchify
 
     sides = media.images
     for kind, patches, grids in (

@@ -20,7 +20,7 @@ from worldsmith.actions.run_action import RunAction
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World, launched_as, take_device
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.short_text import format_duration
 from worldsmith.tasks.registry import task_of
 

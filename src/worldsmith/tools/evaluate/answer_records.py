@@ -23,7 +23,7 @@ from worldsmith.data.conversations.conversation import Part, Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.video_file import examine
+from worldsmith.data.video_decoder import examine
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, write_results
 from worldsmith.files.atomic import write_text
@@ -31,14 +31,14 @@ from worldsmith.files.fingerprint import content
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import append_line
 from worldsmith.monitor.page.run_page import refresh_page
-from worldsmith.sampling.answers import Answer
+from worldsmith.sampling.generate_answers import Answer
 
 QUESTION, DURATION = "question", "duration"
-"""Slices that are not fields of records."""
+"""Names of the slices that are computed; other slices are fields of the records."""
 SECONDS = (2, 5, 10, 30, 60)
 """Upper bounds of the duration slices, in seconds."""
 LETTERS = 80
-"""Max characters of a question in a slice name."""
+"""Max characters of a question as a slice value."""
 FOLDER, SETTINGS = "answers", "settings.json"
 CONFUSION, ITEMS, DIRECTIONALITY = "confusion.png", "items", "directionality_score.json"
 NAMES = {"binary": "yes/no accuracy", "text": "exact match"}
@@ -51,23 +51,26 @@ BESIDE = (
 
 
 @dataclass(slots=True)
-class Asked:
-    """Records to evaluate: the questions, and the rows that receive the results."""
+class EvaluationRecords:
+    """Records of a dataset to evaluate: the questions by record id, and one result row per record."""
 
     rows: list[Row] = field(default_factory=list)
     """One row per record, in dataset order."""
     turns: dict[str, Sequence[Turn]] = field(default_factory=dict)
-    """The questions, by row id; unusable records are missing."""
+    """The turns of each question, by row id; records that cannot be used are missing."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """Task types that records state, by id."""
+    """Task types that the records state, by row id."""
 
     @property
     def truths(self) -> dict[str, str]:
-        """The ground-truth answers, by id."""
+        """The ground-truth answers by record id."""
         return {row.id: row.gt for row in self.rows if row.id in self.turns}
 
-    def share(self, number: int, count: int) -> list[tuple[str, Sequence[Turn]]]:
-        """Returns every `count`-th answerable record, starting at `number`."""
+    def shard(self, number: int, count: int) -> list[tuple[str, Sequence[Turn]]]:
+        """Returns (id, turns of the question) of the usable records of process `number` of `count` processes.
+
+        These are every `count`-th record from index `number`.
+        """
         return [(row.id, self.turns[row.id]) for row in self.rows[number::count] if row.id in self.turns]
 
     def media(self) -> list[str]:
@@ -75,9 +78,21 @@ class Asked:
         return list(dict.fromkeys(name for row in self.rows for name in row.media))
 
 
-def read_records(dataset: ChatDataset, *, limit: int | None, task_field: str, slices: Sequence[str]) -> Asked:
-    """Reads the questions. Raises UserError if no record is usable, or if no record has a required field."""
-    asked, known = Asked(), set[str]()
+def read_records(
+    dataset: ChatDataset, *, limit: int | None, task_field: str, slices: Sequence[str]
+) -> EvaluationRecords:
+    """Reads the questions and the ground truth of a dataset.
+
+    Args:
+        dataset: Dataset of conversations; the last answer is the ground truth.
+        limit: Read only the first N records; None: all.
+        task_field: Record field with the task type; "": not used.
+        slices: Names of slices, for which the value of each record is stored.
+
+    Raises:
+        UserError: If no record can be used, or if no record has a field that `task_field` or `slices` name.
+    """
+    asked, known = EvaluationRecords(), set[str]()
     for record in islice(dataset.in_order(), limit):
         if isinstance(record, Rejection):
             asked.rows.append(Row(record.key, record.key, reason=f"{record.reason}: {record.detail}"))
@@ -95,7 +110,7 @@ def read_records(dataset: ChatDataset, *, limit: int | None, task_field: str, sl
         row.question, row.gt = before[-1].text.strip(), turns[len(before)].text.strip()
         parts = [part for turn in before for part in turn.parts]
         row.media = [str(part.source) for part in parts if is_file(part)]
-        row.slice = {name: part_of(name, row, parts, fields) for name in slices}
+        row.slice = {name: slice_value(name, row, parts, fields) for name in slices}
         asked.turns[key] = before
         if task_field:
             asked.kinds[key] = str(fields.get(task_field, ""))
@@ -108,29 +123,36 @@ def read_records(dataset: ChatDataset, *, limit: int | None, task_field: str, sl
 
 
 def is_file(part: Part) -> bool:
-    """Returns whether a part is a media file, and not text or embedded data."""
+    """Returns whether a part of a message is a media file, and not text or embedded data."""
     return part.kind != "text" and isinstance(part.source, str) and not part.source.startswith("data:")
 
 
-def part_of(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str, Any]) -> str:
-    """Returns the value of the slice `name` for a record."""
+def slice_value(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str, Any]) -> str:
+    """Returns the value of the slice `name`, such as "duration" or a record field, for one record.
+
+    Args:
+        name: Name of the slice.
+        row: Row of the record.
+        parts: Parts of the question, such as videos.
+        fields: Fields of the record.
+    """
     if name == QUESTION:
-        return template(row.question)
+        return question_template(row.question)
     if name == DURATION:
-        return duration(next((str(part.source) for part in parts if part.kind == "video"), ""))
+        return duration_range(next((str(part.source) for part in parts if part.kind == "video"), ""))
     value = fields.get(name)
     return "(none)" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def template(text: str) -> str:
-    """Returns a question with numbers and quotations replaced, because they differ between records."""
+def question_template(text: str) -> str:
+    """Returns a question, shortened, with placeholders for numbers and quotations, which differ between records."""
     text = re.sub(r"\"[^\"]*\"|“[^”]*”", "…", text)
     words = re.sub(r"\d+(?:\.\d+)?", "#", " ".join(text.split()))
     return words if len(words) <= LETTERS else f"{words[: LETTERS - 1]}…"
 
 
-def duration(video: str) -> str:
-    """Returns the label of a video's duration range, such as "5 to 10 s"; "no video" for ""."""
+def duration_range(video: str) -> str:
+    """Returns the duration range of the video file `video`, such as "5 to 10 s"; "no video" if `video` is ""."""
     if not video:
         return "no video"
     try:
@@ -145,30 +167,31 @@ def duration(video: str) -> str:
     return f"{least} s or more"
 
 
-def mark_of(turns: Sequence[Turn]) -> str:
-    """Returns a fingerprint of a question: texts, media content, rates and sizes. File names do not change it."""
+def question_fingerprint(turns: Sequence[Turn]) -> str:
+    """Returns a fingerprint of a question: texts, media content, frame rates and sizes; file names do not matter."""
     facts = [
-        [turn.role, [[part.kind, part.text, *source_of(part), part.fps, part.resized] for part in turn.parts]]
+        [turn.role, [[part.kind, part.text, *media_fingerprint(part), part.fps, part.resized] for part in turn.parts]]
         for turn in turns
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def record_key(turns: Sequence[Turn], answer: str, *, quick: bool = False) -> str:
-    """Returns a key of a record's texts and media content; file names, frame rates and system prompts do not change it.
+    """Returns a key that is equal for records with the same question, media content and answer.
 
-    With `quick`, media count by their size only, so that no file is opened.
+    File names, frame rates and system prompts do not affect the key. With `quick`, only the size of a media file
+    affects it, so that no file is opened.
     """
-    told = [
-        [turn.role, [[p.kind, p.text, *([size_of(p)] if quick else source_of(p))] for p in turn.parts]]
+    contents = [
+        [turn.role, [[p.kind, p.text, *([media_size(p)] if quick else media_fingerprint(p))] for p in turn.parts]]
         for turn in turns
         if turn.role != "system"
     ]
-    return json.dumps([told, answer])
+    return json.dumps([contents, answer])
 
 
-def size_of(part: Part) -> int:
-    """Returns the size of a medium in bytes; -1 if its file cannot be read."""
+def media_size(part: Part) -> int:
+    """Returns the size of an image or video in bytes; -1 if its file cannot be read."""
     if not is_file(part):
         return len(part.source)
     try:
@@ -177,15 +200,18 @@ def size_of(part: Part) -> int:
         return -1
 
 
-def find_repeated(asked: Asked) -> int:
-    """Returns the number of records with the same question, media and answer as an earlier record."""
-    return len(asked.turns) - len({record_key(turns, asked.truths[key]) for key, turns in asked.turns.items()})
+def count_repeated(records: EvaluationRecords) -> int:
+    """Returns the number of usable records with the same question, media and answer as an earlier record."""
+    return len(records.turns) - len({record_key(turns, records.truths[key]) for key, turns in records.turns.items()})
 
 
-def find_trained_on(asked: Asked, trained: ChatDataset) -> int:
-    """Returns the number of records in the training data; only media of equal size are compared by content."""
-    truths = asked.truths
-    likely = {record_key(turns, truths[key], quick=True) for key, turns in asked.turns.items()}
+def count_trained_on(records: EvaluationRecords, trained: ChatDataset) -> int:
+    """Returns the number of records that are also in the training data `trained`.
+
+    Only media files of equal size are compared by content.
+    """
+    truths = records.truths
+    likely = {record_key(turns, truths[key], quick=True) for key, turns in records.turns.items()}
     found = set[str]()
     for index in range(len(trained)):
         try:
@@ -196,11 +222,14 @@ def find_trained_on(asked: Asked, trained: ChatDataset) -> int:
         answer = turns[len(before)].text.strip()
         if record_key(before, answer, quick=True) in likely:
             found.add(record_key(before, answer))
-    return sum(record_key(turns, truths[key]) in found for key, turns in asked.turns.items())
+    return sum(record_key(turns, truths[key]) in found for key, turns in records.turns.items())
 
 
-def source_of(part: Part) -> tuple[str, int]:
-    """Returns SHA-256 and size of a medium; its name and -1 if its file cannot be read. Unchanged files are cached."""
+def media_fingerprint(part: Part) -> tuple[str, int]:
+    """Returns (SHA-256, size in bytes) of an image or video; (file name, -1) if its file cannot be read.
+
+    An unchanged file is read once per process.
+    """
     if not is_file(part):
         data = part.source if isinstance(part.source, bytes) else part.source.encode()
         return hashlib.sha256(data).hexdigest(), len(data)
@@ -212,7 +241,7 @@ def source_of(part: Part) -> tuple[str, int]:
 
 
 class Settings(Protocol):
-    """Settings of the action that `write_outcome` uses."""
+    """Settings of `worldsmith evaluate` that affect the result files and the exit code."""
 
     max_failed: float
     confusion_picture: bool
@@ -220,13 +249,13 @@ class Settings(Protocol):
 
 
 class SavedAnswers:
-    """Folder of saved answers: one JSON Lines file per process, and the settings that all answers share."""
+    """Folder `answers` of an evaluation: one JSON Lines file per process, and the settings of all saved answers."""
 
     def __init__(self, out: Path) -> None:
         self.folder = out / FOLDER
 
     def require_same(self, settings: Mapping[str, Any]) -> None:
-        """Raises UserError if the folder has answers that were generated with other settings."""
+        """Raises UserError if the folder has answers that were generated with other settings than `settings`."""
         if not (self.folder / SETTINGS).is_file():
             return
         known, wanted = flatten(read_json_object(self.folder / SETTINGS)), flatten(json.loads(json.dumps(settings)))
@@ -241,28 +270,32 @@ class SavedAnswers:
                 "Choose another folder, or answer all questions again with --force"
             )
 
-    def begin(self, settings: Mapping[str, Any], *, anew: bool) -> None:
-        """Prepares the folder for answers with these settings; with `anew`, existing answers are deleted first.
+    def begin(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Creates the folder and stores the settings of its answers; with `overwrite`, first deletes existing answers.
 
-        Raises UserError as `require_same` does.
+        Raises UserError if the folder has answers that were generated with other settings.
         """
-        if anew and self.folder.exists():
+        if overwrite and self.folder.exists():
             shutil.rmtree(self.folder)
         self.require_same(settings)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
 
     def add(self, answer: Answer, mark: str, *, number: int, count: int) -> None:
-        """Appends an answer to the file of process `number` of `count`; `mark` is the fingerprint of the question."""
+        """Appends an answer, or its error, to the file of process `number` of `count`.
+
+        `mark` is the fingerprint of the question, from `question_fingerprint`.
+        """
         line = {"id": answer.key, "asked": mark, "said": answer.text}
         if answer.error:
             line |= {"error": answer.error, "status": "gen_error" if answer.was_asked else "prep_error"}
         append_line(self.folder / f"{number}_of_{count}.jsonl", json.dumps(line, ensure_ascii=False))
 
     def read(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Returns the saved lines by (id, fingerprint of the question); incomplete lines are ignored.
+        """Returns the saved answers of all processes, as JSON objects by (record id, fingerprint of the question).
 
-        A later line replaces an earlier one, but a failure never replaces an answer.
+        Incomplete lines are ignored. Of several answers to a question the last one is returned, but an error never
+        replaces an answer.
         """
         found: dict[tuple[str, str], dict[str, str]] = {}
         for file in sorted(self.folder.glob("*_of_*.jsonl")):
@@ -278,7 +311,7 @@ class SavedAnswers:
 
 
 def count_outcomes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Counts records by status and by reason."""
+    """Returns the number of records, in total, by status and by reason of a failure, and the answered fraction."""
     statuses = Counter(row.status for row in rows)
     reasons = Counter(row.reason.partition(":")[0] for row in rows if not row.answered)
     return {
@@ -290,14 +323,24 @@ def count_outcomes(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], settings: Settings) -> Result:
-    """Writes all result files and returns the result. Raises UserError, after writing the rows, if no answer exists."""
+    """Writes all result files into `out` and returns the result of the command; the exit code is 1 if too many failed.
+
+    Args:
+        out: Output folder.
+        rows: Graded rows, for results.json.
+        facts: Content of metrics.json.
+        settings: Settings of the command.
+
+    Raises:
+        UserError: If no record has an answer; results.json is written nevertheless.
+    """
     write_results(out, rows)
     if not any(row.answered for row in rows):
-        raise UserError(f"no record has an answer: {facts['reasons']}; see {out / RESULTS} for the reason of each")
+        raise UserError(f"no record has an answer: {facts['reasons']}. {out / RESULTS} has the reason of each record")
     write_text(out / METRICS, json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     lines = [f"answers       {out / RESULTS}", f"metrics       {out / METRICS}"]
     if settings.confusion_picture and "confusion" in facts:
-        from worldsmith.evaluation.answers.picture import draw_confusion
+        from worldsmith.evaluation.answers.confusion_image import draw_confusion
 
         draw_confusion(out / CONFUSION, facts["confusion"])
         lines.append(f"confusion     {out / CONFUSION}")
@@ -314,7 +357,7 @@ def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], sett
 
 
 def format_outcome(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the metrics as lines; the last line has the main metric."""
+    """Yields the metrics of an evaluation (the content of metrics.json) as lines; the last one has the main metric."""
     counts = ", ".join(f"{name} {count}" for name, count in facts["status"].items())
     yield f"records       {facts['num_records']}: {counts}"
     if facts["reasons"]:
@@ -332,7 +375,7 @@ def format_outcome(facts: Mapping[str, Any]) -> Iterator[str]:
     if other := facts.get("against"):
         yield (
             f"compared with {other['results']}: {other['other_accuracy']:.2f} on {other['shared']} shared "
-            f"questions; {other['gained']} correct only here, {other['lost']} correct only there, p = "
+            f"questions; {other['gained']} correct only in this result, {other['lost']} correct only in the other, p = "
             f"{other['p_value']:.2g}"
         )
     last = f"{NAMES.get(facts['task'], 'accuracy')} {with_interval(facts, 'accuracy')}"
@@ -357,7 +400,7 @@ def with_interval(facts: Mapping[str, Any], name: str) -> str:
 
 
 def directionality(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of directionality_score.json."""
+    """Returns the content of directionality_score.json, from the content of metrics.json."""
     return {
         "accuracy": facts["accuracy"],
         "correct": facts["correct"],
@@ -368,7 +411,10 @@ def directionality(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_items(folder: Path, rows: Sequence[Row], dataset: str) -> None:
-    """Writes a JSON file for each answered record, named by its id, and deletes other JSON files in the folder."""
+    """Writes a JSON file for each answered record, named by its id, and deletes other JSON files in `folder`.
+
+    `dataset` is the name of the dataset, which is stored in each file.
+    """
     folder.mkdir(exist_ok=True)
     names = {row.id: f"{file_name(row.id)}.json" for row in rows if row.answered}
     for old in set(folder.glob("*.json")) - {folder / name for name in names.values()}:
@@ -390,6 +436,6 @@ def write_items(folder: Path, rows: Sequence[Row], dataset: str) -> None:
 
 
 def file_name(key: str) -> str:
-    """Returns a file name that is unique for a key."""
+    """Returns a file name without suffix for a record id; different ids have different file names."""
     plain = re.sub(r"[^\w.-]+", "_", key)[:80]
     return plain if plain == key else f"{plain}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.actions.action import Result, left_out_lines, share_done
+from worldsmith.actions.find_parent import training_data_of
 from worldsmith.actions.model_action import AnswerAction, WritingAction, require_outside
-from worldsmith.actions.parents import training_data_of
-from worldsmith.checkpoint.formats.merged_adapter import Merged, merge_adapter
+from worldsmith.checkpoint.formats.merge_adapter import Merged, merge_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Share
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.stream.errors import DataError
@@ -26,19 +26,19 @@ from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.evaluation.answers.answer_tasks import AnswerTask, AnswerTasks
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.bert_score import BertScore
-from worldsmith.evaluation.answers.judging import compare_accuracy, judge, measure, measure_slices
+from worldsmith.evaluation.answers.grade_answers import compare_accuracy, judge, measure, measure_slices
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, read_results
-from worldsmith.evaluation.answers.texts import Metric
+from worldsmith.evaluation.answers.text_metrics import Metric
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.tools.evaluate.answer_records import (
-    Asked,
+    EvaluationRecords,
     SavedAnswers,
     count_outcomes,
-    find_repeated,
-    find_trained_on,
-    mark_of,
+    count_repeated,
+    count_trained_on,
+    question_fingerprint,
     read_records,
     write_outcome,
 )
@@ -47,60 +47,61 @@ logger = logging.getLogger(__name__)
 
 MERGED = "merged"
 FIELDS = {"by_record": "task", "metropolis_sgd": "category"}
-"""Default field of the task type in records."""
+"""Task type of the evaluation -> default record field with the task type of the record."""
 
 
 class EvaluateAnswers(AnswerAction, WritingAction):
     """Evaluates a reasoner: generates answers to the questions of a dataset and compares them with the ground truth.
 
-    results.json has a row for each record, metrics.json the metrics. --dataset selects the layout: ManifestDataset
-    (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder. Answers are
-    saved one by one, so the same command continues after a stop. --processes N, and on several machines `worldsmith
-    launch --nnodes M --nproc-per-node N evaluate …`, share the questions among processes.
+    results.json has one row per record, metrics.json has the metrics. --dataset selects the layout: ManifestDataset
+    (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder. Each answer is
+    saved at once, so the same command continues after a stop. --processes N, or `worldsmith launch --nnodes M
+    --nproc-per-node N evaluate …` on several machines, divides the questions among processes.
     """
 
     class Config(AnswerAction.Config, WritingAction.Config):
         dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
         """The questions, each with its ground-truth answer."""
         out: str
-        """Folder of results.json, metrics.json and the other outputs."""
+        """Output folder for results.json, metrics.json and the other result files."""
         task: Literal[
             "auto", "binary", "mcq", "text", "scores", "its_directionality", "metropolis_sgd", "by_record"
         ] = "auto"
-        """Task type of the answers: yes or no, a letter, free text, a score from 1 to 5 (VideoPhy-2), a direction;
-        by_record: as each record states; auto: the type that fits all ground-truth answers, otherwise text."""
+        """Task type of the answers. binary: yes or no; mcq: a letter; text: free text; scores: 1 to 5 (VideoPhy-2);
+        its_directionality: a direction; metropolis_sgd, by_record: the task type that each record states; auto: the
+        type that fits all ground-truth answers, otherwise text."""
         task_field: str = ""
-        """by_record and metropolis_sgd: record field with the task type; "" = task and category."""
+        """Record field with the task type, for by_record (default: task) and metropolis_sgd (default: category)."""
         metrics: list[Metric] = field(default_factory=lambda: ["bleu", "rouge"])
-        """Metrics of free text in addition to exact and soft matches. bertscore is skipped with a warning if its
-        default model is not on this machine."""
+        """Metrics of free-text answers in addition to exact and soft matches. bertscore is skipped with a warning if
+        its default model is not on this machine."""
         bertscore: BertScore.Config = field(default_factory=BertScore.Config)
         """The text encoder of bertscore."""
         soft_threshold: Share = 0.8
         """Min token F1 of a soft match."""
         slices: list[str] = field(default_factory=list)
-        """Also report metrics of slices of the data: by question (numbers removed), duration (of the video), or any
-        field of the records."""
+        """Slices of the data whose accuracy is also reported: question (without numbers), duration (of the video), or
+        any field of the records."""
         against: str | None = None
-        """Results of another model on the same questions, results.json or its folder: reports which answers were gained
-        and lost."""
+        """results.json, or its folder, of another model on the same questions: also compare the accuracy of both
+        models."""
         merged: str | None = None
-        """Folder of the model with --adapter merged in; its name states its inputs, so that it is reused; null: merged/
+        """Folder in which the model with the merged --adapter is stored, to be reused by later commands; null: merged/
         in --out."""
         limit: Count | None = None
         """Use only the first N records; null: all."""
         processes: Count | None = None
-        """Number of processes on this machine that share the questions, each with its own GPU if there are any; null:
-        one. `worldsmith evaluate` starts them; under `worldsmith launch` omit it."""
+        """Number of processes to start on this machine, among which the questions are divided, each with its own GPU if
+        there are GPUs; null: one. Omit it under `worldsmith launch`."""
         shard: str | None = None
-        """i/N: use only every N-th record from number i (0 to N-1), so that several machines share the work. Then copy
-        all answers/ folders into one and run the same command without this flag."""
+        """i/N: use only every N-th record from index i (0 to N-1), to divide the records among several machines. Then
+        copy the files of all answers/ folders into one and run the same command without this flag."""
         max_failed: Share = 0.05
-        """Max fraction of records that may fail; above it the exit code is 1."""
+        """Max fraction (0 to 1) of records without an answer; if more fail, the exit code is 1."""
         confusion_picture: bool = True
-        """Write confusion.png for answers with a fixed set of values."""
+        """Write the confusion matrix as confusion.png if the answers have a fixed set of values."""
         item_files: bool = True
-        """its_directionality: also write one file per record, in items/."""
+        """With the task its_directionality: also write one JSON file per record into items/."""
 
         def check(self) -> None:
             super().check()
@@ -110,7 +111,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
                 except ValueError:
                     raise wrong(self, "shard", why="expected i/N with 0 <= i < N", remedy="use 0/4 to 3/4") from None
                 if self.force:
-                    raise wrong(self, "force", "shard", why="the answers of the other machines would be lost, too",
+                    raise wrong(self, "force", "shard", why="the answers of the other machines would also be deleted",
                                 remedy="choose another folder")  # fmt: skip
             if self.task_field and self.task not in FIELDS:
                 raise wrong(self, "task_field", "task", why=f"it applies to {' and '.join(FIELDS)}")
@@ -120,22 +121,22 @@ class EvaluateAnswers(AnswerAction, WritingAction):
     def plan(self) -> Iterator[str]:
         exam, model = self.prepare(), self.find()
         if not self.config.force:
-            SavedAnswers(Path(self.config.out)).require_same(self.asked_with(model))
+            SavedAnswers(Path(self.config.out)).require_same(self.answer_settings(model))
         media = exam.asked.media()
         there = sum(Path(name).is_file() for name in media)
         yield f"model    {model.folder} ({model.weights_in_words})"
         if model.adapter is not None:
             place = self.config.merged or Path(self.config.out) / MERGED
-            yield f"adapter  {model.adapter}, merged into a folder of {place}"
+            yield f"adapter  {model.adapter}, merged into a folder in {place}"
         yield f"records  {len(exam.asked.turns)} of {len(exam.asked.rows)} records of {exam.dataset.name}: {exam.kinds}"
         if self.config.shard is not None:
             number, count = read_shard(self.config.shard)
-            yield f"shard    {len(exam.asked.share(number, count))} of them, number {number} of {count}"
+            yield f"shard    {len(exam.asked.shard(number, count))} of these records, shard {number} of {count}"
         yield from left_out_lines(
             f"{row.id}: {row.reason}" for row in exam.asked.rows if row.id not in exam.asked.turns
         )
         yield from (f"note     {flag}" for flag in exam.dataset.flags())
-        yield f"media    {len(media)} files are named, {there} exist; media files are not opened"
+        yield f"media    {len(media)} files in the records, {there} of them exist; media files are not opened"
         yield f"decoding {', '.join(f'{name} {value:g}' for name, value in self.how(model).items() if name in SHOWN)}"
         yield from (f"skipped  {name}: {reason}" for name, reason in exam.skipped_metrics.items())
         yield f"folder   {self.config.out}"
@@ -161,11 +162,11 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         finally:
             stop_world()
 
-    def prepare(self) -> Exam:
-        """Reads the questions and selects their grading.
+    def prepare(self) -> Questionnaire:
+        """Reads the questions of the dataset and selects the task that grades each of them.
 
         Raises:
-            UserError: If the settings do not fit the data.
+            UserError: If the settings do not fit the data, such as a task type that the ground truth does not fit.
             DataError: If the dataset is not readable, or records lack a required `video_fps`.
         """
         config = self.config
@@ -178,27 +179,27 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         skipped = tasks.use(config.bertscore.build(), chosen.values()) if "bertscore" in config.metrics else ""
         if config.against is not None:
             read_results(config.against)
-        return Exam(dataset, asked, chosen, {"bertscore": skipped} if skipped else {})
+        return Questionnaire(dataset, asked, chosen, {"bertscore": skipped} if skipped else {})
 
     def begin(self, out: Path, saved: SavedAnswers, model: StoredModel) -> tuple[Merged | None, str]:
-        """Runs checks that would fail on all ranks, and merges the adapter; called on the main rank only.
+        """Prepares the folder of saved answers and merges the adapter; called on the main rank only.
 
-        Returns the merged model (None without an adapter) and an error message ("" on success).
+        Returns (merged model, None without an adapter; error message, "" on success), so that all ranks can stop.
         """
         try:
             if not saved.folder.exists() and (out / RESULTS).exists() and not self.config.force:
                 raise FileExistsError(
                     f"{out / RESULTS} belongs to another command: choose another folder, or use --force"
                 )
-            saved.begin(self.asked_with(model), anew=self.config.force)
+            saved.begin(self.answer_settings(model), overwrite=self.config.force)
             if model.adapter is None:
                 return None, ""
             return merge_adapter(model, Path(self.config.merged or out / MERGED)), ""
         except (UserError, ValueError, OSError) as error:
             return None, str(error)
 
-    def asked_with(self, model: StoredModel) -> dict[str, Any]:
-        """Returns the settings that all answers in the output folder share.
+    def answer_settings(self, model: StoredModel) -> dict[str, Any]:
+        """Returns the settings that affect the answers, such as the model; stored with the saved answers.
 
         Raises:
             UserError: If the output folder is inside the model folder.
@@ -207,13 +208,23 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         adapter = None if model.adapter is None else fingerprint(model.adapter)
         return {"weights": model.weights, "model": fingerprint(model.folder), "adapter": adapter, **self.how(model)}
 
-    def ask(self, exam: Exam, model: StoredModel, saved: SavedAnswers, world: World, merged: str | None) -> None:
-        """Answers this rank's questions that have no saved answer. Collective: all ranks must call it."""
+    def ask(
+        self, exam: Questionnaire, model: StoredModel, saved: SavedAnswers, world: World, merged: str | None
+    ) -> None:
+        """Generates and saves answers to this rank's questions that have no saved answer. All ranks must call it.
+
+        Args:
+            exam: Questions of the evaluation.
+            model: Model that answers.
+            saved: Folder of saved answers.
+            world: Ranks among which the questions are divided.
+            merged: Folder of the model with the merged adapter; None without an adapter.
+        """
         config = self.config
         first, parts = (0, 1) if config.shard is None else read_shard(config.shard)
         number, count = first + parts * world.rank, parts * world.size
         known = saved.read()
-        marks = {key: mark_of(turns) for key, turns in exam.asked.share(number, count)}
+        marks = {key: question_fingerprint(turns) for key, turns in exam.asked.shard(number, count)}
         earlier = {key for key, _ in known} - {key for key, mark in known if marks.get(key) == mark}
         changed = sum(world.gather(len(earlier & marks.keys())))
         if changed and world.is_main:
@@ -221,7 +232,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
                 "%d records have changed text or media since they were answered: they are answered again", changed
             )
         done = {key for (key, mark), line in known.items() if marks.get(key) == mark and "error" not in line}
-        waiting = [(key, turns) for key, turns in exam.asked.share(number, count) if key not in done]
+        waiting = [(key, turns) for key, turns in exam.asked.shard(number, count) if key not in done]
         if not waiting:
             return
         device = world.device if world.size > 1 and config.device is None else None
@@ -239,16 +250,16 @@ class EvaluateAnswers(AnswerAction, WritingAction):
             if show is not None:
                 show(answered, len(waiting))
 
-    def find_overlap(self, exam: Exam, model: StoredModel) -> dict[str, int | None]:
-        """Counts records that repeat others, and records that are in the model's training data; warns about both.
+    def find_overlap(self, exam: Questionnaire, model: StoredModel) -> dict[str, int | None]:
+        """Counts duplicate records (`repeated`) and records `in_training_data` of the model; logs warnings about both.
 
-        The second number is None for training data that is unknown or not on this machine.
+        `in_training_data` is None if the training data is unknown or not on this machine.
         """
         asked, trained_on = exam.asked, None
-        count, repeated = len(asked.turns), find_repeated(asked)
+        count, repeated = len(asked.turns), count_repeated(asked)
         if repeated:
             logger.warning(
-                ("%d of %d records have the same text and media as another one and count several times: %d are "
+                ("%d of %d records have the same text and media as an earlier record and count more than once: %d are "
                 "distinct"),
                 repeated, count, count - repeated,
             )  # fmt: skip
@@ -256,31 +267,39 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         if settings is not None and isinstance(settings.get("dataset"), dict):
             try:
                 dataset = from_dict(settings["dataset"], ChatDataset.Config)
-                trained_on = find_trained_on(asked, dataset.build())
+                trained_on = count_trained_on(asked, dataset.build())
             except (UserError, DataError, ValueError, OSError) as error:
                 logger.warning("cannot compare the records with the model's training data: %s", error)
         if trained_on:
             logger.warning(
-                "%d of %d records are in the training data of the model: the metrics do not show how it does on "
+                "%d of %d records are in the training data of the model: the metrics do not measure its accuracy on "
                 "new data", trained_on, count,
             )  # fmt: skip
         return {"repeated": repeated, "in_training_data": trained_on}
 
     def finish(
         self,
-        exam: Exam,
+        exam: Questionnaire,
         model: StoredModel,
         saved: SavedAnswers,
         merged: Merged | None,
         overlap: Mapping[str, int | None],
     ) -> Result:
-        """Grades the answers if all are complete, and writes the results; otherwise reports how many are missing."""
+        """Grades the answers and writes the result files; if answers are missing, only reports their number.
+
+        Args:
+            exam: Questions of the evaluation; their rows are completed in place.
+            model: Model that answered.
+            saved: Folder of saved answers.
+            merged: The model with the merged adapter; None without an adapter.
+            overlap: Entry `overlap` of metrics.json, from `find_overlap`.
+        """
         config, out, known = self.config, Path(self.config.out), saved.read()
         rows, lacking = exam.asked.rows, 0
         for row in rows:
             if row.id not in exam.asked.turns:
                 continue
-            line = known.get((row.id, mark_of(exam.asked.turns[row.id])))
+            line = known.get((row.id, question_fingerprint(exam.asked.turns[row.id])))
             if line is None:
                 lacking += 1
             elif "error" in line:
@@ -320,24 +339,24 @@ class EvaluateAnswers(AnswerAction, WritingAction):
 
 
 @dataclass(frozen=True, slots=True)
-class Exam:
-    """Questions of an evaluation, and the tasks that grade their answers."""
+class Questionnaire:
+    """Dataset and questions of an evaluation, and the tasks that grade their answers."""
 
     dataset: ChatDataset
-    asked: Asked
+    asked: EvaluationRecords
     tasks: Mapping[str, AnswerTask]
-    """Tasks by record id."""
+    """Task of each record, by record id."""
     skipped_metrics: Mapping[str, str]
-    """Metrics that cannot be computed, with the reason."""
+    """Metric that cannot be computed -> reason."""
 
     @property
     def kinds(self) -> str:
-        """The tasks, with their numbers of records, as text."""
+        """Names of the tasks, with the number of records if there are several, as text."""
         counts = Counter(task.name for task in self.tasks.values())
         return ", ".join(name if len(counts) == 1 else f"{name} {count}" for name, count in counts.items())
 
     def right(self, row: Row, response: str) -> bool:
-        """Returns whether a response to the question of a row is correct."""
+        """Returns whether `response`, a generated text, is a correct answer to the question of `row`."""
         return bool(self.tasks[row.id].right(split_answer(response)[1], row.gt))
 
 
@@ -345,7 +364,7 @@ SHOWN = ("max_new_tokens", "temperature", "top_p", "repetition_penalty", "seed")
 
 
 def read_shard(text: str) -> tuple[int, int]:
-    """Parses "i/N" to (i, N). Raises ValueError if it is invalid."""
+    """Parses a shard "i/N" to the integers (i, N). Raises ValueError unless 0 <= i < N."""
     number, count = map(int, text.split("/"))
     if not 0 <= number < count:
         raise ValueError(text)

@@ -27,7 +27,7 @@ from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
 from worldsmith.evaluation.metrics.registry import LOSS, METRICS, Evaluator, MetricOptions
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.models.video_model import Mode
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.monitor.page.run_page import refresh_page
@@ -47,48 +47,48 @@ from worldsmith.tools.evaluate.video_metrics import (
     values_of,
 )
 from worldsmith.tools.generate.generate import GenerateVideos
-from worldsmith.tools.generate.sample_order import SHEET, Order, mark_of, order_of
+from worldsmith.tools.generate.sample_order import SHEET, Order, files_fingerprint, make_order
 
 logger = logging.getLogger(__name__)
 
 SAME_FORM = ("height", "width", "num_frames", "fps")
-"""Properties that samples of two models must share for a comparison."""
+"""Sample arguments that must be equal for all models, so that their videos can be compared."""
 
 
 class EvaluateVideos(VideoAction):
     """Evaluates a generator on your own clips, your own samples, or a moving-shapes dataset.
 
-    --dataset DIR: a dataset of clips that were not trained on; measures the loss on them, and compares generated
-    videos of their captions with the clips. -i FILE: sample files as for `worldsmith generate`. --prompts FILE:
-    prompts of a moving-shapes dataset; counts the videos that show the described shape. Videos are generated once per
-    model; the results are in evaluation.json, a table and a contact sheet.
+    With --dataset DIR, it measures the loss on clips that were not trained on, and compares videos that are generated
+    from their captions with the clips. With -i FILE, it measures videos of sample files as for `worldsmith generate`.
+    With --prompts FILE, it counts the videos that show the shape in the prompts of a moving-shapes dataset. Videos are
+    generated once per model; the results are evaluation.json, a table and a contact sheet.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {**VideoAction.aliases, "-i": "input_files"}
 
     class Config(MetricOptions, VideoAction.Config):
         dataset: str | None = None
-        """Dataset of clips, read as the training data were: its video_dataset_file.jsonl, its folder, or .tar
-        shards."""
+        """Dataset of clips, which is read with the settings of the training data: its video_dataset_file.jsonl, its
+        folder, or .tar shards."""
         max_videos: Count = 16
-        """With --dataset: number of clips for which videos are generated; --evaluators loss generates none."""
+        """With --dataset: number of clips for which videos are generated; no effect with --evaluators loss."""
         model_mode: Mode | None = None
         """With --dataset: generation mode; null: text-to-video if the model supports it, otherwise image-to-video."""
         input_files: list[str] = field(default_factory=list)
-        """Sample files or glob patterns; the flag may be repeated. The real video of a sample is the `real` entry of
-        its `extra`, otherwise the vision_path that a continuation starts from."""
+        """Sample files or glob patterns; the flag may be repeated. A sample is compared with the real video that the
+        `real` entry of its `extra` names, otherwise with the video that it continues (vision_path)."""
         prompts: str | None = None
         """prompts.jsonl of a moving-shapes dataset."""
         out: str
-        """Folder of the videos, a contact sheet and evaluation.json (or adherence.json)."""
+        """Output folder for the videos, a contact sheet and evaluation.json (or adherence.json)."""
         untrained: str | None = None
         """Run whose initial weights are measured in addition to the model."""
         baseline: str | None = None
-        """Second model to measure and compare with."""
+        """Second model, whose metrics are compared with those of the model."""
         weights: Literal["auto", "ema", "live"] = "auto"
         """auto: the EMA weights (ema) if they exist, otherwise the raw weights (live)."""
         evaluators: list[Evaluator] = field(default_factory=list)
-        """Metrics; empty: all that are available."""
+        """Metrics to compute; empty: all that are available."""
 
         def check(self) -> None:
             if sum((self.prompts is not None, bool(self.input_files), self.dataset is not None)) != 1:
@@ -103,12 +103,12 @@ class EvaluateVideos(VideoAction):
                 raise wrong(self, "evaluators", "dataset", why="the loss needs a dataset of clips",
                             remedy="give --dataset DIR")  # fmt: skip
             if self.dataset is None and self.model_mode is not None:
-                raise wrong(self, "model_mode", "dataset", why="the sample files set them",
-                            remedy="write it into the sample files")  # fmt: skip
+                raise wrong(self, "model_mode", "dataset", why="sample files set the generation mode",
+                            remedy="set model_mode in the sample files")  # fmt: skip
 
     config: Config
     mode: Mode | None = None
-    """Generation mode of the videos of a dataset; None: stated in sample files."""
+    """Generation mode of the videos with --dataset; None with sample files, which state the mode of each video."""
     modes: Sequence[Mode] = ()
     """Generation modes that the model supports."""
 
@@ -130,7 +130,7 @@ class EvaluateVideos(VideoAction):
         yield f"{'figures':<12}{Path(self.config.out) / RESULT}"
 
     def plan_clips(self, dataset: str) -> Iterator[str]:
-        """Yields the plan for a dataset of clips, without opening a clip."""
+        """Yields the lines of the plan (`--dry-run`) for the dataset of clips at the path `dataset`; opens no clip."""
         models = self.models()
         clips = self.held_out_clips(dataset, models)
         for name, model in models.items():
@@ -139,7 +139,7 @@ class EvaluateVideos(VideoAction):
         yield from clips.left_out_lines()
         yield from (f"{'noted':<12}{line}" for line in self.find_trained_on(clips)[1])
         if LOSS in self.evaluators.active:
-            yield f"{'loss':<12}{clips.why_no_loss or f'of every window, seed {clips.data.seed}'}"
+            yield f"{'loss':<12}{clips.no_loss_reason or f'of every window, seed {clips.data.seed}'}"
         if self.evaluators.generates:
             count = min(self.config.max_videos, clips.dataset.num_samples)
             yield f"{'videos':<12}{count} per model, {self.mode}"
@@ -159,7 +159,10 @@ class EvaluateVideos(VideoAction):
         return self.measure({name: order for name, (order, _) in orders.items()}, samples)
 
     def run_on_clips(self, dataset: str) -> Result:
-        """Measures the loss on a dataset of clips, and generates and measures videos from its captions."""
+        """Measures the loss on the clips of a dataset, and generates and measures videos from its captions.
+
+        `dataset` is the path of the dataset.
+        """
         models, out = self.models(), Path(self.config.out)
         clips = self.held_out_clips(dataset, models)
         require_writable(out)
@@ -167,15 +170,15 @@ class EvaluateVideos(VideoAction):
         for warning in warnings:
             logger.warning("%s", warning)
         device = find_device(self.config.device)
-        orders = {name: order_of(model, device, [], out / name) for name, model in models.items()}
+        orders = {name: make_order(model, device, [], out / name) for name, model in models.items()}
         losses: dict[str, HeldOutLoss] = {}
         for name, order in orders.items() if LOSS in self.evaluators.active else ():
             progress = share_done(f"held-out loss of {clips.dataset.num_samples} windows ({name})")
-            losses[name] = clips.measure_loss(order, progress, anew=self.config.force)
+            losses[name] = clips.measure_loss(order, progress, overwrite=self.config.force)
         samples: dict[str, list[GeneratedVideo]] = {name: [] for name in orders}
         if self.evaluators.generates:
             assert self.mode is not None  # since the dataset was read
-            write_samples(clips, out, self.config.max_videos, self.mode, anew=self.config.force)
+            write_samples(clips, out, self.config.max_videos, self.mode, overwrite=self.config.force)
             found = self.orders()
             samples = {name: self.samples(order) for name, (order, _) in found.items()}
             for _, generation in found.values():
@@ -196,9 +199,10 @@ class EvaluateVideos(VideoAction):
         return self.measure(orders, samples, losses, facts, clips.left_out_lines())
 
     def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
-        """Returns the dataset of clips, and sets the generation modes.
+        """Returns the dataset of clips at the path `dataset`, and sets `mode` and `modes` from the model.
 
-        Raises UserError if the output folder is inside a model folder, or if no metric can be computed.
+        Raises UserError if the output folder is inside the folder of one of the `models`, or if no metric can be
+        computed.
         """
         for model in models.values():
             require_outside(Path(self.config.out), model)
@@ -208,7 +212,7 @@ class EvaluateVideos(VideoAction):
         return HeldOutClips(dataset, models["trained"])
 
     def find_trained_on(self, clips: HeldOutClips) -> tuple[int | None, list[str]]:
-        """Returns the number of windows in the model's training data (None: unknown), and the resulting warnings."""
+        """Returns (number of clip windows that are in the model's training data, None if unknown; warnings)."""
         try:
             count = clips.count_trained_on()
         except (UserError, DataError, ValueError, OSError) as error:
@@ -216,7 +220,7 @@ class EvaluateVideos(VideoAction):
         if not count:
             return count, []
         total = clips.dataset.num_samples
-        told = "the metrics do not show how the model does on new clips"
+        told = "the metrics do not measure the model on new clips"
         return count, [f"{count} of {total} windows belong to clips in the training data of the model: {told}"]
 
     def measure(
@@ -227,14 +231,17 @@ class EvaluateVideos(VideoAction):
         about: Mapping[str, Any] | None = None,
         lines: Sequence[str] = (),
     ) -> Result:
-        """Measures the samples, or returns the stored result of the same samples.
+        """Computes the metrics and writes evaluation.json and the contact sheet, or reads the result of equal inputs.
 
         Args:
-            orders: The generated samples, by model.
-            samples: The videos, by model.
-            losses: The held-out losses, by model.
+            orders: Generation order of each model, by model name; for the description of the model.
+            samples: The generated videos, by model name.
+            losses: The held-out losses, by model name.
             about: Additional entries of evaluation.json.
             lines: Additional output lines.
+
+        Returns:
+            The result of the command: table of metrics and content of evaluation.json.
         """
         out, losses = Path(self.config.out), losses or {}
         file, signature = out / RESULT, self.signature(samples, losses)
@@ -278,7 +285,7 @@ class EvaluateVideos(VideoAction):
         return Result([*format_measurements(facts["figures"]), *notes, *last], facts)
 
     def on_prompts(self) -> Action:
-        """Returns the action for `prompts`, configured with the settings of this action."""
+        """Returns the action that measures --prompts, with the settings of this action."""
         kind = kind_for_flag("evaluate", "--prompts")
         settings = {name: getattr(self.config, name) for name in field_names(kind.Config)}
         action: Action = kind.Config(**settings).build()
@@ -286,7 +293,7 @@ class EvaluateVideos(VideoAction):
 
     @property
     def evaluators(self) -> Evaluators:
-        """Selected metrics."""
+        """The metrics selected with --evaluators, by default all that are available, with their configs."""
         config = self.config
         found = Evaluators(config.evaluators, metric_configs(config), self.mode, self.modes)
         if config.evaluators:
@@ -298,7 +305,7 @@ class EvaluateVideos(VideoAction):
         return replace(found, chosen=chosen)
 
     def models(self) -> dict[str, StoredModel]:
-        """Returns the models to measure, by name."""
+        """Returns the models to measure by name: "trained" and, if configured, "baseline" and "untrained"."""
         config = self.config
         found = {"trained": find_model(config.model, weights=config.weights, base=config.base)}
         if config.baseline is not None:
@@ -309,13 +316,13 @@ class EvaluateVideos(VideoAction):
 
     @property
     def files(self) -> list[str]:
-        """Files of samples; those of a dataset are written to the output folder."""
+        """Sample files: those of --input-files or, with --dataset, the file that is written into the output folder."""
         return self.config.input_files or [str(Path(self.config.out) / SAMPLES)]
 
     def orders(self) -> dict[str, tuple[Order, GenerateVideos]]:
-        """Returns, for each model, the samples to generate and the action that generates them.
+        """Returns (samples to generate, action that generates them) of each model, by model name.
 
-        Raises UserError if the samples of the models are not comparable.
+        Raises UserError if the samples of two models differ in size, length or frame rate.
         """
         config = self.config
         found: dict[str, tuple[Order, GenerateVideos]] = {}
@@ -350,9 +357,9 @@ class EvaluateVideos(VideoAction):
         return found
 
     def samples(self, order: Order) -> list[GeneratedVideo]:
-        """Returns the videos of an order with their real videos. Raises UserError if a real video is missing.
+        """Returns the videos of one model's samples, which need not exist yet, with the real videos.
 
-        The generated videos do not need to exist yet.
+        Raises UserError if the file of a real video is missing.
         """
         folders = {entry.name: entry.layers[0].folder for entry in read_files(self.files)}
         grid = LatentGrid(*order.model.config.latent_grid)
@@ -367,19 +374,22 @@ class EvaluateVideos(VideoAction):
         return found
 
     def signature(self, samples: Mapping[str, Sequence[GeneratedVideo]], losses: Mapping[str, HeldOutLoss]) -> str:
-        """Returns a fingerprint of the metrics with their weights and settings, the losses, and all videos."""
+        """Returns a fingerprint of all inputs of evaluation.json: metrics with weights and settings, losses, videos.
+
+        `samples` and `losses` are by model name.
+        """
         networks = [fingerprint(folder) for folder in self.evaluators.folders.values()]
         found = [[name, of.losses, of.left_out] for name, of in losses.items()]
         settings = [to_dict(self.evaluators.configs[name]) for name in METRICS if name in self.evaluators.active]
         digest = hashlib.sha256(repr([self.evaluators.active, settings, networks, found]).encode())
         for name, sample in ((name, sample) for name, of in samples.items() for sample in of):
             files = [sample.file, *([] if sample.source is None else [sample.source])]
-            digest.update(f"{name} {json.dumps(sample.args, sort_keys=True)} {mark_of(files)}\n".encode())
+            digest.update(f"{name} {json.dumps(sample.args, sort_keys=True)} {files_fingerprint(files)}\n".encode())
         return digest.hexdigest()
 
 
 def require_one_process() -> None:
-    """Raises UserError in a launch with several processes."""
+    """Raises UserError if `worldsmith launch` started several processes, because only one can measure videos."""
     if world_size() > 1:
         raise UserError(
             "videos are measured by one process: first generate them with several (`worldsmith launch … generate "

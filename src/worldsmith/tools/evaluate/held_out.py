@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.actions.action import left_out_lines
-from worldsmith.actions.parents import training_tree_of
+from worldsmith.actions.find_parent import training_tree_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.clips.captions import choose_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.content_mark import content_mark
+from worldsmith.data.content_fingerprint import content_mark
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection, Tally
 from worldsmith.files.atomic import write_text
@@ -40,112 +40,121 @@ LOSSES = "held_out_loss.json"
 
 @dataclass(slots=True)
 class HeldOutLoss:
-    """Training loss on each clip, with one noise sample per clip that depends only on the seed and the position."""
+    """Training loss of a model on each held-out clip, and the skipped clips.
+
+    The noise and timestep of a clip depend only on the seed and the position of the clip in the dataset.
+    """
 
     losses: dict[str, float | str] = field(default_factory=dict)
-    """Losses by window key; a text states why a loss is missing."""
+    """Window key -> loss, or a string with the reason why the loss is missing."""
     left_out: list[dict[str, Any]] = field(default_factory=list)
 
 
 class HeldOutClips:
-    """Dataset of clips, read with the data settings of the run that trained a model."""
+    """Dataset of held-out clips, which is read with the data settings of the run that trained a model."""
 
     def __init__(self, path: str, model: StoredModel) -> None:
-        """Reads the list of clips without opening a clip.
+        """Reads the list of clips of the dataset at `path` without opening a clip.
 
-        Raises DataError if the dataset cannot be read, UserError if no clip is usable or the model does not state the
-        size of its clips.
+        Raises DataError if the dataset cannot be read; UserError if no clip can be used, or if neither the training run
+        nor the model states the size of the clips.
         """
         self.model = model
         self.tree = training_tree(model)
         self.data = data_settings(model, self.tree, path)
         self.dataset = VideoDataset(self.data.dataset)
         self.left_out: dict[str, dict[str, Any]] = {}
-        """Unusable clips, by key."""
-        self.leave_out(self.dataset.rejections)
+        """Skipped clips with the reason, as JSON data by window key."""
+        self.add_skipped(self.dataset.rejections)
         if not self.dataset.windows:
-            raise self.nothing_usable()
+            raise self.no_usable_clip_error()
 
     @property
-    def why_no_loss(self) -> str:
-        """Reason why the training objective is unknown; "" if it is known."""
+    def no_loss_reason(self) -> str:
+        """Reason why the loss cannot be computed (the training objective is unknown); "" if it can."""
         if self.tree is not None:
             return ""
         return (
             f"{self.model.folder} does not state its training objective, and no lineage.json leads to its training "
-            "run: give the run folder"
+            "run. Specify the run folder instead"
         )
 
-    def leave_out(self, rejections: Iterable[Rejection]) -> None:
-        """Adds rejected clips to `left_out`."""
+    def add_skipped(self, rejections: Iterable[Rejection]) -> None:
+        """Adds rejected clips to the skipped clips (`left_out`)."""
         self.left_out |= {one.key: {k: v for k, v in asdict(one).items() if v is not None} for one in rejections}
 
-    def nothing_usable(self) -> UserError:
-        """Returns the error for a dataset without a usable clip."""
+    def no_usable_clip_error(self) -> UserError:
+        """Returns the error for a dataset in which no clip can be used, with the reasons."""
         return UserError(f"{self.dataset.name} has no usable clip: {'; '.join(self.left_out_lines())}")
 
     def left_out_lines(self) -> list[str]:
-        """Returns lines that list the skipped clips with reasons."""
+        """Returns output lines with the skipped clips and the reasons."""
         return left_out_lines(f"{one['key']}: {one['reason']}: {one['detail']}" for one in self.left_out.values())
 
     def count_trained_on(self) -> int | None:
-        """Returns the number of windows whose clip is in the training data too, by path or content; None: unknown.
+        """Returns the number of windows whose clip is also in the training data of the model, by path or content.
 
-        Raises DataError if the training data cannot be read.
+        None if the training data is unknown. Raises DataError if it cannot be read.
         """
         section = (self.tree or {}).get("dataloader_train")
         if not isinstance(section, dict) or self.model.weights == "untrained":
             return None
         trained = VideoDataset(from_dict(section["dataset"], VideoDataset.Config))
         seen = traces(trained)
-        return sum(bool(seen & trace) for trace in map(set, traces_by_window(self.dataset)))
+        return sum(bool(seen & trace) for trace in map(set, clip_identities_by_window(self.dataset)))
 
-    def measure_loss(self, order: Order, progress: Callable[[int, int], None], *, anew: bool) -> HeldOutLoss:
-        """Computes the loss of a model on the clips, or reads it from the order's folder if no input has changed.
+    def measure_loss(self, order: Order, progress: Callable[[int, int], None], *, overwrite: bool) -> HeldOutLoss:
+        """Computes the loss of a model on the clips and stores it, or reads the stored loss if no input has changed.
 
         Args:
-            order: The model, which may be another one than that of the data settings.
+            order: Model with its output folder; it may be another model than the one whose data settings are used.
             progress: Called with (done, total) after each clip.
-            anew: Do not reuse a stored loss.
+            overwrite: Compute the loss even if it is stored.
 
         Returns:
-            The losses; a single text if they would not be comparable.
+            The losses. If they would not be comparable, the only entry is "" -> reason.
         """
         tree = training_tree(order.model)
-        if reason := self.why_not_comparable(order.model, tree):
+        if reason := self.incomparable_reason(order.model, tree):
             return HeldOutLoss({"": reason})
-        assert tree is not None  # else its loss cannot be compared
+        assert tree is not None  # otherwise the loss is not comparable
         file, signature = order.out / LOSSES, self.signature(order, tree)
-        if file.is_file() and not anew and (known := read_json_object(file)).get("signature") == signature:
+        if file.is_file() and not overwrite and (known := read_json_object(file)).get("signature") == signature:
             found = HeldOutLoss(known["losses"], known["left_out"])
             self.left_out |= {one["key"]: one for one in found.left_out}
             return found
         tally = Tally("val")
         losses = compute_losses(order, self.data, tree["objective"], tally, progress)
-        self.leave_out(tally.rejections)
+        self.add_skipped(tally.rejections)
         found = HeldOutLoss(losses, [self.left_out[one.key] for one in tally.rejections])
         text = json.dumps({"signature": signature, **asdict(found)}, ensure_ascii=False, indent=1)
         order.out.mkdir(parents=True, exist_ok=True)
         write_text(file, text + "\n")
         return found
 
-    def why_not_comparable(self, model: StoredModel, tree: Mapping[str, Any] | None) -> str:
-        """Returns why the loss of `model` is not comparable with that of the first model; "" if it is."""
+    def incomparable_reason(self, model: StoredModel, tree: Mapping[str, Any] | None) -> str:
+        """Returns the reason why the loss of `model` is not comparable with that of the first model; "" if it is.
+
+        `tree` is the config of the run that trained `model`; None if it is unknown.
+        """
         if self.tree is None:
-            return self.why_no_loss
+            return self.no_loss_reason
         if tree is None:
-            return f"{model.folder} does not state its training objective: give the run folder"
+            return f"{model.folder} does not state its training objective. Specify the run folder instead"
         one, other = (
             [found["objective"], to_dict(data_settings(model, found, self.data.dataset.path).dataset)]
             for found in (self.tree, tree)
         )
         kinds = [[of.spec.name, *of.config.latent_grid] for of in (self.model, model)]
         if kinds[0] != kinds[1] or one != other:
-            return f"{model.folder} has another model family, latent size, objective or other data settings"
+            return f"{model.folder} has another model family, latent size, training objective or other data settings"
         return ""
 
     def signature(self, order: Order, tree: Mapping[str, Any]) -> str:
-        """Returns a fingerprint of the weights, the objective, the data settings and the content of the data."""
+        """Returns a fingerprint of all inputs of the loss: weights, training objective, data settings and data.
+
+        `order` is the model; `tree` is the config of the run that trained it.
+        """
         model = order.model
         adapter = None if order.adapter is None else fingerprint(order.adapter)
         facts = [fingerprint(model.folder), adapter, model.weights, model.base, tree["objective"], to_dict(self.data)]
@@ -159,10 +168,16 @@ def training_tree(model: StoredModel) -> Mapping[str, Any] | None:
 
 
 def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str) -> VideoLoader.Config:
-    """Returns loader settings for the dataset at `path`, without caption dropout.
+    """Returns the settings of a data loader for the dataset at `path`, without caption dropout.
 
-    They are the run's settings of validation data, else of training data. Without a run, clips have the size, length
-    and rate that the model states. Raises UserError if it does not state them.
+    Args:
+        model: Model that is evaluated.
+        tree: Config of the run that trained it, whose settings of the validation data (else of the training data) are
+            used. None: clips get the size, length and frame rate that the model states.
+        path: Dataset of clips.
+
+    Raises:
+        UserError: If the model was not trained on clips or does not state their size, length and frame rate.
     """
     if tree is not None:
         section = tree.get("dataloader_val") or tree["dataloader_train"]
@@ -173,8 +188,8 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
     form = {name: getattr(model.defaults, name) for name in ("height", "width", "num_frames", "fps")}
     if missing := [name for name, value in form.items() if value is None]:
         raise UserError(
-            f"{model.folder} does not state the {', '.join(missing)} of its clips, and its training run is unknown: "
-            "give the run folder"
+            f"{model.folder} does not state the {', '.join(missing)} of its clips, and its training run is unknown. "
+            "Specify the run folder instead"
         )
     timing = {} if form["num_frames"] == 1 else {"temporal_interval_mode": "target_fps", "target_fps": form["fps"]}
     size = {"resolution": f"{form['width']}x{form['height']}", "num_video_frames": form["num_frames"], "min_frames": 1}
@@ -182,15 +197,15 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
     return VideoLoader.Config(dataset=dataset, max_samples_per_batch=1)
 
 
-def traces_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
-    """Returns the identity of the clip of each window: its path, and its content hash (if unknown, the path again)."""
+def clip_identities_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
+    """Returns (absolute path, content hash) of the clip of each window; if the hash is unknown, the path instead."""
     marks = [str(facts[0]) for _, facts in dataset.contents()]
     return [(str(Path(window.path).resolve()), mark) for window, mark in zip(dataset.windows, marks, strict=True)]
 
 
 def traces(dataset: VideoDataset) -> set[str]:
-    """Returns the paths and content hashes of all clips of a dataset."""
-    return {trace for traces in traces_by_window(dataset) for trace in traces}
+    """Returns the set of the absolute paths and the content hashes of all clips of a dataset."""
+    return {trace for traces in clip_identities_by_window(dataset) for trace in traces}
 
 
 def compute_losses(
@@ -200,9 +215,17 @@ def compute_losses(
     tally: Tally,
     progress: Callable[[int, int], None],
 ) -> dict[str, float | str]:
-    """Returns the loss of each clip as in a validation: in eval mode, with noise from seed and position.
+    """Computes the training loss on each clip as in a validation: in eval mode, with reproducible noise.
 
-    A text instead of a number states why a loss is missing. Skipped clips are added to `tally`.
+    Args:
+        order: Model to load, with its device.
+        data: Settings of the data loader.
+        objective: Training objective, as plain data.
+        tally: Collects the skipped clips.
+        progress: Called with (done, total) after each clip.
+
+    Returns:
+        Window key -> loss, or a string with the reason why the loss is missing.
     """
     import torch
 
@@ -230,33 +253,35 @@ SAMPLES, REAL_FOLDER = "held_out_samples.jsonl", "real"
 PREFERRED: tuple[Mode, ...] = ("text2video", "image2video", "video2video", "text2image")
 
 
-def choose_mode(modes: Sequence[Mode], asked: Mode | None) -> Mode:
-    """Returns the requested generation mode, else the first mode in `PREFERRED` that the model supports.
+def choose_mode(modes: Sequence[Mode], requested: Mode | None) -> Mode:
+    """Returns the generation mode `requested`; if it is None, the first mode in `PREFERRED` that the model supports.
 
-    Raises UserError if the model does not support the requested mode.
+    `modes` are the modes that the model supports. Raises UserError if `requested` is not one of them.
     """
-    if asked is None:
+    if requested is None:
         return next(mode for mode in PREFERRED if mode in modes)
-    if asked not in modes:
-        raise UserError(f"--model-mode {asked}: not supported by this model; supported: {', '.join(modes)}")
-    return asked
+    if requested not in modes:
+        raise UserError(f"--model-mode {requested}: not supported by this model; supported: {', '.join(modes)}")
+    return requested
 
 
-def write_samples(clips: HeldOutClips, out: Path, count: int, mode: Mode, *, anew: bool) -> None:
-    """Writes the first `count` usable clips as training sees them, and the samples of their captions (`SAMPLES`).
+def write_samples(clips: HeldOutClips, out: Path, count: int, mode: Mode, *, overwrite: bool) -> None:
+    """Writes the first `count` usable clips, with the size and frame rate of training, and a sample file (`SAMPLES`).
+
+    A sample in the file has the caption of a clip as prompt and the clip as real video.
 
     Args:
-        clips: The dataset; unusable clips are added to its skipped clips.
-        out: Folder of the evaluation.
+        clips: The dataset; clips that cannot be used are added to its skipped clips.
+        out: Output folder of the evaluation.
         count: Maximum number of samples.
         mode: Generation mode of the samples.
-        anew: Write unchanged clips again.
+        overwrite: Also write clips that exist and have not changed.
 
     Raises:
-        UserError: If no clip is usable.
+        UserError: If no clip can be used.
     """
     file, dataset, grid = out / SAMPLES, clips.dataset, LatentGrid(*clips.model.config.latent_grid)
-    lines = [json.loads(line) for line in read_lines(file)] if file.is_file() and not anew else []
+    lines = [json.loads(line) for line in read_lines(file)] if file.is_file() and not overwrite else []
     known = {line["name"]: line for line in lines if isinstance(line, dict) and "name" in line}
     samples: list[dict[str, Any]] = []
     for window in dataset.windows:
@@ -265,9 +290,9 @@ def write_samples(clips: HeldOutClips, out: Path, count: int, mode: Mode, *, ane
         try:
             samples.append(write_sample(window, dataset.config, grid, out, mode, len(samples), known))
         except SampleError as error:
-            clips.leave_out([Rejection(window.key, error.reason, error.detail, window.path, window.line)])
+            clips.add_skipped([Rejection(window.key, error.reason, error.detail, window.path, window.line)])
     if not samples:
-        raise clips.nothing_usable()
+        raise clips.no_usable_clip_error()
     if samples != lines:
         write_text(file, "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples))
 
@@ -281,17 +306,30 @@ def write_sample(
     seed: int,
     known: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the sample of a window; writes its clip unless the same sample is `known`. Raises SampleError."""
+    """Returns the sample, for `worldsmith generate`, with the caption of a clip window, and writes the clip to `out`.
+
+    Args:
+        window: Window of a clip.
+        config: Settings of the dataset.
+        grid: Latent grid of the model, which determines valid frame counts and sizes.
+        out: Output folder of the evaluation.
+        mode: Generation mode.
+        seed: Seed of the sample.
+        known: Samples of an earlier command by name; the clip of an equal sample is not written again.
+
+    Raises:
+        SampleError: If the clip cannot be used.
+    """
     import torch
     from PIL import Image
 
+    from worldsmith.data.clips.clip_frames import Framing, read_frames
     from worldsmith.data.clips.inspect_clips import inspect_window
-    from worldsmith.data.clips.video_reader import Framing, read_frames
-    from worldsmith.sampling.video_writer import write_mp4
+    from worldsmith.sampling.write_media import write_mp4
 
     part = inspect_window(window, config, grid, random.Random(0))
     caption = choose_caption(window.captions, config.caption_keys, random.Random(0))
-    assert caption is not None  # the dataset leaves such windows out
+    assert caption is not None  # the dataset skips windows without a caption
     (height, width), frames, name = part.size, part.selection.count, file_name(window.key)
     still, video = f"{REAL_FOLDER}/{name}.png", f"{REAL_FOLDER}/{name}.mp4"
     mode = "text2image" if frames == 1 else mode

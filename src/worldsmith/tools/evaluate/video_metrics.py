@@ -14,7 +14,7 @@ from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.intervals import mean_interval, share_interval
-from worldsmith.evaluation.metrics.base import Better, Metric, Values
+from worldsmith.evaluation.metrics.metric import Better, Metric, Values
 from worldsmith.evaluation.metrics.registry import LOSS, METRICS
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.video_model import Mode
@@ -25,42 +25,42 @@ from worldsmith.tools.generate.sample_order import SHEET_SAMPLES
 
 RESULT = "evaluation.json"
 REAL = "real"
-"""Column of the real videos, next to those of the models."""
+"""Name of the column of the real videos in the table of metrics, next to the columns of the models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluators:
-    """Selected metrics of an evaluation of videos, with their configs."""
+    """Metrics selected for an evaluation of videos, with the configs of all metrics."""
 
     chosen: Sequence[str]
     configs: Mapping[str, Metric.Config]
-    """Config of every metric."""
+    """Config of every metric, by its name in `--evaluators`."""
     mode: Mode | None
-    """Generation mode of the videos of a dataset; None: stated in sample files."""
+    """Generation mode of all videos; None if sample files state the mode of each video."""
     modes: Sequence[Mode]
     """Generation modes that the model supports."""
 
     @property
     def active(self) -> list[str]:
-        """Selected metrics that can be computed."""
+        """Names of the selected metrics that can be computed."""
         return [name for name in self.chosen if name not in self.skipped]
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Selected metrics that are skipped, with the reason."""
+        """Name of a selected metric that cannot be computed -> reason."""
         requested = [name for name in METRICS if name in self.chosen]
         found = {name: METRICS[name].skip_reason(self.configs[name], self.mode, self.modes) for name in requested}
         return {name: reason for name, reason in found.items() if reason}
 
     @property
     def folders(self) -> dict[str, str]:
-        """Folders of pretrained weights, by metric, as far as they are given."""
+        """Folder of pretrained weights by metric name, for the metrics whose folder is set."""
         found = {name: kind.weights.folder(self.configs[name]) for name, kind in METRICS.items() if kind.weights}
         return {name: folder for name, folder in found.items() if folder}
 
     @property
     def generates(self) -> bool:
-        """Whether videos are generated: any metric except the loss requires them."""
+        """Whether generated videos are needed: for every metric except the held-out loss."""
         return any(name != LOSS for name in self.active)
 
     def require_active(self) -> None:
@@ -70,19 +70,22 @@ class Evaluators:
             raise UserError(f"no metric can be computed: {reasons}")
 
     def require_folders(self) -> None:
-        """Raises UserError if a folder lacks the weights of its metric, or no metric is active; reads no weights."""
+        """Raises UserError if a folder lacks the weights of its metric, or if no metric can be computed.
+
+        Loads no weights.
+        """
         for name, folder in self.folders.items():
             if weights := METRICS[name].weights:
                 weights.require(folder)
         self.require_active()
 
     def build(self, device: str) -> list[Metric]:
-        """Builds the active metrics with their weights, in the order of the results."""
+        """Returns the metrics that can be computed, with weights loaded on `device`, in the order of the results."""
         return [self.configs[name].build(device=device) for name in METRICS if name in self.active]
 
 
 def metric_configs(settings: Config) -> dict[str, Metric.Config]:
-    """Returns the config of each metric from a config that has the fields of all metrics (`MetricOptions`)."""
+    """Returns the config of each metric by name, from a config with the fields of all metrics (`MetricOptions`)."""
     return {
         name: kind.Config(**{field: getattr(settings, field) for field in field_names(kind.Config)})
         for name, kind in METRICS.items()
@@ -95,12 +98,13 @@ def measure_all(
     """Computes all metrics for all models.
 
     Args:
-        samples: The videos, by model; the first model is compared with the others.
-        losses: The held-out losses, by model.
+        samples: The videos, by model name; the first model is compared with the others.
+        losses: The held-out losses, by model name.
         metrics: The metrics.
 
     Returns:
-        The summary by output, the scores by model and output, and the values of the real videos by sample.
+        (summary by output name as in evaluation.json; scores by model name and output name; values of the real videos
+        by sample name and output name).
     """
     models = {name: measure(show_progress(of, name), metrics) for name, of in samples.items()}
     found = (video for sample in next(iter(samples.values())) if (video := sample.as_real()) is not None)
@@ -121,15 +125,21 @@ def measure_all(
 
 
 def show_progress(samples: Sequence[GeneratedVideo], name: str) -> Iterator[GeneratedVideo]:
-    """Yields samples, whose videos are not kept in memory afterwards, and shows the progress."""
+    """Yields copies of the samples, so that loaded frames are freed after use, and shows the progress.
+
+    `name` is the name of the model.
+    """
     show = share_done(f"measuring {len(samples)} videos ({name})")
     for number, sample in enumerate(samples, start=1):
-        yield sample.unread()
+        yield sample.without_frames()
         show(number, len(samples))
 
 
 def read_known(file: Path, signature: str) -> dict[str, Any]:
-    """Returns the content of a result file that has the same signature; else an empty dict. Raises UserError."""
+    """Returns the content of a result file if it exists and has the same signature; else an empty dictionary.
+
+    Raises UserError if the file is invalid.
+    """
     if not file.is_file():
         return {}
     try:
@@ -138,29 +148,35 @@ def read_known(file: Path, signature: str) -> dict[str, Any]:
             list(format_measurements(known["figures"]))
             return known
     except UserError as error:
-        raise UserError(f"{error}; remove it, and the videos are measured again") from None
+        raise UserError(f"{error}. Remove the file to measure the videos again") from None
     except (AttributeError, LookupError, TypeError, ValueError):
-        raise UserError(f"{file} does not contain metrics; remove it, and the videos are measured again") from None
+        raise UserError(f"{file} does not contain metrics. Remove the file to measure the videos again") from None
     return {}
 
 
 def draw(sheet: Path, samples: Mapping[str, Sequence[GeneratedVideo]]) -> None:
-    """Writes a contact sheet of each model's videos and, if known, the real videos."""
+    """Writes the image `sheet` with one row of videos per model and, if they are known, one of the real videos.
+
+    `samples` are the videos by model name.
+    """
     import torch
 
-    from worldsmith.sampling.video_writer import contact_sheet, few_frames
+    from worldsmith.sampling.write_media import contact_sheet, few_frames
 
     first = next(iter(samples.values()))[:SHEET_SAMPLES]
     rows = [(name, [few_frames(sample.file) for sample in of[:SHEET_SAMPLES]]) for name, of in samples.items()]
     if any(sample.source is not None for sample in first):
-        real = [sample.unread().real for sample in first]
+        real = [sample.without_frames().real for sample in first]
         none = torch.full((3, 1, 16, 16), 255, dtype=torch.uint8)
         rows.append((REAL, [none if isinstance(video, str) else video for video in real]))
     contact_sheet(sheet, rows, [str(sample.args["prompt"]) for sample in first])
 
 
 def values_of(scores: Mapping[str, Scores]) -> dict[str, Values]:
-    """Returns the values by sample and output; outputs over all samples together are omitted."""
+    """Returns the values by sample name and output name, from scores by output name.
+
+    Outputs that are measured over all samples together are omitted.
+    """
     found: dict[str, Values] = {}
     for output, of in scores.items():
         for name, value in of.values.items() if of.samples is None else ():
@@ -169,7 +185,7 @@ def values_of(scores: Mapping[str, Scores]) -> dict[str, Values]:
 
 
 def record(sample: GeneratedVideo, values: Values, out: Path) -> dict[str, Any]:
-    """Returns the entry of a sample in evaluation.json."""
+    """Returns the entry of a sample in evaluation.json, with its values; paths are relative to `out`."""
     return {
         **{name: sample.args[name] for name in ("name", "seed", "model_mode", "prompt")},
         "file": str(sample.file.relative_to(out)),
@@ -181,27 +197,27 @@ def record(sample: GeneratedVideo, values: Values, out: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Values of one output of a metric for one model."""
+    """Values of one output of a metric for one model, by sample."""
 
     values: Mapping[str, float | str]
-    """Values by sample, group of samples, or clip; the empty name stands for all samples together. A text is the reason
-    of a missing value."""
+    """Name of a sample, of a group of samples, or of a clip ("": all samples together) -> value, or a string with the
+    reason why the value is missing."""
     samples: int | None = None
-    """Number of samples that were measured together; None: one value per sample."""
+    """Number of samples that were measured together; None if there is one value per sample."""
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The values that are numbers."""
+        """The values that were measured, by sample name; missing values are omitted."""
         return {name: value for name, value in self.values.items() if not isinstance(value, str)}
 
     @property
     def not_measured(self) -> dict[str, int]:
-        """Number of occurrences of each reason."""
+        """Reason of missing values -> number of values that are missing for this reason."""
         return dict(sorted(Counter(value for value in self.values.values() if isinstance(value, str)).items()))
 
 
 def measure(videos: Iterable[GeneratedVideo], metrics: Collection[Metric]) -> dict[str, Scores]:
-    """Computes the metrics over the videos of one model, in order; returns the scores by output."""
+    """Computes the metrics over the videos of one model; returns the scores by output name of the metrics."""
     if not metrics:
         return {}
     for metric in metrics:
@@ -215,7 +231,7 @@ def measure(videos: Iterable[GeneratedVideo], metrics: Collection[Metric]) -> di
 
 
 def scores_of(metric: Metric, count: int) -> Iterator[tuple[str, Scores]]:
-    """Yields the scores of each output of a metric after `count` videos."""
+    """Yields (output name, scores) of each output of a metric that has measured `count` videos."""
     computed = metric.compute()
     together: dict[str, float | str] = {**metric.not_measured, **computed}
     for output in metric.outputs:
@@ -227,11 +243,14 @@ def scores_of(metric: Metric, count: int) -> Iterator[tuple[str, Scores]]:
 
 
 def summarize(units: Mapping[str, str], models: Mapping[str, Mapping[str, Scores]]) -> dict[str, Any]:
-    """Returns mean and interval of each output per model, and paired differences of the first model from the others.
+    """Computes mean and interval of each output per model, and the paired differences of the first model to the others.
 
     Args:
-        units: Unit of each output. Outputs without any value are omitted.
-        models: Scores by model and output.
+        units: Unit of each output by output name. Outputs without any value are omitted.
+        models: Scores by model name and output name.
+
+    Returns:
+        The summary by output name: unit, mean and interval by model name, `difference`, and `not_measured`.
     """
     found: dict[str, Any] = {}
     first = next(iter(models))
@@ -257,16 +276,23 @@ def summarize(units: Mapping[str, str], models: Mapping[str, Mapping[str, Scores
 
 
 def facts(values: Sequence[float], samples: int | None = None, *, share: bool = False) -> dict[str, Any]:
-    """Returns mean, interval and number of values; `samples`: see `Scores`; `share`: the values are 0 or 1."""
+    """Returns `mean`, 95 % `interval` and number of samples of values.
+
+    Args:
+        values: The values.
+        samples: Number of samples that were measured together; None: one value per sample.
+        share: The values are 0 or 1, for which Wilson's interval is used.
+    """
     mean = sum(values) / len(values) if values else None
     interval = share_interval(int(sum(values)), len(values)) if share else mean_interval(values)
     return {"mean": mean, "interval": interval, "samples": len(values) if samples is None else samples}
 
 
 def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a table with one line per output and model columns, then notes on what could not be measured.
+    """Yields the lines of a table with one row per output and one column per model, then notes on missing values.
 
-    In a terminal that is narrower than the table, the columns are split into tables below each other.
+    If the terminal is narrower than the table, it is split into several tables. `figures` is the summary by output
+    name, from `summarize`.
     """
     some, *_ = figures.values()
     models = list(some["not_measured"])
@@ -299,7 +325,7 @@ def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def format_mean(fact: Mapping[str, Any]) -> str:
-    """Returns mean and interval as text."""
+    """Returns the mean and interval of a summary entry (from `facts`) as text; "-" if there is no mean."""
     if fact["mean"] is None:
         return "-"
     interval = "" if fact["interval"] is None else " [{:.4g}, {:.4g}]".format(*fact["interval"])

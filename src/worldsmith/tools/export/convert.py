@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from worldsmith.actions.action import Action, Result
-from worldsmith.checkpoint.dcp.parts import whole_checkpoint
+from worldsmith.checkpoint.dcp.dcp_folder import whole_checkpoint
 from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place, state_versions
 from worldsmith.checkpoint.formats.export_weights import CONFIG, GIGABYTE, STEM, native_config, write_safetensors
 from worldsmith.checkpoint.formats.family_formats import AddsHeads, DType, LoadsPipelineAdapters, assembling, formats_of
@@ -35,7 +35,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.atomic import folder_aside
 from worldsmith.models.lora import MATRICES, is_adapter
 from worldsmith.models.model_files import local_folder
-from worldsmith.models.spec import ModelSpec
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.monitor.lineage import Input, write_lineage
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ INDEX = {
     "sat": "latest",
     "adapter": "adapter_config.json",
 }
-"""File that every folder of the format contains."""
+"""Format -> a file or folder that every folder in this format contains."""
 
 
 class Convert(Action):
-    """Converts released or exported weights to a checkpoint, a diffusers folder, or another format."""
+    """Converts released or exported weights to a checkpoint, a diffusers folder, or another format (`--to`)."""
 
     places: ClassVar[tuple[str, ...]] = ("source",)
     aliases: ClassVar[dict[str, str]] = {"-o": "out", "--checkpoint-path": "source"}
@@ -65,17 +65,17 @@ class Convert(Action):
         """Diffusers pipeline or transformer folder, native export, Qwen3-VL or Edge reasoner folder, the hub name
         (org/name) of one of these, a checkpoint, or a SAT folder or file."""
         out: str
-        """The new folder."""
+        """Output folder."""
         to: Literal["dcp", "native", "diffusers", "sat", "adapter", "vlm"] = "dcp"
-        """dcp: a checkpoint for checkpoint.load_path; native: safetensors with internal parameter names; diffusers: a
-        transformer folder; sat: a folder for SAT's args.load, adapters included; adapter: the adapters of a SAT
-        checkpoint or of a file for load_lora_weights; vlm: a reasoner for transformers, which combines the source's
-        language model with a Qwen3-VL vision tower."""
+        """Format of the output. dcp: a checkpoint for checkpoint.load_path; native: safetensors with internal parameter
+        names; diffusers: a transformer folder; sat: a folder for SAT's args.load, adapters included; adapter: a PEFT
+        folder with the adapters of a SAT checkpoint or of a file for load_lora_weights; vlm: a reasoner for
+        transformers, which combines the source's language model with a Qwen3-VL vision tower."""
         vlm_model_name: str | None = None
-        """With vlm: Qwen3-VL folder with config, tokenizer, preprocessor settings, and the vision tower if the source
-        has none; null: the released model with the language model's size."""
+        """With vlm: Qwen3-VL folder that provides config, tokenizer, preprocessor settings, and the vision tower if the
+        source has no vision tower; null: the released model whose language model has the same size."""
         vision_tower: str | None = None
-        """With vlm: source of the vision tower; null: the model's own, otherwise that of vlm_model_name."""
+        """With vlm: source of the vision tower; null: the source's own tower, otherwise that of vlm_model_name."""
         dtype: Literal["stored", "bfloat16", "float32"] = "stored"
         """Number format. stored: as in the source; newly initialized tensors are float32."""
         action_gen: bool = False
@@ -85,10 +85,10 @@ class Convert(Action):
         seed: Seed = 0
         """Seed of newly initialized values."""
         lora_alpha: Count | None = None
-        """LoRA alpha of the source's adapters, which are merged (sat and adapter keep them); null: as stated in the
-        source, 1 for SAT."""
+        """LoRA alpha of the source's adapters. They are merged into the weights, except with sat and adapter. null: the
+        alpha that the source states, 1 for SAT."""
         vae: str | None = None
-        """With sat: also write this VAE, as vae/3d-vae.pt; null: none."""
+        """With sat: also write this VAE, as vae/3d-vae.pt; null: no VAE is written."""
         force: bool = False
         """Replace an earlier conversion."""
 
@@ -153,7 +153,7 @@ class Convert(Action):
         return Result([*report.lines(), done], {"folder": config.out, "to": config.to, "tensors": report.lines()})
 
     def record(self, *parts: str | Path) -> None:
-        """Writes the lineage record with the weights that were read, given as `parts`."""
+        """Writes the lineage record of the output; `parts` are the weights that were read."""
         config, inputs = self.config, [Input("model", place) for place in parts]
         write_lineage(config.out, action="convert", settings=to_dict(config), inputs=inputs, outputs=["."])
 
@@ -171,27 +171,27 @@ def convert(
     lora_alpha: float | None = None,
     vae: str | None = None,
 ) -> LoadReport:
-    """Writes the folder `out` from the weights at `path`. The folder appears when it is complete.
+    """Converts the weights at `path` to another format. The folder `out` only appears when it is complete.
 
     Args:
-        path: A source that `open_weights` accepts.
-        out: The new folder.
-        to: dcp (which checkpoint.load_path loads fastest), native, diffusers (a transformer folder), or sat.
-        dtype: "stored" keeps each tensor's dtype; initial values are float32.
+        path: Folder, file or hub name of the weights, as `open_weights` accepts it.
+        out: Output folder.
+        to: Format: dcp (which checkpoint.load_path loads fastest), native, diffusers (a transformer folder), or sat.
+        dtype: Dtype of the result; "stored" keeps each tensor's dtype, and newly initialized tensors are float32.
         heads: Heads ("action", "sound") to initialize if the source does not have them.
-        seed: Seed of the initial values.
+        seed: Seed of newly initialized tensors.
         force: Replace the result of an earlier conversion.
         max_shard_size: Maximum size of a safetensors shard in bytes.
         lora_alpha: Alpha of the source's adapters, which are merged (kept with sat); None: as the source states.
-        vae: With sat, a VAE to write too, as for vae_path.
+        vae: With sat: VAE that is also written, in a format that the config field vae_path accepts; None: no VAE.
 
     Returns:
         The report on how each tensor was loaded.
 
     Raises:
-        FileNotFoundError: If there are no weights.
-        UserError: If the weights do not belong to such a network.
-        FileExistsError: If `out` must not be replaced.
+        FileNotFoundError: If there are no weights at `path`.
+        UserError: If the weights do not belong to a supported network.
+        FileExistsError: If `out` exists and must not be replaced.
     """
     out = Path(out)
     require_place(out, INDEX[to])
@@ -236,10 +236,13 @@ def convert(
 
 
 def find_spec(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
-    """Returns the model that the weights belong to. Raises UserError if it cannot be determined."""
+    """Returns the spec of the model to which the weights belong, with the additional heads in `heads`.
+
+    Raises UserError if the model cannot be determined.
+    """
     if source.family:
         return formats_of(source.family).model_of(source, heads)
-    complaint = UserError(f"{source.describe}: it does not state which model it is")
+    complaint = UserError(f"{source.describe}: the source does not state to which model the weights belong")
     for formats in FORMATS.all():
         try:
             return formats.model_of(source, heads)
@@ -249,7 +252,10 @@ def find_spec(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
 
 
 def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSource:
-    """Returns the weights with merged adapters; unchanged if there are no adapters or no known alpha."""
+    """Returns the weights of `source` with its adapters merged; unchanged without adapters or without a known alpha.
+
+    `alpha` None: as the source states. Raises UserError if the adapters have different ranks.
+    """
     ranks = {shape[0] for name, shape in source.shapes.items() if name.endswith(MATRICES[0])}
     alpha = alpha or source.adapter_alpha
     if not ranks or alpha is None:
@@ -260,21 +266,24 @@ def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSou
 
 
 def with_adapters(weights: WeightSource, source: WeightSource) -> WeightSource:
-    """Returns the weights together with the source's adapters, unmerged."""
+    """Returns `weights` together with the unmerged adapter matrices of `source`."""
     places: dict[str, tuple[WeightSource, str]] = {name: (weights, name) for name in weights.shapes}
     return JoinedWeights(source.describe, places | {name: (source, name) for name in source.shapes if is_adapter(name)})
 
 
 def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torch.dtype]) -> None:
-    """Writes the weights as `net.*` in a torch.distributed.checkpoint folder; reads each tensor when it is written."""
+    """Writes weights as `net.*` into a torch.distributed.checkpoint folder; reads each tensor when it is written.
+
+    `dtype_of` returns the dtype for a tensor name.
+    """
     import torch
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
-    from worldsmith.checkpoint.dcp.parts import save_part
+    from worldsmith.checkpoint.dcp.dcp_folder import save_part
 
     class ReadingPlanner(DefaultSavePlanner):
-        """Plans with tensors that have no memory, and reads each when it is to be written."""
+        """Save planner for tensors on the meta device, each of which is read when it is written."""
 
         def lookup_object(self, index: MetadataIndex) -> Tensor:
             name = index.fqn.removeprefix(LIVE)
@@ -292,13 +301,16 @@ def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torc
 
 
 def convert_adapter(path: str, out: str | Path, *, lora_alpha: float | None = None, force: bool = False) -> str:
-    """Writes the adapters of a source as a PEFT folder; returns a description.
+    """Converts the adapters of a source to a PEFT folder.
 
     Args:
         path: Folder or file with adapters: weights for load_lora_weights, or a SAT checkpoint.
-        out: The new folder.
-        lora_alpha: Alpha of the adapters; None: as the source states, 1 for SAT's.
+        out: Output folder.
+        lora_alpha: Alpha of the adapters; None: as the source states, 1 for SAT.
         force: Replace an earlier result.
+
+    Returns:
+        Description of the adapters, for the output of the command.
 
     Raises:
         UserError: If the source has no adapters.
@@ -311,7 +323,10 @@ def convert_adapter(path: str, out: str | Path, *, lora_alpha: float | None = No
 
 
 def read_foreign_adapter(path: str, lora_alpha: float | None) -> tuple[AdapterLayout, StoredAdapter]:
-    """Reads the adapters of a source; returns them with the adapter layout of their family."""
+    """Returns (adapter layout of the model family, adapters) of the folder, file or hub name `path`.
+
+    `lora_alpha` None: as the source states. Raises UserError if there are no adapters or their network is unknown.
+    """
     root = local_folder(path, file_patterns=("*.safetensors",), field="SOURCE")
     file = pipeline_file(root)
     if file is not None:

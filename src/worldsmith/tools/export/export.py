@@ -30,12 +30,12 @@ NEXT = {
     "diffusers": ["generate", "{folder}", "--prompt", "{caption}", "-o", "videos"],
     "hf": ["infer", "{folder}", "--prompt", "…", "--video", "VIDEO.mp4"],
 }
-"""Command that uses an exported folder, by format."""
+"""Format -> arguments of the `worldsmith` command that uses the exported folder, for the output."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedExport:
-    """Model to export, with the format and the output folder."""
+    """Model to export with the resolved settings of the command: format and output folder."""
 
     name: str
     """Name of the format, as `--format` has it."""
@@ -45,7 +45,7 @@ class PreparedExport:
 
 
 def caption_of(folder: Path) -> str:
-    """Returns a caption that the run in a folder was trained on; "…" if none is known."""
+    """Returns a caption from the training data of the run in `folder`, as an example prompt; "…" if it is unknown."""
     from worldsmith.monitor.page.next_steps import trained_prompt
     from worldsmith.monitor.page.run_files import read_run
 
@@ -59,11 +59,11 @@ class Export(WritingAction):
 
     class Config(WritingAction.Config):
         out: str | None = None
-        """The new folder; null: a folder inside the run folder."""
+        """Output folder; null: a folder inside the run folder."""
         format: str | None = None
-        """diffusers: complete pipeline of a video generator; hf: complete transformers folder of a reasoner; native:
-        sharded safetensors with internal parameter names and config.json; adapter: only the LoRA adapter, in PEFT
-        format; sat: checkpoint for CogVideo's SAT; null: the complete model."""
+        """Format of the export. diffusers: complete pipeline of a video generator; hf: complete transformers folder of
+        a reasoner; native: sharded safetensors with internal parameter names and config.json; adapter: only the LoRA
+        adapter, in PEFT format; sat: checkpoint for CogVideo's SAT; null: the complete model, as diffusers or hf."""
         dtype: Literal["bfloat16", "float32"] = "bfloat16"
         """Number format of the weights."""
         weights: Literal["auto", "ema", "live"] = "auto"
@@ -71,12 +71,12 @@ class Export(WritingAction):
         merge: bool = True
         """Merge the LoRA adapter of a run into the weights; --no-merge stores it next to them (native, sat)."""
         vision_tower: str | None = None
-        """Add this vision tower to a generator's weights (native only): a folder that has one, or own for the vision
-        tower of the initial weights; null: none."""
+        """Add a vision tower to the weights of a generator (native only): a folder that contains one, or `own` for the
+        vision tower of the initial weights; null: no vision tower."""
         shift: PositiveFactor | None = None
         """Shift of the exported noise schedule; null: as in training."""
         config_file: str | None = None
-        """config.yaml of the run; it is always read, so this flag is optional."""
+        """config.yaml of the run, which is always read; the flag exists only for compatibility."""
 
     config: Config
 
@@ -84,7 +84,7 @@ class Export(WritingAction):
         found = self.prepare()
         yield f"{found.form.what} would be written to {found.out} ({self.describe(found.model)})"
         if read_about(found.out, found.form.index) is not None:
-            yield ("an export already exists: an identical one is kept, a different one is replaced only with --force")
+            yield "the folder already has an export: it is kept if it is identical, else only replaced with --force"
 
     def run(self) -> Result:
         config = self.config
@@ -101,7 +101,7 @@ class Export(WritingAction):
         if model.config.converters and name != "native":
             names = ", ".join(tag_of(type(converter)) for converter in model.config.converters)
             lines.append(
-                f"trained with {names}, which this format does not support: the exported network is the plain one"
+                f"trained with {names}, which this format does not support: the network is exported without it"
             )
         if not form.has_weights and model.tree is not None:
             start = "the random weights of the run" if model.start is None else model.start.lasting
@@ -113,16 +113,19 @@ class Export(WritingAction):
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 
     def options(self) -> ExportOptions:
-        """Returns the options for the exporter."""
+        """Returns the settings of the command that the exporter of the format needs."""
         config = self.config
         return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower)
 
     def describe(self, model: StoredModel) -> str:
-        """Returns weights, iteration and dtype of the export as text."""
+        """Returns the kind of weights (such as EMA), the iteration and the dtype of the export as text."""
         return f"{WEIGHTS_NAMES[model.weights]} after {model.iteration} steps, {self.config.dtype}"
 
     def prepare(self) -> PreparedExport:
-        """Returns what will be exported, after all checks that need no weights. Raises UserError."""
+        """Checks the settings without loading weights, and returns the model, the format and the output folder.
+
+        Raises UserError if the settings do not fit the model or the format.
+        """
         config, path = self.config, Path(self.config.model)
         family = find_family(path, base=config.base)
         formats = exports_of(family)
@@ -130,7 +133,7 @@ class Export(WritingAction):
         if name not in formats:
             raise UserError(f"--format {name}: expected {' or '.join(formats)} for this model")
         form = formats[name]
-        self.require_meaning(name, formats)
+        self.require_effective_flags(name, formats)
         if config.vision_tower is not None and not (form.keeps_tower and formats_of(family).tower):
             raise UserError(
                 f"--vision-tower: models of the family '{family}' cannot be exported as {name} with one; omit it"
@@ -149,8 +152,11 @@ class Export(WritingAction):
             raise UserError(f"--shift: models of the family '{family}' have no such schedule; omit it")
         return PreparedExport(name, form, out, model)
 
-    def require_meaning(self, name: str, formats: Mapping[str, Format]) -> None:
-        """Raises UserError for a flag without effect in the format, or for a config file that is not the run's."""
+    def require_effective_flags(self, name: str, formats: Mapping[str, Format]) -> None:
+        """Raises UserError for a flag that has no effect in the format `name`, or for the config file of another run.
+
+        `formats` are the export formats of the model, by name.
+        """
         config, form = self.config, formats[name]
         own = in_run(Path(config.model), "config.yaml")
         if config.config_file is not None and Path(config.config_file).resolve() != own.resolve():
@@ -170,7 +176,10 @@ class Export(WritingAction):
 
 
 def bases_of(model: StoredModel) -> list[Input | dict[str, Any]]:
-    """Returns the base weights of the adapters: as given, else as recorded by the run, else from its config."""
+    """Returns the lineage inputs for the base weights of a model's adapters; empty without adapters.
+
+    The base weights are those given by the user, else those in the lineage record of the run, else those in its config.
+    """
     if not model.has_adapters or model.tree is None:
         return []
     if model.base is not None:
@@ -182,6 +191,6 @@ def bases_of(model: StoredModel) -> list[Input | dict[str, Any]]:
 
 
 def in_run(model: Path, name: str) -> Path:
-    """Returns the path of `name` in the run folder, also if `model` is one of its checkpoints."""
+    """Returns the path of the file `name` in a run folder; `model` is the run folder or one of its checkpoints."""
     run = model.resolve().parent.parent if (model / "model").is_dir() else model
     return run / name

@@ -13,7 +13,7 @@ from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.monitor.lineage import Input, write_lineage
-from worldsmith.tools.gaps.answers import (
+from worldsmith.tools.gaps.evaluation_results import (
     Annotations,
     AnswerRow,
     EvaluationResults,
@@ -22,7 +22,7 @@ from worldsmith.tools.gaps.answers import (
     find_gap,
     text_of,
 )
-from worldsmith.tools.gaps.places import exists, is_remote, local, write_bytes
+from worldsmith.tools.gaps.url_files import exists, is_remote, local, write_bytes
 
 SHOWN = 5
 """Examples that an error names."""

@@ -12,7 +12,7 @@ from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import WritingAction, find_device
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.find_model import find_model
-from worldsmith.checkpoint.formats.merged_adapter import use_adapter
+from worldsmith.checkpoint.formats.merge_adapter import use_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.declare.ranges import Count
@@ -20,15 +20,15 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.dialects.sat.recognise import is_change
+from worldsmith.dialects.sat.recognize import is_change
 from worldsmith.dialects.sat.sampling import translate_sampling
 from worldsmith.distributed.world import start_world, stop_world, world_size
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.terminal_text import print_message
 from worldsmith.sampling.sample_files import Layer, SampleEntry, read_files
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
 from worldsmith.sampling.training_data import with_clip_size
-from worldsmith.tools.generate.sample_order import Order, order_of
+from worldsmith.tools.generate.sample_order import Order, make_order
 
 if TYPE_CHECKING:
     from worldsmith.models.video_model import VideoModel
@@ -37,11 +37,11 @@ SIZES = ("height", "width", "resolution", "num_frames", "fps")
 
 
 class GenerateVideos(WritingAction):
-    """Makes videos and images with a trained, exported or released generator.
+    """Generates videos and images with a trained, exported or released generator.
 
-    Each sample gets a folder of its name in --out with vision.mp4 or vision.jpg, sample_args.json and
-    sample_outputs.json. Complete ones are left alone: the same command continues where it was stopped. Flags win over
-    files. `worldsmith launch --nproc-per-node N generate …` shares the samples among N processes.
+    Each sample gets a folder in --out, with its name, that contains vision.mp4 or vision.jpg, sample_args.json and
+    sample_outputs.json. Complete samples are kept: the same command continues after a stop. Flags override settings in
+    files. `worldsmith launch --nproc-per-node N generate …` divides the samples among N processes.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {
@@ -53,26 +53,26 @@ class GenerateVideos(WritingAction):
 
     class Config(SampleSettings, WritingAction.Config):
         prompt: list[str] = field(default_factory=list)
-        """A prompt; the flag may be repeated."""
+        """Prompt of a sample; the flag may be repeated."""
         input_files: list[str] = field(default_factory=list)
         """Sample files (.json, .jsonl, .yaml, or .txt with one prompt, or prompt@@image, per line), or glob patterns
-        such as "in/*.json"; the flag may be repeated. A sample needs a prompt; its name and all settings of these flags
-        are optional."""
+        such as "in/*.json"; the flag may be repeated. A sample requires a prompt; its name and the settings that these
+        flags set are optional."""
         stack: list[str] = field(default_factory=list)
-        """SAT files that describe the model, and overrides: what `--spec A.yaml B.yaml` reads."""
+        """SAT config files that describe the model, and overrides; used by `--spec A.yaml B.yaml`."""
         out: str = "generated"
-        """Folder of the sample folders and a contact sheet."""
+        """Output folder for the sample folders and a contact sheet."""
         adapter: str | None = None
-        """A PEFT adapter folder, merged into the model."""
+        """Folder of a PEFT adapter, which is merged into the model."""
         weights: Literal["auto", "ema", "live", "untrained"] = "auto"
         """auto: the EMA weights (ema) if they exist, otherwise the raw weights (live)."""
         max_num_seqs: Count | None = None
-        """Max samples per forward pass; null: as many as max_model_len allows."""
+        """Max samples per forward pass; null: only max_model_len limits them."""
         max_model_len: Count | None = None
         """Max tokens per forward pass; null: the model's training limit."""
         cfgp_size: Literal[1, 2] = 1
-        """2: each forward pass is shared by a pair of processes, one with the prompts, one with the negative
-        prompts."""
+        """2: the forward pass with the prompts and the one with the negative prompts run in two processes in parallel
+        (classifier-free guidance parallelism)."""
         device: str | None = None
         """cpu or cuda; null: cuda if available."""
 
@@ -104,31 +104,34 @@ class GenerateVideos(WritingAction):
             stop_world()
 
     def prepare(self) -> Order:
-        """Returns the model and the samples to generate, after all checks that need no weights. Raises UserError."""
+        """Checks the settings without loading weights, and returns the model and the samples to generate.
+
+        Raises UserError for an invalid setting, FileExistsError if a sample exists with other arguments.
+        """
         from worldsmith.sampling.sample_args import decide
 
         config, out = self.config, Path(self.config.out)
-        entries = [of_prompt(index, text) for index, text in enumerate(config.prompt)]
+        entries = [sample_of_prompt(index, text) for index, text in enumerate(config.prompt)]
         entries += read_files(config.input_files)
         if not entries:
             raise UserError("no prompt: use --prompt TEXT or --input-files FILE")
         if world_size() % config.cfgp_size:
             raise UserError(
-                f"--cfgp-size 2 needs an even number of processes, found {world_size()}: change it in "
-                "the launch command"
+                f"--cfgp-size 2 requires an even number of processes, found {world_size()}. Change it in the launch "
+                "command"
             )
         device = find_device(config.device)
         require_writable(out)
         if config.stack and (config.weights != "auto" or config.base):
             raise UserError(
-                "--weights and --base apply to models trained with Worldsmith; args.load selects those of a SAT config"
+                "--weights and --base do not apply to a SAT config: its args.load selects the weights. Omit these flags"
             )
         if config.stack:
             model = model_of_stack(config.stack)
         else:
             model = find_model(config.model, weights=config.weights, base=config.base)
         flags = Layer("flag", config, Path())
-        if any(leaves_size_open([flags, *entry.layers]) for entry in entries):
+        if any(is_size_unset([flags, *entry.layers]) for entry in entries):
             model = replace(model, defaults=with_clip_size(model.defaults, model.tree, model.config.latent_grid))
         model = use_adapter(model, config.adapter)
         grid = LatentGrid(*model.config.latent_grid)
@@ -140,15 +143,19 @@ class GenerateVideos(WritingAction):
         for sample in samples:
             sample.request(grid)
             if config.cfgp_size == 2 and sample.guidance == 1:
-                raise UserError(f"{sample.name}: at guidance 1 there is no negative prompt for --cfgp-size 2; omit it")
-        order = order_of(model, device, samples, out)
+                raise UserError(f"{sample.name}: guidance 1 does not use a negative prompt. Omit --cfgp-size 2")
+        order = make_order(model, device, samples, out)
         if not config.force:
             order.require_same()
         return order
 
 
 def model_of_stack(stack: Sequence[str]) -> StoredModel:
-    """Returns the model that a SAT stack describes, with the weights that it names. Raises ConfigError."""
+    """Returns the model that SAT config files describe, with the weights that they name.
+
+    `stack` has the paths of the files, and overrides. Raises ConfigError if the files are invalid, UserError if the
+    weights do not fit them.
+    """
     files, words = [word for word in stack if not is_change(word)], [word for word in stack if is_change(word)]
     _, found = translate_sampling(files, words)
     spec, objective = resolve(found.tree.model), resolve(found.tree.objective)
@@ -172,30 +179,30 @@ def model_of_stack(stack: Sequence[str]) -> StoredModel:
 
 
 def require_described_adapters(model: StoredModel) -> None:
-    """Raises UserError if the weights have other adapters than their config: SAT would drop or invent adapters."""
+    """Raises UserError if the weights of a SAT model have other LoRA ranks than its config (`lora_config`)."""
     shapes = model.open(merge=False).shapes
     ranks = {shape[0] for name, shape in shapes.items() if name.endswith("lora_A.weight")}
     wanted = {model.config.lora_rank} if model.has_adapters else set()
     if ranks != wanted:
-        said = [
+        texts = [
             f"adapters of rank {', '.join(map(str, sorted(found)))}" if found else "none" for found in (wanted, ranks)
         ]
         raise UserError(
-            f"args.load {model.weights_path}: expected {said[0]}, as in lora_config, found {said[1]}. Name the file "
+            f"args.load {model.weights_path}: expected {texts[0]}, as in lora_config, found {texts[1]}. Name the file "
             "of the model that these weights belong to"
         )
 
 
-def of_prompt(index: int, text: str) -> SampleEntry:
-    """Returns the sample of a ``--prompt`` flag."""
+def sample_of_prompt(index: int, text: str) -> SampleEntry:
+    """Returns the sample of the `index`-th ``--prompt`` flag; its name has the first words of the prompt `text`."""
     sample = Sample(prompt=text)
     return SampleEntry(f"{index:03d}_{slug(text)}", sample, [Layer("--prompt", sample, Path())])
 
 
-def leaves_size_open(layers: Sequence[Layer]) -> bool:
-    """Returns whether size, length or frame rate are not set, so that the model determines them."""
-    said = {name for name in SIZES for layer in layers if getattr(layer.settings, name) is not None}
-    return not said >= {"num_frames", "fps"} or not ("resolution" in said or said >= {"height", "width"})
+def is_size_unset(layers: Sequence[Layer]) -> bool:
+    """Returns whether size, length or frame rate are missing in all layers of settings, so that the model sets them."""
+    given = {name for name in SIZES for layer in layers if getattr(layer.settings, name) is not None}
+    return not given >= {"num_frames", "fps"} or not ("resolution" in given or given >= {"height", "width"})
 
 
 def load_generator(model: StoredModel, adapter: str | None, device: str) -> VideoModel:
@@ -205,6 +212,9 @@ def load_generator(model: StoredModel, adapter: str | None, device: str) -> Vide
         model: The stored model, without an adapter.
         adapter: Folder of a PEFT adapter to merge into the weights; None: no adapter.
         device: Device of the model.
+
+    Returns:
+        The generator with its weights.
     """
     if adapter is None:
         generator: Any = model.load(device)
@@ -221,5 +231,5 @@ def load_generator(model: StoredModel, adapter: str | None, device: str) -> Vide
 
 
 def slug(prompt: str) -> str:
-    """Returns the first words of a prompt as part of a file name."""
+    """Returns the first six words of a prompt as part of a file name; "video" if it has no ASCII words."""
     return "_".join(re.findall(r"[a-z0-9]+", prompt.lower())[:6])[:48] or "video"

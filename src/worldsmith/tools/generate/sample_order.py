@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.models.video_model import Sampling, VideoModel
-    from worldsmith.sampling.generate import BranchShare
+    from worldsmith.sampling.generate_videos import BranchShare
     from worldsmith.sampling.sample_args import SampleArgs
 
 SHEET, SHEET_SAMPLES = "contact_sheet.png", 64
@@ -35,12 +35,12 @@ WEIGHTS = ("*.safetensors", "*.distcp")
 ARGS, OUTPUTS = "sample_args.json", "sample_outputs.json"
 FILES = ("vision.mp4", "vision.jpg")
 SOURCES = "sources"
-"""Argument that records where each value came from; it does not change the sample."""
+"""Entry of the arguments that states the source of each value, such as a flag; it does not affect the sample."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Samples to generate, with the model, the device and the output folder."""
+    """Samples to generate with one model, with the device, the output folder and the adapter to merge."""
 
     model: StoredModel
     device: str
@@ -50,7 +50,7 @@ class Order:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Description of the model in `sample_args.json`."""
+        """Description of the model and its weights, as stored in `sample_args.json`."""
         model = self.model
         return {
             "folder": str(model.folder.absolute()),
@@ -62,27 +62,27 @@ class Order:
 
     def arguments(self, sample: SampleArgs) -> dict[str, Any]:
         """Returns all arguments that determine the sample, as stored in `sample_args.json`."""
-        begin = None if sample.vision_path is None else mark_of([Path(sample.vision_path)])
+        begin = None if sample.vision_path is None else files_fingerprint([Path(sample.vision_path)])
         return {**sample.record(), "vision_mark": begin, "model": self.about}
 
     @cached_property
     def weights_mark(self) -> str:
-        """Fingerprint of all weight files, also of the adapter.
+        """Fingerprint (names, sizes, modification times) of all weight files of the model and its adapter.
 
-        The weights of an untrained run are not included, because the run's name determines them.
+        The weights of an untrained run are not included, because its folder, which is also stored, determines them.
         """
         folders = [] if self.model.weights == "untrained" else [self.model.folder]
         folders += [Path(self.adapter)] if self.adapter else []
         kinds = (*WEIGHTS, "*.pt") if self.model.weights_path else WEIGHTS
-        return mark_of(file for folder in folders for kind in kinds for file in sorted(folder.rglob(kind)))
+        return files_fingerprint(file for folder in folders for kind in kinds for file in sorted(folder.rglob(kind)))
 
     def made(self) -> list[str]:
-        """Returns the names of the samples that are complete on disk and have these arguments."""
+        """Returns the names of the samples that are already complete on disk and have the same arguments."""
         known = [(sample, read_sample(self.out / sample.name)) for sample in self.samples]
         return [s.name for s, made in known if made is not None and not changed_arguments(made, self.arguments(s))]
 
     def require_same(self) -> None:
-        """Raises FileExistsError if a complete sample was generated with other arguments."""
+        """Raises FileExistsError if one of the samples already exists and was generated with other arguments."""
         for sample in self.samples:
             made = read_sample(self.out / sample.name)
             if made is not None and (changed := changed_arguments(made, self.arguments(sample))):
@@ -92,17 +92,17 @@ class Order:
                 )
 
     def setting_lines(self) -> list[str]:
-        """Returns lines with the sampling settings and their sources."""
+        """Returns output lines with the sampling settings and the source of each, such as a flag or the model."""
         from worldsmith.sampling.sample_args import settings_lines
 
         return settings_lines(self.samples)
 
     def count(self, made: int) -> str:
-        """Returns the number of samples, and of those already complete, as text."""
+        """Returns the number of samples, and the number `made` of those that are already complete, as text."""
         total = f"{len(self.samples)} sample{'s' * (len(self.samples) != 1)}"
         if made == len(self.samples):
             return f"{total}, all already complete"
-        return f"{total}, of which {made} {'is' if made == 1 else 'are'} complete already" if made else total
+        return f"{total}, {made} of them {'is' if made == 1 else 'are'} already complete" if made else total
 
     def make(
         self,
@@ -113,19 +113,19 @@ class Order:
         max_num_seqs: int | None,
         max_model_len: int | None,
     ) -> None:
-        """Generates this rank's part of the samples that are not in `made`, pack by pack, and writes them.
+        """Generates and writes this rank's part of the samples that are not in `made`.
 
-        Packs are formed from all samples, complete or not, so that a resumed command produces the same bytes as an
-        uninterrupted one.
+        Packs (batches) are formed from all samples, complete or not, so that a resumed command produces the same bytes
+        as an uninterrupted one.
 
         Args:
             generator: The loaded model.
-            world: The ranks that share the packs, or the guidance branches of a pack.
+            world: Ranks among which the packs, or the two guidance branches of each pack, are divided.
             made: Names of complete samples.
             max_num_seqs: Maximum number of samples in a forward pass; None: limited by tokens only.
-            max_model_len: Maximum number of tokens in a forward pass; None: the model's limit of training.
+            max_model_len: Maximum number of tokens in a forward pass; None: the model's training limit.
         """
-        from worldsmith.sampling.generate import generate_pack
+        from worldsmith.sampling.generate_videos import generate_pack
         from worldsmith.sampling.requests import read_request
 
         grid, share = LatentGrid(*generator.latent_grid), branch_share(world)
@@ -133,7 +133,7 @@ class Order:
         packs = self.packs(generator, grid, most, max_model_len, shared=share is not None)
         open_packs = [pack for pack in packs if any(sample.name not in made for sample in pack)]
         mine = open_packs[world.data_rank :: world.data_size]
-        total, done = sum(len(pack) * steps_of(generator, pack[0]) for pack in mine), 0
+        total, done = sum(len(pack) * count_steps(generator, pack[0]) for pack in mine), 0
         show = share_done("generating") if world.is_main else None
 
         def count(requests: int) -> None:
@@ -154,8 +154,16 @@ class Order:
     def packs(
         self, generator: VideoModel, grid: LatentGrid, most: int, max_tokens: int | None, *, shared: bool
     ) -> list[list[SampleArgs]]:
-        """Returns the samples grouped into packs with the same sampling settings."""
-        from worldsmith.sampling.generate import make_packs
+        """Returns the samples grouped into packs (batches) with the same sampling settings.
+
+        Args:
+            generator: The loaded model.
+            grid: Latent grid of the model.
+            most: Maximum number of samples in a pack.
+            max_tokens: Maximum number of tokens in a forward pass; None: the model's training limit.
+            shared: Whether two ranks compute the guidance branches of a pack, so that a forward pass has one branch.
+        """
+        from worldsmith.sampling.generate_videos import make_packs
         from worldsmith.sampling.requests import read_request
 
         groups: dict[Sampling, list[SampleArgs]] = {}
@@ -170,11 +178,12 @@ class Order:
         return packs
 
     def finish(self, made: int) -> Result:
-        """Writes the contact sheet and returns the result; `made` samples were complete before this command.
+        """Writes the contact sheet and returns the result of the command with the files of all samples.
 
-        The sheet has these samples first, then earlier ones of the same model in the folder.
+        The sheet also shows samples of earlier commands with the same model in the folder. `made` is the number of
+        samples that were complete before this command.
         """
-        from worldsmith.sampling.video_writer import contact_sheet, few_frames
+        from worldsmith.sampling.write_media import contact_sheet, few_frames
 
         files = [self.out / sample.name / sample.file for sample in self.samples]
         earlier = list(self.earlier_samples())
@@ -191,39 +200,42 @@ class Order:
         return Result([*map(str, files), done], {"folder": str(self.out), "samples": facts})
 
     def earlier_samples(self) -> Iterator[MadeSample]:
-        """Yields complete samples of earlier commands in the folder that were generated with the same model."""
+        """Yields the other complete samples in the output folder that were generated with the same model."""
         own = {sample.name for sample in self.samples}
         for folder in sorted(self.out.iterdir()):
             if folder.name in own or not folder.is_dir():
                 continue
-            with suppress(UserError):  # it is damaged, and not the requested sample
+            with suppress(UserError):  # a damaged sample that was not requested
                 made = read_sample(folder)
                 if made is not None and made.args.get("model") == self.about:
                     yield made
 
 
-def steps_of(generator: VideoModel, sample: SampleArgs) -> int:
-    """Returns the number of sampling steps that are executed, which can be fewer than requested."""
+def count_steps(generator: VideoModel, sample: SampleArgs) -> int:
+    """Returns the number of sampling steps that are executed for a sample, which can be fewer than requested."""
     return len(generator.sampler(sample.sampling).scales)
 
 
 def branch_share(world: World) -> BranchShare | None:
-    """Returns how this rank and its neighbor split the guidance branches; None: each rank computes both."""
+    """Returns which guidance branch (conditional or negative) this rank computes; None: each rank computes both.
+
+    The result also has the function that exchanges the predictions with the other rank of the pair.
+    """
     from worldsmith.distributed.world import gather_tensors
-    from worldsmith.sampling.generate import BranchShare
+    from worldsmith.sampling.generate_videos import BranchShare
 
     if world.context_group is None:
         return None
     return BranchShare(world.context_group.rank(), partial(gather_tensors, group=world.context_group))
 
 
-def order_of(model: StoredModel, device: str, samples: list[SampleArgs], out: Path) -> Order:
-    """Builds an order.
+def make_order(model: StoredModel, device: str, samples: list[SampleArgs], out: Path) -> Order:
+    """Builds the order that generates samples with a model.
 
-    The adapter of the model is moved to the order, which merges it when the weights are loaded.
+    The adapter of the model becomes the adapter of the order, which is merged when the weights are loaded.
 
     Args:
-        model: The stored model.
+        model: The stored model, which may have an adapter.
         device: Device on which samples are generated.
         samples: The samples, with all arguments set.
         out: Output folder.
@@ -232,11 +244,8 @@ def order_of(model: StoredModel, device: str, samples: list[SampleArgs], out: Pa
     return Order(replace(model, adapter=None), device, samples, out, adapter)
 
 
-def mark_of(files: Iterable[Path]) -> str:
-    """Returns a fingerprint of files by name, size and modification time.
-
-    Content is not sufficient here: shards of weights can be equal although they come from different runs.
-    """
+def files_fingerprint(files: Iterable[Path]) -> str:
+    """Returns a fingerprint of the names, sizes and modification times of files, as 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for file in files:
         status = file.stat()
@@ -246,7 +255,7 @@ def mark_of(files: Iterable[Path]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MadeSample:
-    """Complete sample on disk."""
+    """Complete sample on disk, generated by `worldsmith generate`."""
 
     folder: Path
     args: Mapping[str, Any]
@@ -254,34 +263,44 @@ class MadeSample:
 
     @property
     def file(self) -> Path:
-        """Path of the video or image."""
+        """Path of the generated video or image."""
         return next(self.folder / name for name in FILES if (self.folder / name).is_file())
 
 
 def find_samples(root: Path) -> Iterator[MadeSample]:
-    """Yields the complete samples below a folder that `worldsmith generate` has written, sorted by path."""
+    """Yields the complete samples of `worldsmith generate` below the folder `root`, sorted by path."""
     for outcome in sorted(root.rglob(OUTPUTS)):
         if found := read_sample(outcome.parent):
             yield found
 
 
 def read_sample(folder: Path) -> MadeSample | None:
-    """Returns the sample in a folder; None if it is not complete. Raises UserError if its files are damaged."""
+    """Returns the sample in a sample folder; None if it is missing or incomplete.
+
+    Raises UserError if its `sample_args.json` is invalid.
+    """
     if not (folder / OUTPUTS).is_file() or not any((folder / name).is_file() for name in FILES):
         return None
     return MadeSample(folder, read_json_object(folder / ARGS))
 
 
 def changed_arguments(made: MadeSample, args: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the arguments that differ between a sample and `args`, whatever their source."""
+    """Returns the names of the arguments whose values differ between a sample on disk and `args`, sorted."""
     wanted = json.loads(json.dumps(args))
     names = sorted({*made.args, *wanted} - {SOURCES})
     return [name for name in names if made.args.get(name) != wanted.get(name)]
 
 
 def write_sample(folder: Path, sample: SampleArgs, args: Mapping[str, Any], video: Tensor) -> None:
-    """Writes a video (uint8 [3, T, H, W]) or an image (T = 1) with its arguments; replaces an earlier sample."""
-    from worldsmith.sampling.video_writer import write_jpeg, write_mp4
+    """Writes a sample into its folder: video or image, `sample_args.json` and `sample_outputs.json`.
+
+    Args:
+        folder: Folder of the sample; an earlier sample in it is replaced.
+        sample: The sample, which determines the file type.
+        args: Content of `sample_args.json`.
+        video: Frames, uint8 [3, T, H, W]; T = 1 for an image.
+    """
+    from worldsmith.sampling.write_media import write_jpeg, write_mp4
 
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)

@@ -20,23 +20,23 @@ from worldsmith.data.conversations.media.media_processor import VideoPlan
 from worldsmith.data.conversations.media_archives import is_archive, unpacked
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.files.atomic import write_text
-from worldsmith.files.writable import require_writable
+from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import write_lineage
-from worldsmith.sampling.answers import Answer
+from worldsmith.sampling.generate_answers import Answer
 
 Kind = Literal["image", "video"]
 SUFFIXES: dict[str, Kind] = {
     **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"), "image"),
     **dict.fromkeys((".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v"), "video"),
 }
-"""Media types that `types` selects from a folder, with their descriptions."""
+"""File suffix -> media type."""
 
 
 class Infer(AnswerAction):
     """Generates a reasoner's answer to one question about images, videos or text, and prints it.
 
-    --media FOLDER answers it for each image and video of a folder separately. --out FILE writes the answers as JSON,
-    with the prompt and the frames that the model received, and all settings.
+    With --media FOLDER, the question is answered separately for each image and video of a folder. With --out FILE, the
+    answers are written as JSON, with the prompt and the frames that the model received, and all settings.
     """
 
     aliases = WritingAction.aliases
@@ -52,11 +52,11 @@ class Infer(AnswerAction):
         """A file, or a folder or archive (.tar, .tar.gz, .zip); the question is asked about each image and video in it
         separately; an archive is unpacked once, into a folder next to it."""
         kind: Literal["all", "image", "video"] = "all"
-        """Media types of the folder that are used."""
+        """Media types that are used from the folder or archive."""
         system: str = ""
-        """System prompt; "": none."""
+        """System prompt; "": no system prompt."""
         out: str | None = None
-        """JSON file for the answers; null: none is written."""
+        """JSON file for the answers; null: no file is written."""
         force: bool = False
         """Replace the file of an earlier command."""
 
@@ -74,7 +74,7 @@ class Infer(AnswerAction):
         model = self.find()
         yield f"model    {model.folder} ({model.weights_in_words})"
         yield f"question {self.config.prompt}"
-        for parts in self.shown():
+        for parts in self.media_by_question():
             yield from (f"media    {part.kind} {part.source!s}" for part in parts)
 
     def run(self) -> Result:
@@ -108,7 +108,7 @@ class Infer(AnswerAction):
         return Result(lines, facts, code=int(all(answer.error for answer in answers)))
 
     def facts(self, model: StoredModel) -> dict[str, Any]:
-        """Returns the settings of the command for the result file."""
+        """Returns the question, the model and the generation settings, as stored in the file of --out."""
         return {
             "prompt": self.config.prompt,
             "system": self.config.system,
@@ -120,18 +120,21 @@ class Infer(AnswerAction):
         }
 
     def questions(self) -> dict[str, list[Turn]]:
-        """Returns the conversations to answer, by media file."""
+        """Returns the conversations to answer, by media file with --media, else one by "the question"."""
         system = [say("system", self.config.system)] if self.config.system else []
         return {
             str(parts[0].source) if self.config.media else "the question": [
                 *system,
                 say("user", *parts, self.config.prompt),
             ]
-            for parts in self.shown()
+            for parts in self.media_by_question()
         }
 
-    def shown(self) -> list[list[Part]]:
-        """Returns the images and videos of each question. Raises UserError for a file that does not exist."""
+    def media_by_question(self) -> list[list[Part]]:
+        """Returns the images and videos of each question: one list per question.
+
+        Raises UserError for a file that does not exist.
+        """
         config = self.config
         if config.media is not None:
             return [[Part(kind, source=str(file))] for file, kind in media_of(Path(config.media), config.kind)]
@@ -143,9 +146,14 @@ class Infer(AnswerAction):
 
 
 def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
-    """Returns the images and videos at a path, sorted: a file, files of a folder, or all files in an archive.
+    """Returns the images and videos at a path, sorted, each with its media type.
 
-    Raises UserError if there are none.
+    Args:
+        place: An image or video, a folder (subfolders are not searched), or an archive, which is unpacked.
+        kind: "image" or "video" selects only this media type; "all": both.
+
+    Raises:
+        UserError: If there are no such files.
     """
     if place.is_file() and is_archive(place):
         files = sorted(unpacked(place).rglob("*"))
@@ -160,7 +168,13 @@ def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
 
 
 def describe_answer(answer: Answer, turns: Sequence[Turn], processor: ChatProcessor) -> Mapping[str, Any]:
-    """Returns an answer with the media and the prompt that the model was given, as plain data."""
+    """Returns an answer with the media and the prompt that the model received, as JSON data for the file of --out.
+
+    Args:
+        answer: The generated answer or its error.
+        turns: The conversation to answer.
+        processor: Processor of the model, which renders the prompt.
+    """
     media = [str(part.source) for turn in turns for part in turn.parts if part.kind != "text"]
     if answer.error:
         status = "gen_error" if answer.was_asked else "prep_error"

@@ -4,6 +4,7 @@ from worldsmith.actions.registry import Command
 
 COMMANDS = {
     "lineage": Command(
-        "show which data, weights and code a result was made from", {"": "worldsmith.tools.lineage.draw:ShowLineage"}
+        "show the data, weights and code that produced a result",
+        {"": "worldsmith.tools.lineage.show_lineage:ShowLineage"},
     ),
 }

@@ -21,37 +21,37 @@ from worldsmith.planning.simulation.simulate import Encodings, simulate
 from worldsmith.planning.simulation_inputs import PlannedBatches, plan_batches, quietly, task_for, with_published_parts
 from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.tools.plan.packs import PackLimits
-from worldsmith.tools.plan.search import SettingSearch, Tried
+from worldsmith.tools.plan.setting_search import SettingSearch, Tried
 from worldsmith.tools.plan.settings import (
     ENCODED,
     Learned,
     Setting,
-    changed_words,
-    degree_words,
+    degree_overrides,
     degrees_now,
+    format_overrides,
     settings,
     with_clips,
 )
 
 if TYPE_CHECKING:
-    from worldsmith.config.tree.draft import Loaded
+    from worldsmith.config.tree.config_draft import Loaded
 
 REFUSED = (UserError, ValueError, NotImplementedError)
-"""Exceptions that mean that the run does not support a setting."""
-MOST_KEPT = 22.0
+"""Exceptions which show that the run does not support a setting, so that the setting is rejected."""
+MAX_RESERVED = 22.0
 """Max CPU seconds reserved for simulating the best setting with all layers."""
 
 
 class Clock:
-    """CPU time of a search, with a budget."""
+    """Clock that measures the CPU time of a search and compares it with a budget."""
 
     def __init__(self, budget: float = math.inf) -> None:
-        """Starts the clock. `budget`: CPU seconds that the search may take."""
+        """Starts the clock; `budget` is the max CPU time of the search in seconds."""
         self.budget, self.start = budget, time.process_time()
 
     @property
     def spent(self) -> float:
-        """CPU seconds since the start."""
+        """CPU seconds since the clock was started."""
         return time.process_time() - self.start
 
     @property
@@ -61,9 +61,9 @@ class Clock:
 
 
 class Fitting:
-    """Evaluates settings of one run on `ranks` GPUs of one type.
+    """Estimates memory and step time of a run with other settings, such as gradient checkpointing, by simulation.
 
-    A step has the samples of the unchanged run with every setting: packs are only split or merged.
+    With every setting, a step has the same samples as in the unchanged run: packs are only split or merged.
     """
 
     def __init__(
@@ -73,50 +73,53 @@ class Fitting:
         ranks: int,
         gpu: Gpu,
         batches: Sequence[Any] | None = None,
-        told: Callable[[str], None] = lambda text: None,
+        show_progress: Callable[[str], None] = lambda text: None,
         clock: Clock | None = None,
         clips: Learned | None = None,
     ) -> None:
         """Loads the run; simulates no step yet.
 
         Args:
-            read: Returns the loaded run for a list of overrides.
+            read: Called with a list of overrides; returns the run loaded with them.
             ranks: Number of GPUs.
             gpu: Type of the GPUs.
-            batches: Packs of a rank in a step; None: planned from the run's data.
-            told: Called with a description of the setting that is evaluated next.
-            clock: CPU time budget of the search; None: unlimited.
-            clips: Other clip sizes than those of the run, for all settings.
+            batches: Packs of a rank in a step; None: planned from the data of the run.
+            show_progress: Called with a description of each setting before it is evaluated, to show the progress.
+            clock: Clock with the CPU time budget of the search; None: unlimited.
+            clips: Smaller clips, which are applied to all settings; None: the clips of the run.
         """
-        self.read, self.ranks, self.gpu, self.given, self.told = read, ranks, gpu, batches, told
+        self.read, self.ranks, self.gpu, self.given, self.show_progress = read, ranks, gpu, batches, show_progress
         self.clock, self.clips = clock or Clock(), clips
-        self.loaded = read(() if clips is None else changed_words(clips.words))
+        self.loaded = read(() if clips is None else format_overrides(clips.words))
         self.config: Any = self.loaded.tree
         self.works: dict[tuple[tuple[str, ...], bool], StepWork] = {}
         self.encodings: dict[str, Encodings] = {}
         self.seconds = 0.0
-        """CPU time of the last simulation with few layers."""
+        """CPU seconds of the last simulation with few layers."""
         self.longest_of_all = 0.0
-        """Max CPU time of a simulation with all layers."""
+        """Max CPU seconds of a simulation with all layers so far."""
 
     def with_clips(self, clips: Learned) -> Fitting:
-        """Returns an evaluator for other clip sizes, with the same clock and time statistics."""
-        other = Fitting(self.read, ranks=self.ranks, gpu=self.gpu, told=self.told, clock=self.clock, clips=clips)
+        """Returns an evaluator of the same run with other clip sizes; it uses the same clock and time statistics."""
+        other = Fitting(
+            self.read, ranks=self.ranks, gpu=self.gpu, show_progress=self.show_progress, clock=self.clock, clips=clips
+        )
         other.seconds, other.longest_of_all = self.seconds, self.longest_of_all
         return other
 
     def search(self, settings: Sequence[Setting]) -> SettingSearch:
-        """Returns a search over these settings within the time budget."""
+        """Returns a search for the best of `settings` that uses this evaluator and its time budget."""
         return SettingSearch(settings, self.evaluate, self.has_time, least=self.least)
 
     def has_time(self, whole: bool) -> bool:
-        """Returns whether there is time to evaluate another setting, with all layers if `whole`.
+        """Returns whether the budget has enough time to evaluate another setting.
 
-        Time for evaluating the best setting with all layers is reserved.
+        `whole`: the setting is simulated with all layers, otherwise with few. Time to simulate the best setting with
+        all layers is reserved.
         """
         if not self.lists:
             return self.clock.left > self.seconds
-        return self.clock.left > min(self.seconds_of_all, MOST_KEPT) + (0 if whole else self.seconds)
+        return self.clock.left > min(self.seconds_of_all, MAX_RESERVED) + (0 if whole else self.seconds)
 
     @property
     def seconds_of_all(self) -> float:
@@ -129,13 +132,13 @@ class Fitting:
 
     @cached_property
     def lists(self) -> dict[str, int]:
-        """Number of layers by the name of a list of repeated layers."""
+        """Number of layers in each list of repeated layers of the network, by the name of the list."""
         with with_published_parts(self.config) as stated:
             return long_lists(stated.config)
 
     @cached_property
     def data(self) -> PlannedBatches:
-        """Packs that each rank processes in a step of the unchanged run."""
+        """Packs that a rank processes in one step of the unchanged run."""
         if self.given is not None:
             return PlannedBatches(self.given, "those that were given", 0, 0)
         with with_published_parts(self.config_of_degrees) as stated:
@@ -143,17 +146,17 @@ class Fitting:
 
     @cached_property
     def config_of_degrees(self) -> Any:
-        """Config of the run; if its degrees do not fit `ranks`, the weights are sharded over all ranks."""
+        """Config of the run; if its parallelism degrees do not fit `ranks`, it shards the weights over all ranks."""
         try:
             plan_degrees(self.config.model.config.parallelism, self.ranks)
         except WrongValueError:
-            words = degree_words(self.config, self.ranks, 1, degrees_now(self.config, self.ranks).context)
-            return self.read(changed_words({**(self.clips.words if self.clips else {}), **words})).tree
+            words = degree_overrides(self.config, self.ranks, 1, degrees_now(self.config, self.ranks).context)
+            return self.read(format_overrides({**(self.clips.words if self.clips else {}), **words})).tree
         return self.config
 
     @cached_property
     def settings(self) -> list[Setting]:
-        """All settings that can be evaluated."""
+        """All combinations of options that can be evaluated for the run."""
         found = settings(
             self.config,
             ranks=self.ranks,
@@ -166,7 +169,7 @@ class Fitting:
 
     @cached_property
     def weighs_samples(self) -> bool:
-        """Whether a step has the same training result however its samples are packed."""
+        """Whether the loss weight of a sample is equal in any pack, so that repacking keeps the training result."""
         with with_published_parts(self.config_of_degrees) as stated:
             task = task_for(stated.config, self.ranks)
             pack = [sample for batch in self.data.batches for sample in batch]
@@ -174,21 +177,21 @@ class Fitting:
 
     @cached_property
     def pace(self) -> Gpu:
-        """GPU whose speed is used: the given one or, if its speed is unknown, the smallest one with enough memory."""
+        """GPU type whose speed is used: the given one or, if its speed is unknown, the smallest with enough memory."""
         if self.gpu.peak_flops:
             return self.gpu
         return (holding(self.gpu.memory) or list(GPUS.values()))[0]
 
     def evaluate(self, setting: Setting, whole: bool) -> Tried:
-        """Simulates a setting and returns memory and time.
+        """Simulates a step with a setting and returns its memory and time, or the reason why it was rejected.
 
         Args:
             setting: The setting.
-            whole: Simulate all layers, as a plan does; False: few layers, extrapolated to all. A network without
-                repeated layers is always simulated completely.
+            whole: Simulate all layers, as `worldsmith plan` does; False: few layers, extrapolated to all. A network
+                without repeated layers is always simulated completely.
         """
         words = ", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "baseline"
-        self.told(f"{words}, with all layers" if whole else words)
+        self.show_progress(f"{words}, with all layers" if whole else words)
         try:
             config = self.read(setting.words).tree
             config.check()
@@ -196,7 +199,7 @@ class Fitting:
             if memory.spare < 0:
                 return Tried(setting, memory)
             whole = whole or not self.lists
-            work = self.works.get((setting.words, whole)) or self.carry_out(config, setting, whole)
+            work = self.works.get((setting.words, whole)) or self.simulate_setting(config, setting, whole)
         except REFUSED as error:
             return Tried(setting, refused=first_line(error))
         self.works[setting.words, whole] = work
@@ -205,13 +208,13 @@ class Fitting:
         memory = memory_verdict(work, self.gpu, encoded=setting.encoded)
         return Tried(setting, memory, work, seconds.total, whole=whole)
 
-    def carry_out(self, config: Any, setting: Setting, whole: bool) -> StepWork:
-        """Simulates a setting and returns the work of a step.
+    def simulate_setting(self, config: Any, setting: Setting, whole: bool) -> StepWork:
+        """Simulates a step with a setting and returns its operations and memory.
 
         Args:
             config: Config with the setting applied.
             setting: The setting.
-            whole: Simulate all layers; False: few layers, on the same samples.
+            whole: Simulate all layers; False: few layers, extrapolated to all.
         """
         start, model = time.process_time(), config.model.config
         encoders = repr([getattr(model, name, None) for name in ("tokenizer", "text_encoder", "image_encoder")])
@@ -219,7 +222,7 @@ class Fitting:
         with with_published_parts(config) as stated, quietly():
             batches = setting.packs.batches
             if self.given is None and (whole or self.data.num_samples is None):
-                few = with_layers(stated.config, dict.fromkeys(self.lists, 1)) or stated.config  # built sooner
+                few = with_layers(stated.config, dict.fromkeys(self.lists, 1)) or stated.config  # faster to build
                 batches = plan_batches(replace(stated, config=few), ranks=self.ranks).batches
             if whole:
                 work = simulate(stated.config, batches, ranks=self.ranks, **shared)
@@ -232,56 +235,65 @@ class Fitting:
         return work
 
     def with_ranks(self, ranks: int) -> Fitting:
-        """Returns an evaluator for another number of GPUs, with the same samples per GPU."""
-        other = Fitting(self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, told=self.told)
+        """Returns an evaluator of the same run on `ranks` GPUs, with the same samples per GPU."""
+        other = Fitting(
+            self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, show_progress=self.show_progress
+        )
         other.encodings, other.lists, other.weighs_samples = self.encodings, self.lists, self.weighs_samples
         return other
 
     @property
     def smallest(self) -> dict[str, Setting]:
-        """Setting that needs the least memory, for each change of the training result, the smallest change first.
+        """Description of a change of the training result -> setting with this change that needs the least memory.
 
-        As few GPUs as possible share a pack.
+        The smallest change is first. The tokens of a pack are sharded over as few GPUs as possible.
         """
         return least_of(self.settings, lambda setting: -int(setting.knobs["context"]))
 
     @property
     def with_most_context(self) -> dict[str, Setting]:
-        """Same as `smallest`, but the maximum number of GPUs share a pack."""
+        """Description of a change of the training result -> setting with this change that needs the least memory.
+
+        The smallest change is first. The tokens of a pack are sharded over as many GPUs as possible.
+        """
         return least_of(self.settings, lambda setting: int(setting.knobs["context"]))
 
     @property
     def least(self) -> Setting | None:
-        """Setting with the smallest memory for weights, gradients and optimizer; None if no setting is valid."""
+        """Setting with the smallest weights, gradients and optimizer state; None if no setting is valid."""
         found = [(self.states(setting), setting) for setting in reversed(self.with_most_context.values())]
         known = [(states.peak, setting) for states, setting in found if states is not None]
         return min(known, key=lambda item: item[0], default=(0, None))[1]
 
     def states(self, setting: Setting) -> MemoryVerdict | None:
-        """Returns whether the training state fits, computed without simulation; None if the setting is rejected."""
+        """Returns the memory of weights, gradients and optimizer state with a setting, compared with the GPU memory.
+
+        It is computed without a simulation. None if the run does not support the setting.
+        """
         try:
             return self.states_of(self.read(setting.words).tree)
         except REFUSED:
             return None
 
     def states_of(self, config: Any) -> MemoryVerdict:
-        """Returns the memory verdict for the training state only: weights, gradients and optimizer state."""
+        """Returns the memory of weights, gradients and optimizer state of a config, compared with the GPU memory."""
         return MemoryVerdict(self.gpu, sum(quick_plan(config, self.ranks).states.values()), self.ranks)
 
 
-def least_of(settings: Sequence[Setting], first: Callable[[Setting], int]) -> dict[str, Setting]:
-    """Returns a setting for each change of the training result, the smallest change first.
+def least_of(settings: Sequence[Setting], priority: Callable[[Setting], int]) -> dict[str, Setting]:
+    """Returns the setting that needs the least memory for each change of the training result, by its description.
 
-    It is the one with the fewest replicas, then with the most of `first`, then the slowest one.
+    The smallest change is first. Settings are compared by the fewest replicas, then by the largest value of the
+    function `priority`, then by the most memory-saving options.
     """
     found: dict[str, Setting] = {}
-    for setting in sorted(settings, key=lambda setting: (-setting.replicas, first(setting), sum(setting.slower))):
+    for setting in sorted(settings, key=lambda setting: (-setting.replicas, priority(setting), sum(setting.slower))):
         found[setting.learned.says] = setting
     return dict(sorted(found.items(), key=lambda item: item[1].learned.level))
 
 
 def limits_of(loaded: Loaded) -> PackLimits:
-    """Returns the limits of a pack and the config paths that set them."""
+    """Returns the max tokens and samples of a pack in the config of a run, and the config paths that set them."""
     data: Any = loaded.tree.dataloader_train
 
     def written(name: str) -> str:
@@ -296,6 +308,6 @@ def limits_of(loaded: Loaded) -> PackLimits:
 
 
 def first_line(error: Exception) -> str:
-    """Returns an exception message as one line, without its heading."""
+    """Returns the message of an exception as one line; of a list of mistakes in a config, only the first mistake."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return " ".join(line.strip() for line in lines[1:3] if line.strip()) if "mistake" in lines[0] else lines[0]

@@ -10,67 +10,69 @@ from worldsmith.config.errors import UserError
 from worldsmith.distributed.gpus import Gpu
 from worldsmith.monitor.terminal_text import command_lines
 from worldsmith.planning.assumptions import encoded_first
-from worldsmith.planning.text import format_duration_range, size, wrap_row
+from worldsmith.planning.plan_text import format_duration_range, size, wrap_row
 from worldsmith.tools.plan.evaluate_settings import Fitting, limits_of
 from worldsmith.tools.plan.packs import tokens_of
-from worldsmith.tools.plan.search import OutOfTime, SettingSearch, Tried, needed
-from worldsmith.tools.plan.settings import MOST_CONTEXT, Setting, as_it_is, can_share, smaller_clips
+from worldsmith.tools.plan.setting_search import OutOfTime, SettingSearch, Tried, needed
+from worldsmith.tools.plan.settings import MOST_CONTEXT, Setting, baseline_setting, smaller_clips, supports_context
 
 MOST_RANKS = 4096
 FIRST = 15
 FEW = "; estimated from a run with few layers"
-"""Suffix for a setting that was not simulated with all layers."""
+"""Suffix of an output line about a setting that was not simulated with all layers."""
 NOT_THERE = "weights, optimizer state or activations in host RAM (offload); tensor or pipeline parallelism"
 """Memory-saving features of other programs that Worldsmith does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Enough:
-    """Number of GPUs that is enough, and the setting that fits on them."""
+    """Result of the search for a number of GPUs on which the run fits."""
 
     gpus: int | None
-    """Number of GPUs that is enough; None: no number is enough; 0: unknown, since all settings were rejected."""
+    """Number of GPUs on which the run fits; None: no number is enough; 0: unknown, all settings were rejected."""
     tried: Tried | None = None
-    """The setting that fits."""
+    """Setting that fits on these GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """Result of the search for settings that fit."""
+    """Result of `worldsmith plan --fit`: the best settings that fit, or the nearest one and enough GPUs."""
 
     now: Tried | None
-    """The unchanged run; None if its parallel degrees do not match the number of GPUs, or if it was not tried."""
+    """The unchanged run; None if its parallelism degrees do not fit the number of GPUs, or if it was not evaluated."""
     best: Sequence[Tried]
-    """Best settings, at most three."""
+    """Best settings that fit, at most three."""
     others: Mapping[str, Sequence[Tried]]
-    """Settings that differ from the best one in a single option, by that option."""
+    """Name of an option -> settings that differ from the best one only in this option."""
     nearest: Tried | None
-    """Setting that needs the least memory, if none fits."""
+    """Setting that needs the least memory, if no setting fits; else None."""
     enough: Enough | None
-    """Number of GPUs that would be enough, if no setting fits; None: not searched."""
+    """Number of GPUs on which the run would fit, if no setting fits; None: not searched."""
     pace: Gpu
-    """GPU whose speed the estimated seconds refer to."""
+    """GPU type for whose speed the seconds are estimated."""
     data: str
     longest: int
-    """Tokens of the longest sample in it."""
+    """Number of tokens of the longest sample in the data."""
     tried: int
     settings: int
     not_tried: int = 0
-    """Number of untried settings that may be better than the result."""
+    """Number of settings that were not evaluated and may be better than the result."""
     stopped: Literal["", "time", "interrupted"] = ""
-    """Reason for which the search ended early; "" if it was complete."""
+    """Reason why the search ended early; "" if it was complete."""
     spent: float = 0.0
-    """Seconds of CPU time."""
+    """CPU seconds of the search."""
 
 
 def find_fits(fitting: Fitting) -> Fits:
-    """Searches settings that make a run fit into its GPUs.
+    """Searches the best settings with which a run fits into the memory of its GPUs.
+
+    If no setting fits, it searches settings with smaller clips and then a sufficient number of GPUs.
 
     Ctrl-C and the end of the time budget end the search without an exception; the result has what was found so far.
     """
     batches, limits = fitting.data.batches, limits_of(fitting.loaded)
     plain = next((setting for setting in fitting.settings if not setting.words and not setting.encoded), None)
-    plain = plain or as_it_is(fitting.config, ranks=fitting.ranks, batches=batches, limits=limits)
+    plain = plain or baseline_setting(fitting.config, ranks=fitting.ranks, batches=batches, limits=limits)
     others = [setting for setting in fitting.settings if setting is not plain and (setting.words or setting.encoded)]
     search = fitting.search(others if plain is None else [plain, *others])
     searches = [(fitting, search)]
@@ -78,7 +80,7 @@ def find_fits(fitting: Fitting) -> Fits:
     about: dict[str, Any] = {"others": {}, "nearest": None, "enough": None}
     try:
         if plain is not None:
-            search.try_(plain)
+            search.evaluate_now(plain)
         search.best()
         for clips in () if search.found else smaller_clips(fitting.config):
             try:
@@ -91,7 +93,7 @@ def find_fits(fitting: Fitting) -> Fits:
         if not searches[-1][1].found:
             about["nearest"] = search.nearest()
             if about["nearest"] is not None:
-                about["enough"] = find_enough(fitting)
+                about["enough"] = find_enough_gpus(fitting)
     except OutOfTime:
         stopped = "time"
     except KeyboardInterrupt:
@@ -127,25 +129,31 @@ def find_fits(fitting: Fitting) -> Fits:
 
 
 def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> dict[str, list[Tried]]:
-    """Returns evaluated settings that differ from the best one in one option, by option; stops if time is over."""
+    """Evaluates the settings that differ from the best one in one option, as long as there is time.
+
+    Returns option name -> evaluated settings that differ only in this option.
+    """
     found: dict[str, list[Tried]] = {}
     for setting in search.settings:
         turned = [name for name, value in best.knobs.items() if setting.knobs[name] != value]
         if setting.learned == best.learned and len(turned) == 1:
             tried = search.known.get(setting)
             if tried is None and fitting.clock.left > 2 * fitting.seconds:
-                tried = search.try_(setting)
+                tried = search.evaluate_now(setting)
             if tried is not None:
                 found.setdefault(turned[0], []).append(tried)
     return found
 
 
-def find_enough(fitting: Fitting) -> Enough:
-    """Doubles the number of GPUs until a setting fits; returns it. Raises OutOfTime."""
+def find_enough_gpus(fitting: Fitting) -> Enough:
+    """Doubles the number of GPUs until a setting fits, and returns the number with this setting.
+
+    Raises OutOfTime if the time budget is exceeded.
+    """
     most = fitting.with_ranks(MOST_RANKS)
     possible = {change for change, setting in most.smallest.items() if states_fit(most, setting)}
     known, sharing, ranks = bool(most.smallest.keys() - possible), set[str](), fitting.ranks
-    most_context = max(count for count in range(1, MOST_CONTEXT + 1) if can_share(fitting.config, count))
+    most_context = max(count for count in range(1, MOST_CONTEXT + 1) if supports_context(fitting.config, count))
     while possible and (ranks := 2 * ranks) <= MOST_RANKS:
         more = fitting.with_ranks(ranks)
         alone, shared = more.smallest, more.with_most_context
@@ -155,11 +163,11 @@ def find_enough(fitting: Fitting) -> Enough:
                     break
                 if not fitting.has_time(True):
                     raise OutOfTime
-                tried = more.evaluate(of_largest_pack(setting), False)
+                tried = more.evaluate(with_largest_pack(setting), False)
                 if tried.fits:
                     return Enough(ranks, tried)
                 known |= tried.memory is not None
-                if not lacks_always(more, tried):
+                if not never_fits(more, tried):
                     break
                 sharing.add(change)
                 if int(setting.knobs["context"]) == most_context:
@@ -169,37 +177,40 @@ def find_enough(fitting: Fitting) -> Enough:
 
 
 def states_fit(fitting: Fitting, setting: Setting) -> bool:
-    """Returns whether the training state of a setting fits."""
+    """Returns whether weights, gradients and optimizer state fit into the GPU memory with a setting."""
     states = fitting.states(setting)
     return states is not None and states.spare >= 0
 
 
-def lacks_always(fitting: Fitting, tried: Tried) -> bool:
-    """Returns whether a setting does not fit even without its training state, which more GPUs would share."""
+def never_fits(fitting: Fitting, tried: Tried) -> bool:
+    """Returns whether a setting would not fit on any number of GPUs.
+
+    This is so if it does not fit even without weights, gradients and optimizer state, which are sharded.
+    """
     states = fitting.states(tried.setting)
     if tried.memory is None or tried.work is None or states is None:
         return False
     return replace(tried.memory, peak=max(0, tried.memory.peak - states.peak)).spare < 0
 
 
-def of_largest_pack(setting: Setting) -> Setting:
-    """Returns the setting with its largest pack instead of each pack: it determines the memory of a step."""
+def with_largest_pack(setting: Setting) -> Setting:
+    """Returns the setting with all packs replaced by the largest one, which determines the memory of a step."""
     packs = setting.packs.batches
     largest = max(packs, key=tokens_of)
     return replace(setting, packs=replace(setting.packs, batches=[largest] * len(packs)))
 
 
 def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *, steps: int) -> Iterator[str]:
-    """Yields the lines that describe the result of the search.
+    """Yields the output lines of `worldsmith plan --fit`.
 
     Args:
         fits: Result of the search.
         gpu: The GPU that is planned for.
         start: Command that trains with the planned number of processes.
-        run: Arguments that describe the run; the overrides of a setting are appended.
+        run: Command-line arguments that describe the run; the overrides of a setting are appended.
         steps: Optimizer steps of the run.
     """
-    now = "its degrees do not match this number of GPUs" if fits.tried else "not tried"
+    now = "its parallelism degrees do not fit this number of GPUs" if fits.tried else "not evaluated"
     yield from row("baseline", now if fits.now is None else verdict(fits.now))
     if not fits.best:
         yield from nothing_fits(fits, start, run)
@@ -218,12 +229,12 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
         yield from commands(start, run, tried)
     if fits.others and fits.best:
         yield ""
-        yield "the best setting compared with those that differ in one option:"
+        yield "settings that differ from the best one in one option, compared with it:"
         for name, others in fits.others.items():
             told = "; ".join(f"{o.setting.knobs[name]}: {compared(o, fits.best[0])}" for o in others)
             yield from row(f"  {name}", told, first=FIRST + 2)
     yield ""
-    told = f"{fits.tried} of {fits.settings} settings; a step has the same samples in all of them"
+    told = f"{fits.tried} of {fits.settings} settings; a step has the same samples with all of them"
     if fits.stopped:
         why = "interrupted" if fits.stopped == "interrupted" else "the time limit was reached"
         told += f"; {why} after {fits.spent:.0f} s of CPU time"
@@ -233,50 +244,56 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
     yield from row("tried", told)
     yield from row("data", f"{fits.data}; samples longer than {fits.longest:,} tokens may not fit into smaller packs")
     if fits.pace is not gpu:
-        yield from row("seconds", f"those of {fits.pace.name}: {gpu.name} only states a memory size, no speed")
+        yield from row("seconds", f"estimated for {fits.pace.name}: {gpu.name} only states a memory size, no speed")
     yield from row("not there", NOT_THERE)
 
 
 def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterator[str]:
-    """Yields the lines for a search without a fitting setting."""
+    """Yields the output lines of a search that found no setting that fits.
+
+    `start` is the training command, `run` the command-line arguments that describe the run.
+    """
     yield ""
     if fits.nearest is None:
-        yield from row("no setting fits", "of the tried settings" if fits.stopped else "every setting was rejected")
+        yield from row("no setting fits", "of the evaluated ones" if fits.stopped else "every setting was rejected")
         return
     yield from row("no setting fits", f"nearest: {verdict(fits.nearest)}")
     yield from row("learned", describe_learned(fits.nearest))
     yield from commands(start, run, fits.nearest)
     enough = fits.enough
     if enough is not None and enough.tried is not None:
-        yield from row("GPUs", f"with {enough.gpus} of them it fits; try --gpus {enough.gpus} --fit")
+        yield from row("GPUs", f"the run fits on {enough.gpus} GPUs; try --gpus {enough.gpus} --fit")
         yield from row("learned", describe_learned(enough.tried))
     elif enough is not None and enough.gpus is None:
         yield from row(
             "GPUs",
-            ("no number of GPUs is enough: the part that each GPU needs for itself, such as a pack, is too large"),
+            ("no number of GPUs is enough: the memory that is not sharded, such as the activations, is too large"),
         )
 
 
 def commands(start: Sequence[str], run: Sequence[str], tried: Tried) -> Iterator[str]:
-    """Yields the commands for a setting: `worldsmith encode` if it requires it, then training."""
+    """Yields the lines with the commands for a setting: `worldsmith encode` if it is required, then training.
+
+    `start` is the training command, `run` the command-line arguments that describe the run.
+    """
     for begin in ([["worldsmith", "encode"]] if tried.setting.encoded else []) + [[*start]]:
         words = [*begin, *run, *tried.setting.words]
         yield from command_lines(words[:-1] if words[-1] == "--" else words)
 
 
 def describe_learned(tried: Tried) -> str:
-    """Describes how the setting changes the training result."""
+    """Returns a text that describes how a setting changes the training result."""
     change = tried.setting.learned
     return f"changes: {change.says}" if change.level else "the same as without these settings"
 
 
 def verdict(tried: Tried) -> str:
-    """Returns memory, spare memory and time of a setting as text."""
+    """Returns needed memory, free memory and step time of an evaluated setting as text, or why it was rejected."""
     memory = tried.memory
     if memory is None:
         return f"refused: {tried.refused}"
     if tried.work is None:
-        return f"{size(-memory.spare)} too much for weights and optimizer state alone"
+        return f"weights and optimizer state exceed the GPU memory by {size(-memory.spare)}"
     room = f"{size(memory.spare)} free" if tried.fits else f"{size(-memory.spare)} too much"
     seconds = f"; {format_duration_range(tried.seconds)} per step" if tried.seconds is not None else ""
     held = f"tensors {size(memory.peak)}" + (f", encoders {size(memory.encoders)}" if memory.encoders else "")
@@ -284,7 +301,7 @@ def verdict(tried: Tried) -> str:
 
 
 def compared(other: Tried, best: Tried) -> str:
-    """Returns how `other` compares with `best`: the reason why it does not fit, or the relative time."""
+    """Returns a comparison of `other` with `best` as text: relative step time, or the reason why it does not fit."""
     if other.memory is None:
         return f"is rejected ({other.refused})"
     if not other.fits:
@@ -295,13 +312,13 @@ def compared(other: Tried, best: Tried) -> str:
     return f"{share:.1%} slower" if share >= 0 else f"{-share:.1%} faster"
 
 
-def row(about: str, text: str, *, first: int = FIRST) -> Iterator[str]:
-    """Yields a labeled text, wrapped to the terminal."""
-    yield from wrap_row(about, text, first=first)
+def row(label: str, text: str, *, first: int = FIRST) -> Iterator[str]:
+    """Yields `text` after a label, wrapped to the terminal; `first` is the width of the label column."""
+    yield from wrap_row(label, text, first=first)
 
 
 def fit_facts(fits: Fits) -> dict[str, Any]:
-    """Returns the result as JSON data, in bytes and seconds."""
+    """Returns the result of `worldsmith plan --fit` as JSON data, in bytes and seconds."""
     return {
         "as_it_is": None if fits.now is None else facts(fits.now),
         "best": [facts(tried) for tried in fits.best],

@@ -11,14 +11,14 @@ FACTORS = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class PackLimits:
-    """Limits of a pack and their config paths; None: no limit."""
+    """Max tokens and samples of a pack (None: no limit), and the config paths that set them."""
 
     tokens: int | None
     samples: int | None
     tokens_path: str = "dataloader_train.max_sequence_length"
     samples_path: str = "dataloader_train.max_samples_per_batch"
     sample: int = 0
-    """Max tokens of a sample, which a pack must be able to hold; 0 = no such limit."""
+    """Max tokens of a sample, which must fit into a pack; 0: no such limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ class Packing:
 
     @property
     def size(self) -> str:
-        """Size of the largest pack as text."""
+        """Tokens of the largest pack and max samples of a pack, as text."""
         most = max(map(tokens_of, self.batches))
         samples = max(map(len, self.batches))
         return f"{most:,} tokens ({samples} sample{'s' * (samples != 1)})"
 
 
 def packings(batches: Sequence[Sequence[Any]], limits: PackLimits, *, larger: bool) -> list[Packing]:
-    """Returns possible packings, largest packs first, including that of the run.
+    """Returns the ways to pack the samples of a step, largest packs first, including that of the run.
 
     Args:
-        batches: Packs of the run.
+        batches: Packs of a rank in a step of the run.
         limits: Limits of a pack.
-        larger: Whether larger packs than those of the run are allowed.
+        larger: Whether packs may be larger than those of the run.
     """
     merged = [merge(batches, times, limits) for times in reversed(FACTORS) if larger and len(batches) % times == 0]
     halved = [made for times in FACTORS if (made := split(batches, times, limits)) is not None]
@@ -50,16 +50,19 @@ def packings(batches: Sequence[Sequence[Any]], limits: PackLimits, *, larger: bo
 
 
 def merge(batches: Sequence[Sequence[Any]], times: int, limits: PackLimits) -> Packing:
-    """Merges each `times` consecutive packs into one."""
+    """Merges each group of `times` consecutive packs into one, with the overrides that increase the limits."""
     groups = [batches[start : start + times] for start in range(0, len(batches), times)]
     tokens, samples = (limit and limit * times for limit in (limits.tokens, limits.samples))
     return Packing(
-        [[sample for pack in group for sample in pack] for group in groups], limit_words(limits, tokens, samples)
+        [[sample for pack in group for sample in pack] for group in groups], limit_overrides(limits, tokens, samples)
     )
 
 
 def split(batches: Sequence[Sequence[Any]], times: int, limits: PackLimits) -> Packing | None:
-    """Splits each pack into `times` packs; None if no smaller limits would produce the same split."""
+    """Splits each pack into `times` packs, with the overrides that reduce the limits.
+
+    None if a packer with smaller limits would not produce these packs.
+    """
     parts = [part for pack in batches for part in balanced(pack, times)]
     if not all(parts):
         return None
@@ -78,7 +81,7 @@ def split(batches: Sequence[Sequence[Any]], times: int, limits: PackLimits) -> P
         tokens = smaller
     elif samples is None:
         return None
-    return Packing(parts, limit_words(limits, tokens, samples))
+    return Packing(parts, limit_overrides(limits, tokens, samples))
 
 
 def balanced(pack: Sequence[Any], count: int) -> list[list[Any]]:
@@ -94,7 +97,7 @@ def tokens_of(pack: Sequence[Any]) -> int:
     return sum(sample.num_tokens for sample in pack)
 
 
-def limit_words(limits: PackLimits, tokens: int | None, samples: int | None) -> dict[str, str]:
-    """Returns the overrides that set the limits of a pack: config path -> value."""
+def limit_overrides(limits: PackLimits, tokens: int | None, samples: int | None) -> dict[str, str]:
+    """Returns the overrides (config path -> value) that set the max tokens and samples of a pack; None: not set."""
     found = {limits.tokens_path: tokens, limits.samples_path: samples}
     return {path: str(limit) for path, limit in found.items() if limit is not None}

@@ -21,20 +21,20 @@ from worldsmith.actions.run_action import RunAction, RunWords, load_without_vari
 from worldsmith.config.declare.configurable import walk
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.draft import Loaded
-from worldsmith.config.write.convert import convert, write_new
+from worldsmith.config.tree.config_draft import Loaded
+from worldsmith.config.write.convert_config import convert, write_new
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.gpus import Gpu, find_gpu
 from worldsmith.monitor.terminal_text import WIDTH, print_message, terminal_width
 from worldsmith.planning.plan import Plan, QuickPlan, least_ranks, make_plan, quick_plan
-from worldsmith.planning.text import plan_lines, quick_lines
+from worldsmith.planning.plan_text import plan_lines, quick_lines
 
 if TYPE_CHECKING:
     from worldsmith.distributed.degrees import Degrees
     from worldsmith.tools.plan.evaluate_settings import Clock
 
 BUDGET = 55.0
-"""Max CPU seconds of a search: about a minute with start-up."""
+"""Max CPU seconds of a search, so that the command takes about a minute including start-up."""
 EVERY = 5.0
 """Seconds between two progress lines if the output is not a terminal."""
 INTERRUPTED = 130
@@ -44,8 +44,8 @@ FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 class PlanRun(RunAction):
     """Estimates what a run needs: GPU memory by phase, host RAM, disk, communication, and time per step.
 
-    It simulates a step with the run's own code and fake tensors, in about a minute, on any machine. Weights and data
-    do not have to be on this machine.
+    It simulates a step with the code of the run and fake tensors, in about a minute, on any machine. Weights and data
+    need not be on this machine.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {"-o": "output"}
@@ -53,26 +53,28 @@ class PlanRun(RunAction):
 
     class Config(RunAction.Config):
         gpus: Count | None = None
-        """number of GPUs (default: the smallest that the parallel degrees allow)"""
+        """number of GPUs (default: the smallest number that the parallelism degrees allow)"""
         gpu: str = "h100-80"
         """GPU type such as h200, or a memory size such as 24GB (default: h100-80)"""
         quick: bool = False
         """only count parameters and their memory, in about a second"""
         encoded: bool = False
-        """assume that all latents are cached before the run by `worldsmith encode`, so that no encoder is on its
-        GPUs"""
+        """assume that `worldsmith encode` caches all latents before the run, so that no encoder is on the GPUs"""
         fit: bool = False
-        """search for settings that fit, or are faster, and print up to three as overrides, the best first: gradient
-        checkpointing, pack size, parallel degrees, encoding first, number formats, adapters, smaller clips; takes a
-        minute"""
+        """search for settings with which the run fits or is faster, and print up to three as overrides, the best first:
+        gradient checkpointing, pack size, parallelism degrees, encoding before the run, number formats, adapters,
+        smaller clips; takes a minute"""
         output: str | None = None
         """with --fit: write the best setting as a run config, .yaml or .json"""
 
     config: Config
 
     def run(self) -> Result:
-        """Returns the plan, whose lines appear as they become available. Raises ValueError or UserError."""
-        self.refuse_ignored()
+        """Returns the plan, whose lines are computed while they are printed; with --fit, the result of the search.
+
+        Raises UserError for flags without effect, ValueError if the run cannot be planned.
+        """
+        self.reject_ignored_flags()
         if self.config.fit:
             return self.find_fits()
         self.print_warnings()
@@ -81,11 +83,11 @@ class PlanRun(RunAction):
     def load(self, words: RunWords) -> Loaded:
         return load_without_variables(words)
 
-    def refuse_ignored(self) -> None:
-        """Raises UserError for flags that would have no effect."""
+    def reject_ignored_flags(self) -> None:
+        """Raises UserError for command-line flags that would have no effect."""
         config = self.config
         if config.output and not config.fit:
-            raise UserError("-o names the file for the best setting, which only --fit searches for")
+            raise UserError("-o is the file for the best setting of --fit: add --fit or omit -o")
         if config.quick and config.fit:
             raise UserError("--fit simulates steps and --quick does not: omit one of them")
         if config.encoded and (config.fit or config.quick):
@@ -94,14 +96,17 @@ class PlanRun(RunAction):
             )
 
     def find_fits(self) -> Result:
-        """Searches settings that fit, and writes the best one. Raises UserError first if the file cannot be written."""
+        """Searches settings with which the run fits, and writes the best one as a config if -o is given.
+
+        Raises UserError before the search if the file cannot be written.
+        """
         from worldsmith.tools.plan.evaluate_settings import Clock, Fitting
         from worldsmith.tools.plan.fit import find_fits, fit_facts, fit_lines, row
 
         words, gpu, output = self.given, self.gpu, Path(self.config.output) if self.config.output else None
         if isinstance(words, Loaded):
             raise UserError(
-                "a search loads the run again with other settings: it needs the command-line arguments "
+                "--fit loads the run again with other settings: it requires the command-line arguments "
                 "that describe the run"
             )
         if output and output.suffix not in FORMS:
@@ -111,9 +116,9 @@ class PlanRun(RunAction):
         self.print_warnings()
         read, clock = partial(words.load, keep_unset="names"), Clock(BUDGET)
         progress = Progress(clock)
-        fits = find_fits(Fitting(read, ranks=self.ranks, gpu=gpu, told=progress, clock=clock))
+        fits = find_fits(Fitting(read, ranks=self.ranks, gpu=gpu, show_progress=progress, clock=clock))
         progress.end()
-        start = ["worldsmith", *launch_words(self.ranks, gpu.per_machine), "train"]
+        start = ["worldsmith", *launch_arguments(self.ranks, gpu.per_machine), "train"]
         lines = [*fit_lines(fits, gpu, start, words.repeat(), steps=self.tree.trainer.max_iter)]
         if unset := unset_variables(self.loaded.raw):
             lines += row("not set", f"{', '.join(unset)}: export them before these commands")
@@ -127,14 +132,14 @@ class PlanRun(RunAction):
         return Result(lines, fit_facts(fits), INTERRUPTED if fits.stopped == "interrupted" else 0 if fits.best else 1)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the plan as JSON data; a quick plan has only the known keys."""
+        """Returns the plan as JSON data; with --quick, only the values that need no simulation."""
         if not self.config.quick:
             return self.exact.to_json()
         known = {"run": self.name, "family": self.tree.model.name, "gpus": self.ranks, "degrees": asdict(self.degrees)}
         return {**known, "gpu": asdict(self.gpu), "quick": asdict(self.quick)}
 
     def lines(self) -> Iterator[str]:
-        """Yields the lines of the plan."""
+        """Yields the output lines of the plan; simulates the step after the first lines."""
         yield from quick_lines(self.name, self.quick, self.gpu, self.ranks, self.degrees)
         if self.config.quick:
             return
@@ -160,27 +165,27 @@ class PlanRun(RunAction):
 
     @cached_property
     def quick(self) -> QuickPlan:
-        """The plan without a simulated step."""
+        """Plan without a simulated step: parameters and the memory of weights, gradients and optimizer state."""
         return quick_plan(self.tree, self.ranks)
 
     @cached_property
     def exact(self) -> Plan:
-        """The full plan, from a simulated step."""
+        """Full plan, computed from a simulated step."""
         unset = unset_variables(self.loaded.raw)
         return make_plan(self.tree, self.ranks, self.gpu, encoded=self.config.encoded, open_variables=unset)
 
 
 def unset_variables(tree: Any) -> list[str]:
-    """Returns unset environment variables that references without a default name, in the order of the config."""
+    """Returns the unset environment variables that a config references without a default, in config order."""
     texts = [value for _, value in walk(tree) if isinstance(value, str)]
     names = [name.strip() for text in texts for name in re.findall(r"\$\{oc\.env:([^,{}]+)\}", text)]
     return [name for name in dict.fromkeys(names) if name not in os.environ]
 
 
-def launch_words(ranks: int, per_machine: int) -> list[str]:
-    """Returns the launch arguments for `ranks` processes; empty for one.
+def launch_arguments(ranks: int, per_machine: int) -> list[str]:
+    """Returns the arguments of `worldsmith launch` for `ranks` processes, `per_machine` per machine; empty for one.
 
-    R and HOST in them stand for node rank and master address.
+    R and HOST in them are placeholders for node rank and master address.
     """
     machines = next(n for n in range(-(-ranks // per_machine), ranks + 1) if ranks % n == 0)
     several = ["--nnodes", str(machines), "--node-rank", "R", "--master-addr", "HOST"] if machines > 1 else []
@@ -191,19 +196,19 @@ class Progress:
     """Shows progress on stderr: a status line in a terminal, or one line every few seconds in a pipe."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock, self.said_at = clock, -EVERY
+        self.clock, self.shown_at = clock, -EVERY
 
     def __call__(self, text: str) -> None:
-        text = re.sub(r"\b(model\.config|dataloader_train)\.", "", text)  # what differs has room on the line
+        text = re.sub(r"\b(model\.config|dataloader_train)\.", "", text)  # so that the differing part fits on the line
         line = f"{self.clock.spent:.0f} of {self.clock.budget:.0f} s of CPU time: {text}"
         if sys.stderr.isatty():
             width = terminal_width(sys.stderr) or WIDTH
             print(f"\r\033[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self.said_at >= EVERY:
-            self.said_at = time.monotonic()
+        elif time.monotonic() - self.shown_at >= EVERY:
+            self.shown_at = time.monotonic()
             print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Clears the line of a terminal."""
+        """Clears the status line of the terminal; does nothing in a pipe."""
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)

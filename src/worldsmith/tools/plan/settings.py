@@ -21,14 +21,14 @@ MODES = ("none", "selective", "full")
 """Modes of gradient checkpointing, from fast with high memory to slow with low memory."""
 MOST_CONTEXT = 8
 ENCODED = "`worldsmith encode` first"
-"""The latent cache is complete before the run, so that no encoders are on the GPUs."""
+"""Description of a setting whose latent cache is complete before the run, so that no encoders are on the GPUs."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-"""Layers that get adapters if a run names none."""
+"""Names of the layers that get adapters if the config of a run names no layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Change of the training result, from none (level 0) upwards, with its overrides."""
+    """Change of the training result (level 0: no change; larger: more change), with description and overrides."""
 
     level: int
     says: str
@@ -37,15 +37,18 @@ class Learned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """A choice for each option. `words` are its overrides of the run."""
+    """Setting of a run: one choice for each option, such as the mode of gradient checkpointing.
+
+    `words` are the overrides that apply it to the run.
+    """
 
     learned: Learned
     words: tuple[str, ...]
     knobs: Mapping[str, str]
-    """Description of each chosen option."""
+    """Option name -> description of its value."""
     slower: tuple[int, ...]
-    """Options in the direction of less memory and more time, by setting: gradient checkpointing, context parallelism,
-    smaller packs, encoding before the run, reductions."""
+    """Memory-saving options, larger values for less memory and more time: gradient checkpointing, context parallelism,
+    smaller packs, encoding before the run, gradient reduction after each pack."""
     replicas: int
     packs: Packing
     encoded: bool = False
@@ -53,16 +56,16 @@ class Setting:
 
     @property
     def keeps_sums(self) -> bool:
-        """Whether unsharded gradients are kept between the packs of a step."""
+        """Whether unsharded gradients are kept in memory between the packs of a step."""
         return not self.slower[-1] and len(self.packs.batches) > 1
 
     def as_fast_as(self, other: Setting) -> bool:
-        """Returns whether this setting is as fast: it uses no memory-saving option that `other` does not use."""
+        """Returns whether this setting is at least as fast as `other`: it has no additional memory-saving options."""
         same = self.learned == other.learned and self.replicas == other.replicas
         return same and all(mine <= its for mine, its in zip(self.slower, other.slower))
 
     def as_large_as(self, other: Setting) -> bool:
-        """Returns whether this setting needs at least as much memory: it stores all activations of `other`."""
+        """Returns whether this setting needs at least as much memory as `other`, because it stores all its tensors."""
         kept = all(mine <= its for mine, its in zip(self.slower[:-1], other.slower[:-1]))
         same = self.learned == other.learned and self.replicas >= other.replicas
         return same and kept and self.keeps_sums >= other.keeps_sums
@@ -77,37 +80,49 @@ def settings(
     additive: bool = True,
     per_machine: int = 8,
 ) -> list[Setting]:
-    """Returns all settings that can be evaluated.
+    """Returns all combinations of options of a run that may reduce its memory or time.
 
     Args:
         config: Config of the run.
         ranks: Number of GPUs.
         batches: Packs of a rank in a step; each setting has the same samples in a step.
         limits: Limits of a pack.
-        additive: Whether samples have the same weight in packs of any size, so that they can be repacked.
+        additive: Whether the loss weight of a sample does not depend on its pack, so that samples can be repacked.
         per_machine: Number of GPUs per machine.
     """
     found: list[Setting] = []
     for learned in changes(config):
         for replicas in replica_counts(ranks, per_machine):
-            shared = [c for c in divisors(ranks // replicas) if c <= MOST_CONTEXT and can_share(config, c)]
+            shared = [c for c in divisors(ranks // replicas) if c <= MOST_CONTEXT and supports_context(config, c)]
             for context in shared:
-                found += arranged(config, learned, ranks, replicas, context, batches, limits, additive=additive)
+                found += settings_for_degrees(
+                    config, learned, ranks, replicas, context, batches, limits, additive=additive
+                )
     return found
 
 
-def as_it_is(
+def baseline_setting(
     config: Trainer.Config, *, ranks: int, batches: Sequence[Sequence[Any]], limits: PackLimits
 ) -> Setting | None:
-    """Returns the setting without overrides (the baseline); None if the run's degrees do not fit `ranks`."""
+    """Returns the setting without overrides (the baseline).
+
+    Args:
+        config: Config of the run.
+        ranks: Number of GPUs.
+        batches: Packs of a rank in a step.
+        limits: Limits of a pack.
+
+    Returns:
+        The setting; None if the parallelism degrees of the run do not fit `ranks`.
+    """
     now = degrees_now(config, ranks)
     plain = Learned(0, "nothing")
-    same = arranged(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
+    same = settings_for_degrees(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
     return next((setting for setting in same if not setting.words and not setting.encoded), None)
 
 
 def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
-    """Returns the parallelism degrees of the run; if they do not fit `ranks`, weights are sharded over all ranks."""
+    """Returns the parallelism degrees of a run; if they do not fit `ranks`, degrees that shard over all ranks."""
     try:
         return plan_degrees(config.model.config.parallelism, ranks)
     except WrongValueError:
@@ -117,12 +132,15 @@ def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
 
 
 def replica_counts(ranks: int, per_machine: int) -> list[int]:
-    """Returns numbers of replicas: weights are sharded over all ranks, over those of a machine, or not at all."""
+    """Returns the numbers of replicas to evaluate: weights sharded over all ranks, over each machine, or not at all.
+
+    `per_machine` is the number of GPUs per machine.
+    """
     machines = ranks // per_machine if ranks % per_machine == 0 else 1
     return sorted({1, machines, ranks})
 
 
-def arranged(
+def settings_for_degrees(
     config: Trainer.Config,
     learned: Learned,
     ranks: int,
@@ -133,17 +151,28 @@ def arranged(
     *,
     additive: bool,
 ) -> Iterator[Setting]:
-    """Yields the settings with these parallelism degrees."""
+    """Yields all settings with given parallelism degrees and one change of the training result.
+
+    Args:
+        config: Config of the run.
+        learned: Change of the training result.
+        ranks: Number of GPUs.
+        replicas: Number of replicas of the weights.
+        context: Number of ranks over which the tokens of a pack are sharded.
+        batches: Packs of a rank in a step of the run.
+        limits: Limits of a pack.
+        additive: Whether samples can be repacked.
+    """
     model, now = config.model.config, degrees_now(config, ranks)
     if len(batches) * context % now.context:
         return
     theirs = [batches[number % len(batches)] for number in range(len(batches) * context // now.context)]
-    degrees = degree_words(config, ranks, replicas, context)
+    degrees = degree_overrides(config, ranks, replicas, context)
     encodable = not why_not_encodable(config)
     packs = packings(theirs, limits, larger=ranks > 1) if additive else [Packing(theirs)]
     for smaller, packing in enumerate(packs):
         if context > now.context and packing is not packs[-1]:
-            continue  # smaller packs cost less than sharing them
+            continue  # smaller packs cost less time than sharding a pack over more ranks
         count = len(packing.batches)
         words = {**learned.words, **degrees, **packing.words}
         words["trainer.grad_accum_iter"] = str(count)
@@ -169,8 +198,11 @@ def arranged(
 
 
 def changes(config: Trainer.Config) -> Iterator[Learned]:
-    """Yields changes of the training result, the smallest first; each includes the settings without an effect on it."""
-    model, free = config.model.config, free_words(config)
+    """Yields the changes of the training result that save memory, the smallest first, beginning with no change.
+
+    Their overrides include those that save memory without changing the result.
+    """
+    model, free = config.model.config, harmless_overrides(config)
     yield Learned(0, "nothing", free)
     level = 0
     rounded: dict[str, str] = {}
@@ -184,7 +216,7 @@ def changes(config: Trainer.Config) -> Iterator[Learned]:
         yield Learned(level, "weight updates are rounded to bfloat16", {**free, **rounded, **masters})
     if model.ema.enabled:
         level += 1
-        without = {**rounded, **without_average(config)}
+        without = {**rounded, **disable_ema_overrides(config)}
         yield Learned(level, "no EMA weights", without)
         if short:
             says = "no EMA weights, updates rounded to bfloat16"
@@ -211,19 +243,19 @@ def changes(config: Trainer.Config) -> Iterator[Learned]:
         yield Learned(11 + step, f"{says}frozen weights rounded to {bits} bits", {**adapters, **held})
 
 
-def free_words(config: Trainer.Config) -> dict[str, str]:
-    """Returns overrides that save memory without changing the training result."""
+def harmless_overrides(config: Trainer.Config) -> dict[str, str]:
+    """Returns the overrides (config path -> value) that save memory without changing the training result."""
     model, words = config.model.config, {}
     frozen = model.lora_enabled or bool(config.optimizer.keys_to_select)
     if frozen and model.ema.enabled and not model.ema.trainable_only:
         words[f"{MODEL}.ema.trainable_only"] = "true"
     if (model.lora_enabled, model.precision, model.parallelism.fsdp_master_dtype) == (True, "bfloat16", "float32"):
-        words[f"{PARALLELISM}.fsdp_master_dtype"] = "bfloat16"  # that of frozen weights; adapters stay float32
+        words[f"{PARALLELISM}.fsdp_master_dtype"] = "bfloat16"  # only of frozen weights; adapters stay float32
     return words
 
 
-def without_average(config: Trainer.Config) -> dict[str, str]:
-    """Returns overrides that disable the EMA weights, also in callbacks that generate samples with them."""
+def disable_ema_overrides(config: Trainer.Config) -> dict[str, str]:
+    """Returns the overrides (config path -> value) that disable the EMA weights, also in callbacks that use them."""
     words = {f"{MODEL}.ema.enabled": "false"}
     for name, callback in config.trainer.callbacks.items():
         weights = getattr(callback, "weights", None)
@@ -235,7 +267,10 @@ def without_average(config: Trainer.Config) -> dict[str, str]:
 
 
 def usual_targets(config: Trainer.Config) -> str | None:
-    """Returns the names of the attention layers; None if they have other names or are frozen."""
+    """Returns the names of the attention layers, comma-separated, as targets of adapters.
+
+    None if the network has no such layers or they are frozen.
+    """
     model = config.model.config
     layers, shapes = model.adaptable_layers(), model.shapes()
     if layers is None:  # the family checks targets when the network is built
@@ -246,7 +281,7 @@ def usual_targets(config: Trainer.Config) -> str | None:
 
 
 def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
-    """Yields changes to smaller clips, the smallest change first: shorter clips, lower resolutions, and both."""
+    """Yields the changes to smaller clips: fewer frames, then a lower resolution, then both."""
     dataset: Any = getattr(config.dataloader_train, "dataset", None)
     resolution, frames = getattr(dataset, "resolution", ""), getattr(dataset, "num_video_frames", 0)
     if not resolution:
@@ -267,7 +302,7 @@ def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
 
 
 def smaller_resolution(resolution: str) -> str:
-    """Returns the next smaller resolution bucket, or half of an exact size, else ""."""
+    """Returns the next smaller resolution bucket, or about half of an exact size WxH; "" if there is no smaller one."""
     exact = exact_size(resolution)
     if exact is not None:
         height, width = (side // 2 // 32 * 32 for side in exact)
@@ -277,20 +312,23 @@ def smaller_resolution(resolution: str) -> str:
 
 
 def with_clips(setting: Setting, clips: Learned) -> Setting:
-    """Returns the setting for a run with these clips."""
+    """Returns the setting with the overrides and the description of other clip sizes added."""
     learned = setting.learned
     says = clips.says if not learned.level else f"{clips.says}; {learned.says}"
     learned = Learned(clips.level + learned.level, says, {**clips.words, **learned.words})
-    return replace(setting, learned=learned, words=(*changed_words(clips.words), *setting.words))
+    return replace(setting, learned=learned, words=(*format_overrides(clips.words), *setting.words))
 
 
-def changed_words(words: Mapping[str, str]) -> tuple[str, ...]:
-    """Formats changes as overrides."""
+def format_overrides(words: Mapping[str, str]) -> tuple[str, ...]:
+    """Formats changes (config path -> value) as command-line overrides `path=value`."""
     return tuple(f"{path}={value}" for path, value in words.items())
 
 
-def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int) -> dict[str, str]:
-    """Returns overrides that shard the weights over all ranks of a replica."""
+def degree_overrides(config: Trainer.Config, ranks: int, replicas: int, context: int) -> dict[str, str]:
+    """Returns the overrides (config path -> value) that set the parallelism degrees.
+
+    The weights are sharded over all ranks of each of `replicas` replicas, the tokens of a pack over `context` ranks.
+    """
     asked = config.model.config.parallelism
     shard = ranks // replicas // context
     wanted = (shard, replicas, context)
@@ -305,8 +343,8 @@ def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int
     return {f"{PARALLELISM}.{name}": str(degree) for name, degree in zip(NAMES, words, strict=True)}
 
 
-def can_share(config: Trainer.Config, context: int) -> bool:
-    """Returns whether `context` ranks can share the tokens of a pack."""
+def supports_context(config: Trainer.Config, context: int) -> bool:
+    """Returns whether the model of a run supports context parallelism over `context` ranks."""
     try:
         config.model.config.check_context(context)
     except ValueError:
@@ -315,12 +353,12 @@ def can_share(config: Trainer.Config, context: int) -> bool:
 
 
 def changed(config: Trainer.Config, words: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the overrides that differ from the config."""
-    return changed_words({path: value for path, value in words.items() if value != as_word(config, path)})
+    """Formats those of the changes `words` (config path -> value) as overrides whose value differs from the config."""
+    return format_overrides({path: value for path, value in words.items() if value != format_value(config, path)})
 
 
-def as_word(config: Any, path: str) -> str | None:
-    """Formats the current value of a config path as in an override."""
+def format_value(config: Any, path: str) -> str | None:
+    """Returns the current value at a config path as text of an override; None for a dictionary that is not empty."""
     value = config
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)

@@ -20,20 +20,20 @@ from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.evaluation.answers.answer_tasks import AnswerTasks
 from worldsmith.evaluation.answers.answer_text import split_answer
-from worldsmith.evaluation.answers.judging import mcnemar
+from worldsmith.evaluation.answers.grade_answers import mcnemar
 from worldsmith.files.atomic import folder_aside
 from worldsmith.monitor.lineage import write_lineage
 from worldsmith.training.run_folder import dataset_inputs
 
 if TYPE_CHECKING:
     from worldsmith.data.conversations.chat_processor import ChatSample
-    from worldsmith.sampling.answers import Answer, Answerer
+    from worldsmith.sampling.generate_answers import Answer, Answerer
 
 
 Asked = Sequence[tuple[str, Sequence[Turn]]]
@@ -156,7 +156,7 @@ class Quantize(AnswerAction, WritingAction):
         yield f"folder    {self.config.out}"
 
     def run(self) -> Result:
-        from worldsmith.sampling.answers import Answerer
+        from worldsmith.sampling.generate_answers import Answerer
 
         config, out = self.config, Path(self.config.out)
         found = self.prepare()

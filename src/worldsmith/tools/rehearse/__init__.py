@@ -3,4 +3,4 @@
 from worldsmith.actions.registry import Command
 
 COMMANDS: dict[str, Command] = {}
-"""None: it is a flag of `worldsmith train`."""
+"""Empty, because the rehearsal is a flag of `worldsmith train` and not a command."""

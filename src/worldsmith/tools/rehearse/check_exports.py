@@ -21,7 +21,7 @@ from worldsmith.models.lora import MATRICES
 from worldsmith.models.parameter_names import ADAPTER, native_name
 from worldsmith.models.real_values import real_values
 from worldsmith.planning.simulation.fake_world import without_memory
-from worldsmith.tools.rehearse.rank_run import Finding, listed
+from worldsmith.tools.rehearse.rank_run import Finding, format_names
 from worldsmith.training.start_checks import state_shapes
 
 if TYPE_CHECKING:
@@ -35,17 +35,17 @@ PEFT = "base_model.model."
 
 @dataclass(slots=True)
 class Exports:
-    """Result of the export checks."""
+    """Result of the export checks: problems, and a description or the reason of a rejection by export format."""
 
     findings: list[Finding] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
-    """Description by written format."""
+    """Export format -> description of the tensors that it would contain."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Reasons by format that does not support this model."""
+    """Export format that does not support the model -> reason."""
 
 
 class ShapesOnly(WeightSource):
-    """Weight source that has only names and shapes; reading does not change the tensors."""
+    """Weight source that has only the names and shapes of tensors; reading leaves the target tensors unchanged."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
         self.path, self.describe = Path("the run"), "the run"
@@ -63,13 +63,13 @@ class ShapesOnly(WeightSource):
 
 
 class TrainedModel(StoredModel):
-    """Stored model that a run would save, without weights."""
+    """The stored model that a run would save, with the names and shapes of its weights but without values."""
 
     shapes: ShapesOnly
 
     @classmethod
     def of(cls, config: Trainer.Config, network: nn.Module) -> TrainedModel:
-        """Returns the model that a run with this config and network would save."""
+        """Returns the stored model that a run with this config would save; `network` provides names and shapes."""
         tree, job, average = to_dict(config), config.job, config.model.config.ema
         model = cls(
             folder=Path("the run"),
@@ -91,12 +91,15 @@ class TrainedModel(StoredModel):
         return self.shapes
 
     def load(self, device: str | torch.device = "cpu", **options: Any) -> Any:
-        """Builds the model in float32 without adapters; its tensors have no memory under the fake mode."""
+        """Builds the model in float32 with merged adapters; under the fake tensor mode its tensors have no memory.
+
+        `device` and `options` have no effect.
+        """
         defaults = {} if self.defaults is None else {"defaults": self.defaults}
         with real_values():
             model: Any = self.merged_spec.config.build(device="meta", **defaults)
         made: dict[nn.Parameter, nn.Parameter] = {}
-        for module in model.network.modules():  # a network of such tensors cannot be moved
+        for module in model.network.modules():  # a network on the meta device cannot be moved to another device
             for name, weight in module._parameters.items():
                 if weight is not None:
                     made.setdefault(weight, torch.nn.Parameter(torch.empty(weight.shape), requires_grad=False))
@@ -105,9 +108,10 @@ class TrainedModel(StoredModel):
 
 
 def rehearse_exports(config: Trainer.Config) -> Exports:
-    """Checks every export format of the model family for the full network of a run.
+    """Checks whether the exports of a run would have the tensors that diffusers, transformers or PEFT load.
 
-    Errors of an exporter become findings; a format that does not support the model is recorded with the reason.
+    Every export format of the model family is checked for the full network. Errors of an exporter become findings; a
+    format that does not support the model is recorded with the reason.
     """
     network = config.model.config.build(device="meta").network
     model, done = TrainedModel.of(config, network), Exports()
@@ -122,34 +126,42 @@ def rehearse_exports(config: Trainer.Config) -> Exports:
         try:
             with without_memory():
                 tensors = export.tensors(model, ExportOptions())
-            wanted = wanted_by(export, formats, model, tensors, library)
-        except Exception as error:  # whatever it is, the export would end by it
+            wanted = expected_tensors(export, formats, model, tensors, library)
+        except Exception as error:  # any error would stop the export
             done.findings.append(Finding("export", f"{name}: {error}"))
             continue
         done.findings += compare_tensors(name, tensors, wanted)
-        judge = "" if wanted is None else f", as {wanted.whose} expects them"
-        done.written[name] = f"{len(tensors):,} tensors{judge}"
+        suffix = "" if wanted is None else f", as {wanted.whose} expects them"
+        done.written[name] = f"{len(tensors):,} tensors{suffix}"
     return done
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensors:
-    """Tensors that the loading library expects."""
+    """Names and shapes of the tensors that a library class expects when it loads an export; `whose` is its name."""
 
     whose: str
     shapes: Mapping[str, Sequence[int]]
     spare: Collection[str] = ()
-    """Optional tensors, which are tied to another tensor or computed."""
+    """Names of tensors that may be missing, because they are tied to another tensor or computed."""
 
 
-def wanted_by(
+def expected_tensors(
     export: ExportFormat,
     formats: FamilyFormats,
     model: StoredModel,
     tensors: Mapping[str, Tensor],
     library: Callable[[], nn.Module | None],
 ) -> ExpectedTensors | None:
-    """Returns the tensors that the loading library expects; None if no other library loads the format."""
+    """Returns the tensors that the library class which loads an export expects; None if no other library loads it.
+
+    Args:
+        export: Export format.
+        formats: Formats of the model family.
+        model: Model that would be exported.
+        tensors: Tensors that the export would contain, by name.
+        library: Returns the network of the library class on the meta device; None if there is no such class.
+    """
     if export.has_weights and not export.of_library:
         return None
     network = library()
@@ -161,16 +173,19 @@ def wanted_by(
     buffers = {name for name, _ in network.named_buffers()}
     owners: dict[int, str] = {}
     parameters = network.named_parameters(remove_duplicate=False)
-    twins = {name for name, parameter in parameters if owners.setdefault(id(parameter), name) != name}
+    tied = {name for name, parameter in parameters if owners.setdefault(id(parameter), name) != name}
     if isinstance(formats, NamesLibraryShapes):
         shapes = formats.library_shapes(model.merged_spec.config)
     else:
         shapes = {name: value.shape for name, value in network.state_dict().items()}
-    return ExpectedTensors(whose, shapes, buffers | twins)
+    return ExpectedTensors(whose, shapes, buffers | tied)
 
 
 def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
-    """Returns the shapes of the adapter matrices that PEFT creates for the adapted layers of a library's network."""
+    """Returns the shapes, by name, of the adapter matrices that PEFT creates in the network of a library.
+
+    `tensors` are the adapter matrices of the export; their names select the layers.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
     low, network = MATRICES[0], copy.deepcopy(network)
@@ -182,22 +197,28 @@ def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[st
     return {PEFT + name: shape for name, shape in made.items()}
 
 
-def compare_tensors(format: str, tensors: Mapping[str, Tensor], wanted: ExpectedTensors | None) -> Iterator[Finding]:
-    """Yields findings for missing or unexpected names and for different shapes."""
-    if wanted is None:
+def compare_tensors(format: str, tensors: Mapping[str, Tensor], expected: ExpectedTensors | None) -> Iterator[Finding]:
+    """Yields a finding for missing names, for unexpected names and for different shapes of exported tensors.
+
+    Args:
+        format: Name of the export format.
+        tensors: Tensors that the export would contain, by name.
+        expected: Tensors that the loading library expects; None: no check.
+    """
+    if expected is None:
         return
-    missing = [name for name in wanted.shapes if name not in tensors and name not in wanted.spare]
-    unknown = [name for name in tensors if name not in wanted.shapes]
+    missing = [name for name in expected.shapes if name not in tensors and name not in expected.spare]
+    unknown = [name for name in tensors if name not in expected.shapes]
     if missing:
         yield Finding(
-            "export", f"{format}: {wanted.whose} expects {listed(missing)}, which the export would not contain"
+            "export", f"{format}: missing in the export: {format_names(missing)}, which {expected.whose} expects"
         )
     if unknown:
-        yield Finding("export", f"{format}: unexpected in {wanted.whose}: {listed(unknown)}")
+        yield Finding("export", f"{format}: unexpected in {expected.whose}: {format_names(unknown)}")
     other = [
-        f"{name} ({list(tensor.shape)}, {wanted.whose} has {list(wanted.shapes[name])})"
+        f"{name} ({list(tensor.shape)}, {expected.whose} has {list(expected.shapes[name])})"
         for name, tensor in tensors.items()
-        if name in wanted.shapes and list(tensor.shape) != list(wanted.shapes[name])
+        if name in expected.shapes and list(tensor.shape) != list(expected.shapes[name])
     ]
     if other:
-        yield Finding("export", f"{format}: different shapes: {listed(other)}")
+        yield Finding("export", f"{format}: different shapes: {format_names(other)}")

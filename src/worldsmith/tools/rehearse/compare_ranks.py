@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 
-from worldsmith.checkpoint.dcp.parts import planner_of
+from worldsmith.checkpoint.dcp.dcp_folder import planner_of
 from worldsmith.planning.simulation.traffic import Sent
-from worldsmith.tools.rehearse.rank_run import Finding, RankRecord, form, listed
+from worldsmith.tools.rehearse.rank_run import Finding, RankRecord, format_names, format_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 OWN = "rng_state_"
 """Name prefix of tensors that differ per rank; the rank index follows."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""First corner and size of a box of a tensor."""
+"""Rectangular part of a tensor: (offsets, sizes), one entry per dimension."""
 
 
 def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Finding]:
-    """Yields a finding if trained weights are not sharded over the `shares` ranks, or if two ranks differ.
+    """Yields a finding if trained weights are not sharded over `shares` ranks, or if ranks have different weights.
 
     Frozen weights may be replicated: they have no gradients, and small norms are cheaper that way.
     """
@@ -36,26 +36,26 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
     if whole and shares > 1:
         yield Finding(
             "first step",
-            f"{len(whole)} trained weight{'s are' if len(whole) != 1 else ' is'} not sharded: {listed(whole)}. Each "
-            f"of the {shares} ranks holds {'them' if len(whole) != 1 else 'it'} completely, and the gradients are "
+            f"{len(whole)} trained weight{'s are' if len(whole) != 1 else ' is'} not sharded: {format_names(whole)}. "
+            f"Each of the {shares} ranks holds {'them' if len(whole) != 1 else 'it'} completely, and the gradients are "
             "not reduced",
         )
     for other in records[1:]:
         for one, two in ((first, other), (other, first)):
             lacking = [name for name in one.weights if name not in two.weights]
             if lacking:
-                yield Finding("first step", f"rank {two.rank} lacks {listed(lacking)}, which rank {one.rank} has")
+                yield Finding("first step", f"rank {two.rank} lacks {format_names(lacking)}, which rank {one.rank} has")
             trained = [name for name, weight in one.weights.items() if weight.trained and name in two.weights]
             frozen = [name for name in trained if not two.weights[name].trained]
             if frozen:
-                names = f"{listed(frozen)} trained on rank {one.rank} but frozen on rank {two.rank}"
+                names = f"{format_names(frozen)} trained on rank {one.rank} but frozen on rank {two.rank}"
                 yield Finding("first step", names)
         for name, weight in first.weights.items():
             own = other.weights.get(name)
             if own is None or (own.shape, own.dtype, own.whole) == (weight.shape, weight.dtype, weight.whole):
                 continue
             forms = " and ".join(
-                f"{form(w.shape, w.dtype)}{', whole' * w.whole} on rank {r.rank}"
+                f"{format_tensor(w.shape, w.dtype)}{', whole' * w.whole} on rank {r.rank}"
                 for r, w in ((first, weight), (other, own))
             )
             yield Finding("first step", f"{name} is {forms}")
@@ -63,9 +63,10 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
 
 
 def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
-    """Finds ranks that call other collectives, or in another order, than the other ranks of their groups.
+    """Returns findings for ranks that call other collectives, or in another order, than the ranks of their groups.
 
-    Such a run would hang or exchange wrong tensors. Each rank is compared with the first rank of each of its groups.
+    Such a run would hang or exchange wrong tensors. Each rank is compared with the first rank of each of its process
+    groups.
     """
     found: dict[int, Finding] = {}
     firsts: dict[tuple[int, ...], RankRecord] = {}
@@ -73,7 +74,7 @@ def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
         groups = {sent.ranks for sent in record.trace}
         for group in groups:
             firsts.setdefault(group, record)
-        # A group that only one of its members ever calls is looked for among those that are before it.
+        # Also compare with earlier ranks that call a collective of a group with this rank, which it never calls.
         others = [firsts[group] for group in groups] + [o for g, o in firsts.items() if record.rank in g]
         for first in {other.rank: other for other in others if other is not record}.values():
             finding = compare_two(first, record)
@@ -83,7 +84,10 @@ def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
 
 
 def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
-    """Returns a finding for the first difference in the collectives of groups with both ranks; None if they agree."""
+    """Compares the collectives of two ranks in the process groups that contain both.
+
+    Returns a finding for the first difference; None if there is no difference.
+    """
     expected, called = ([s for s in r.trace if {first.rank, other.rank} <= set(s.ranks)] for r in (first, other))
     if expected == called:
         return None
@@ -102,12 +106,12 @@ def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
     return Finding(
         "first step",
         f"rank {other.rank} {verdict}: collective {place + 1} of the step is {instead}, but {wanted} on rank "
-        f"{first.rank}. The ranks would wait for each other forever, or use one tensor in place of another",
+        f"{first.rank}. The ranks would wait for each other forever, or exchange the wrong tensors",
     )
 
 
 def find_outsiders(records: Sequence[RankRecord]) -> Iterator[Finding]:
-    """Yields a finding for each rank that calls a collective of a group without this rank."""
+    """Yields a finding for each rank that calls a collective of a process group to which it does not belong."""
     for record in records:
         strange = next((sent for sent in record.trace if record.rank not in sent.ranks), None)
         if strange is not None:
@@ -116,14 +120,14 @@ def find_outsiders(records: Sequence[RankRecord]) -> Iterator[Finding]:
 
 
 def describe_collective(sent: Sent) -> str:
-    """Returns a collective with its module, size, dtype and ranks as text."""
+    """Describes a collective as text: operation, module, size, dtype and ranks."""
     dtype = str(sent.dtype).removeprefix("torch.")
     where = f" of {sent.module}" if sent.module else ""
     return f"{sent.op}{where} ({sent.payload:,} bytes, {dtype}, ranks {format_ranks(sent.ranks)})"
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Formats ranks as `0-7`, `0, 2, 4` or `0, 8, … 504`."""
+    """Formats sorted rank indices as `0-7`, `0, 2, 4` or `0, 8, … 504`."""
     if len(ranks) > 2 and ranks[-1] - ranks[0] + 1 == len(ranks):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks if len(ranks) <= 4 else [*ranks[:2], f"… {ranks[-1]}"]))
@@ -134,41 +138,41 @@ def format_collectives(number: int) -> str:
 
 
 class TensorShard(NamedTuple):
-    """Part of a tensor that a rank would write to a checkpoint."""
+    """Shard of a tensor that a rank would write to a checkpoint."""
 
     rank: int
     size: tuple[int, ...]
-    """Size of the full tensor."""
+    """Shape of the full tensor."""
     dtype: torch.dtype
     box: Box
 
 
 def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -> Iterator[Finding]:
-    """Yields findings unless the ranks together write every element of a checkpoint exactly once.
+    """Yields findings unless the ranks together would write every element of a checkpoint exactly once.
 
     Args:
-        records: Records of the simulated ranks.
+        records: Records of the simulated ranks, with their save plans.
         shares: Number of consecutive ranks over which the weights are sharded.
         all_ranks: Whether all ranks were simulated, so that missing elements can be found; otherwise each rank must
             write its own shard.
     """
     for part in records[0].plans:
         plans = {record.rank: record.plans[part] for record in records}
-        pieces = pieces_by_name(plans)
-        yield from check_keys(part, pieces, list(plans))
-        for name, held in pieces.items():
-            wrong = find_fault(held, all_ranks=all_ranks) or ("" if all_ranks else find_foreign_rows(held, shares))
+        shards_by_tensor = shards_by_name(plans)
+        yield from check_keys(part, shards_by_tensor, list(plans))
+        for name, shards in shards_by_tensor.items():
+            wrong = find_fault(shards, all_ranks=all_ranks) or ("" if all_ranks else find_foreign_rows(shards, shares))
             if wrong:
                 yield Finding("save", f"{part}: {name}{wrong}")
-                break  # the others of a part are wrong in the same way
+                break  # the other tensors of the part have the same problem
     positions = sorted({record.data_rank for record in records})
     if all_ranks and positions != list(range(len(positions))):
         message = f"the data loader states belong to the shards {positions}, which are not consecutive"
         yield Finding("save", message)
 
 
-def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]]:
-    """Returns the shards that the ranks would write, by tensor name."""
+def shards_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]]:
+    """Returns the shards that the ranks would write, by tensor name; `plans` has the save plan of each rank."""
     found: dict[str, list[TensorShard]] = defaultdict(list)
     for rank, plan in plans.items():
         for item in plan.items:
@@ -179,11 +183,19 @@ def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]
     return found
 
 
-def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Sequence[int]) -> Iterator[Finding]:
-    """Yields a finding for keys that only some of the ranks have."""
+def check_keys(
+    part: str, shards_by_tensor: Mapping[str, Sequence[TensorShard]], ranks: Sequence[int]
+) -> Iterator[Finding]:
+    """Yields a finding for tensors of a checkpoint part that only some ranks would write.
+
+    Args:
+        part: Name of the checkpoint part, such as "model".
+        shards_by_tensor: Shards by tensor name.
+        ranks: All simulated ranks.
+    """
     partly: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for name, held in sorted(pieces.items()):
-        having = tuple(dict.fromkeys(piece.rank for piece in held))
+    for name, shards in sorted(shards_by_tensor.items()):
+        having = tuple(dict.fromkeys(shard.rank for shard in shards))
         own_of = name.removeprefix(OWN).partition(".")[0] if name.startswith(OWN) else ""
         if len(having) < len(ranks) and not (own_of.isdecimal() and having == (int(own_of),)):
             partly[having].append(name)
@@ -192,39 +204,45 @@ def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Se
         yield Finding(
             "save",
             f"{part}: only {'rank' if one else 'ranks'} {', '.join(map(str, few))} of {len(ranks)} "
-            f"{'has' if one else 'have'} {listed(names)}; the others would not find these entries, or never write "
-            "them",
+            f"{'has' if one else 'have'} {format_names(names)}; the others would not find these entries, or never "
+            "write them",
         )
 
 
-def find_fault(held: Sequence[TensorShard], *, all_ranks: bool) -> str:
-    """Returns the problem if the shards of a tensor differ in shape or dtype, overlap, or have a gap; else ""."""
+def find_fault(shards: Sequence[TensorShard], *, all_ranks: bool) -> str:
+    """Returns the problem if the shards of a tensor disagree on its shape or dtype, overlap, or have a gap; else "".
+
+    `all_ranks`: the shards of all ranks are known, so that gaps can be found.
+    """
     forms, boxes, same = dict[str, int](), dict[Box, int](), list[tuple[int, TensorShard]]()
-    for piece in held:
-        forms.setdefault(form(piece.size, piece.dtype), piece.rank)
-        if volume(piece.box):
-            if piece.box in boxes:
-                same.append((boxes[piece.box], piece))
-            boxes.setdefault(piece.box, piece.rank)
+    for shard in shards:
+        forms.setdefault(format_tensor(shard.size, shard.dtype), shard.rank)
+        if volume(shard.box):
+            if shard.box in boxes:
+                same.append((boxes[shard.box], shard))
+            boxes.setdefault(shard.box, shard.rank)
     if len(forms) > 1:
         return " is " + ", ".join(f"{words} on rank {rank}" for words, rank in forms.items())
     for (one, first), (two, second) in combinations(boxes.items(), 2):
         if overlap(one, two):
-            return f": rank {first} writes {words_of(one)}, and rank {second} {words_of(two)}"
-    total, written = math.prod(held[0].size), sum(map(volume, boxes))
+            return f": rank {first} writes {format_box(one)}, and rank {second} {format_box(two)}"
+    total, written = math.prod(shards[0].size), sum(map(volume, boxes))
     if not all_ranks or written >= total:
         return ""
     more = ""
     if same:
-        earlier, piece = same[0]
-        more = f"; ranks {earlier} and {piece.rank} would both write {words_of(piece.box)}"
-    ranks = format_ranks(sorted({piece.rank for piece in held}))
+        earlier, shard = same[0]
+        more = f"; ranks {earlier} and {shard.rank} would both write {format_box(shard.box)}"
+    ranks = format_ranks(sorted({shard.rank for shard in shards}))
     return f": {total - written:,} of {total:,} elements are written by none of the ranks {ranks}{more}"
 
 
-def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
-    """Returns the problem if a rank writes other rows than its own shard as split by `torch.chunk`; else ""."""
-    for rank, size, _, box in held:
+def find_foreign_rows(shards: Sequence[TensorShard], shares: int) -> str:
+    """Returns the problem if a rank would write other rows of a tensor than its shard; else "".
+
+    The shards are those of `torch.chunk` over `shares` consecutive ranks.
+    """
+    for rank, size, _, box in shards:
         if not size:
             return ""
         (start, *_), (rows, *rest) = box
@@ -234,36 +252,39 @@ def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
         first = min(rank % shares * each, size[0])
         own = first, max(0, min(each, size[0] - first))
         if (start, rows) != own and (rows or own[1]):
-            found, wanted = words_of(((start,), (rows,))), words_of(((own[0],), (own[1],)))
+            found, wanted = format_box(((start,), (rows,))), format_box(((own[0],), (own[1],)))
             return f": rank {rank} writes rows {found}, but owns {wanted}"
     return ""
 
 
 def volume(box: Box) -> int:
-    """Returns the number of elements in a box."""
+    """Returns the number of elements in a box (offsets, sizes) of a tensor."""
     return math.prod(box[1])
 
 
 def overlap(one: Box, two: Box) -> bool:
-    """Returns whether two boxes have common elements."""
+    """Returns whether two boxes (offsets, sizes) of a tensor have common elements."""
     sides = zip(*one, *two, strict=True)
     return all(start < other + length and other < start + size for start, size, other, length in sides)
 
 
-def words_of(box: Box) -> str:
-    """Returns a box as slices, such as [0:4, 0:8]."""
+def format_box(box: Box) -> str:
+    """Formats a box (offsets, sizes) of a tensor as slices, such as [0:4, 0:8]."""
     return f"[{', '.join(f'{start}:{start + size}' for start, size in zip(*box, strict=True))}]"
 
 
 def join_plans(records: Sequence[RankRecord], *, all_ranks: bool) -> dict[str, Metadata]:
-    """Returns the content of `.metadata` for each checkpoint part, from DCP's own planner.
+    """Joins the save plans of the ranks to a global plan with the planner of torch.distributed.checkpoint (DCP).
 
     Args:
-        records: Records of the ranks.
+        records: Records of the simulated ranks.
         all_ranks: Whether all ranks were simulated, so that the global plan is validated.
 
+    Returns:
+        Content of the file `.metadata` by checkpoint part.
+
     Raises:
-        ValueError: If the plans do not form a valid checkpoint (also AssertionError).
+        ValueError: If the plans do not form a valid checkpoint; DCP may also raise AssertionError.
     """
     plans = {part: [record.plans[part] for record in records] for part in records[0].plans}
     if all_ranks:

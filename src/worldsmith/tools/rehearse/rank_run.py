@@ -15,8 +15,8 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor
 
-from worldsmith.checkpoint.dcp.parts import planner_of
-from worldsmith.checkpoint.dcp.reader import TensorReader
+from worldsmith.checkpoint.dcp.dcp_folder import planner_of
+from worldsmith.checkpoint.dcp.tensor_reader import TensorReader
 from worldsmith.models.local_part import local_part
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values
@@ -36,15 +36,15 @@ FILLS = (0.06, 0.03, 0.09)
 equal ones."""
 STEP_DONE = 1
 SHOWN = 3
-"""Max number of names in a message."""
+"""Max number of names that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Problem that would occur in the run."""
+    """Problem that the rehearsal found and that would occur in the run."""
 
     part: str
-    """Stage of the rehearsal: degrees, first step, save, resume, export."""
+    """Stage of the rehearsal: "degrees", "first step", "save", "resume" or "export"."""
     message: str
 
     def __str__(self) -> str:
@@ -53,19 +53,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class RankWeight:
-    """Parameter of the network on one rank."""
+    """Shape, dtype and sharding of a network parameter as one simulated rank stores it."""
 
     shape: Sequence[int]
     """Shape of the full tensor."""
     dtype: torch.dtype
     trained: bool
     whole: bool
-    """Whether each rank stores the full tensor although it should be sharded (see `Model.held`)."""
+    """Whether the rank stores the full tensor although the model does not require it (see `Model.held`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """Record of one simulated rank: its weights, collectives and save plan."""
+    """Record of one simulated rank: its weights, the collectives of the first step, and its save plan."""
 
     rank: int
     data_rank: int
@@ -76,16 +76,16 @@ class RankRecord:
     plans: Mapping[str, SavePlan] = field(default_factory=dict)
     """Save plan of the rank, by checkpoint part."""
     texts: Mapping[str, str] = field(default_factory=dict)
-    """Small files next to the tensors."""
+    """Content of the small text files of the checkpoint, by file name."""
     error: str = ""
-    """Error that ended the rank; "" without an error."""
+    """Error that ended the simulation of the rank; "" without an error."""
 
 
-class Cast:
-    """State that the simulated ranks share: the fake mode, and frozen components that the first rank built."""
+class RankSimulator:
+    """Simulator of the ranks of a run; it keeps the fake tensor mode and the frozen components for all of them."""
 
     def __init__(self, config: Trainer.Config, folder: Path) -> None:
-        """Prepares the simulation; `folder` is the run folder, which contains only checkpoint layouts."""
+        """Prepares the simulation; `folder` is a temporary run folder for checkpoint layouts without tensors."""
         count = min(config.trainer.grad_accum_iter, PACKS)
         self.config = replace(config, trainer=replace(config.trainer, grad_accum_iter=count))
         self.folder, self.mode = folder, without_memory()
@@ -94,13 +94,13 @@ class Cast:
 
     @contextmanager
     def rank(self, rank: int, ranks: int) -> Iterator[TrackedRun]:
-        """Context manager: the built run of one simulated rank."""
+        """Context manager: yields the built run of the simulated rank `rank` of `ranks`."""
         with simulated_run(self.config, [], ranks=ranks, rank=rank, only_traffic=True, mode=self.mode) as run:
             run.tracker.name_modules(run.model.network, each=True)
             state: Any = run.state
             state.run_folder, state.loader = self.folder, NoLoader(run.world.data_size)
             state.checkpointer = LayoutKeeper(run.world, self.folder / "checkpoints")
-            # The frozen weights of a checkpoint that lacks them: the bits are compared, of which there are none here.
+            # Frozen weights that a checkpoint lacks are compared bit by bit; simulated tensors have no bits.
             state.weights.frozen, state.weights.load_initial = dict, lambda **_: None
             yield run
 
@@ -119,48 +119,48 @@ class Cast:
         self.frozen |= {name: value for name, value in model.items() if name not in own}
 
     def once(self, encode: Callable[[torch.Tensor], torch.Tensor], video: torch.Tensor) -> torch.Tensor:
-        """Encodes a video, or returns a copy of the result for the same shape."""
+        """Encodes a video with `encode`; returns a copy of the earlier result for a video of the same shape."""
         if video.shape not in self.encoded:
             self.encoded[video.shape] = encode(video)
         return self.encoded[video.shape].clone()
 
 
-def record_rank(cast: Cast, rank: int, ranks: int) -> RankRecord:
-    """Simulates the first step of a rank and the plan of its save.
+def record_rank(simulator: RankSimulator, rank: int, ranks: int) -> RankRecord:
+    """Simulates the first step of a rank and plans its save.
 
     Args:
-        cast: State that the ranks share.
-        rank: The rank.
+        simulator: Simulator of the run.
+        rank: Index of the rank.
         ranks: World size.
 
     Returns:
         The record. An exception ends the simulation and is stored in `error`.
     """
-    record = RankRecord(rank, rank // cast.config.model.config.parallelism.context_parallel_shard_degree)
+    record = RankRecord(rank, rank // simulator.config.model.config.parallelism.context_parallel_shard_degree)
     try:
-        with cast.rank(rank, ranks) as run:
+        with simulator.rank(rank, ranks) as run:
             record = replace(record, data_rank=run.world.data_rank, weights=weights_of(run))
-            cast.step(run)
+            simulator.step(run)
             record = replace(record, trace=list(run.tracker.traffic.trace))
             with real_values():
                 run.state.save()
                 keeper: Any = run.state.checkpointer
                 plans = {part: planner_of(state).create_local_plan() for part, state in keeper.parts.items()}
             return replace(record, plans=plans, texts=keeper.texts)
-    except Exception as error:  # whatever it is, the run would end by it
+    except Exception as error:  # any error would stop the run
         return replace(record, error=f"{type(error).__name__}: {error}")
 
 
-def resume_rank(cast: Cast, rank: int, ranks: int, checkpoint: Path) -> list[str]:
-    """Returns the problems of a rank that resumes from a checkpoint layout with the run's own code.
+def resume_rank(simulator: RankSimulator, rank: int, ranks: int, checkpoint: Path) -> list[str]:
+    """Resumes a simulated rank from a checkpoint without tensors, with the code of the run, and returns the problems.
 
     Args:
-        cast: State that the ranks share.
-        rank: The rank.
+        simulator: Simulator of the run.
+        rank: Index of the rank.
         ranks: World size.
-        checkpoint: Folder from `write_layout`.
+        checkpoint: Checkpoint folder from `write_layout`.
     """
-    with cast.rank(rank, ranks) as run:
+    with simulator.rank(rank, ranks) as run:
         keeper: Any = run.state.checkpointer
         try:
             with real_values():
@@ -171,14 +171,14 @@ def resume_rank(cast: Cast, rank: int, ranks: int, checkpoint: Path) -> list[str
 
 
 def make_batches(run: TrackedRun) -> list[Any]:
-    """Builds short dummy packs, different for each data-parallel rank."""
+    """Returns the dummy packs of a step: short ones, whose length depends on the data-parallel rank."""
     with real_values():
         samples = run.task.dummy_data.make_batch(fill=FILLS[run.world.data_rank % len(FILLS)]).samples
     return [samples] * run.config.trainer.grad_accum_iter
 
 
 def weights_of(run: TrackedRun) -> dict[str, RankWeight]:
-    """Returns the parameters of the network as this rank stores them, by internal name."""
+    """Returns the parameters of the network as the simulated rank stores them, by internal parameter name."""
     trained, held = {id(parameter) for parameter in run.state.parameters}, run.model.held
     return {
         name: RankWeight(
@@ -197,7 +197,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 class LayoutKeeper:
-    """Replacement of `Checkpointer` that records saves and compares loads with the layout of a checkpoint."""
+    """Replacement of `Checkpointer` that records the state of a save, and only checks shapes and dtypes in a load."""
 
     def __init__(self, world: Any, folder: Path) -> None:
         self.world, self.folder = world, folder
@@ -208,17 +208,24 @@ class LayoutKeeper:
     def save(
         self, iteration: int, parts: Mapping[str, Mapping[str, Any]], *, texts: Mapping[str, str], **others: Any
     ) -> Path:
-        """Records the state of a save; writes no files."""
+        """Records the state of a save and writes no files.
+
+        Args:
+            iteration: Training step.
+            parts: State by checkpoint part.
+            texts: Content of the small text files by name.
+            others: Ignored.
+        """
         self.parts, self.texts = parts, texts
         return self.folder
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
-        """Compares the tensors of a part with the layout; differences are added to `complaints`."""
+        """Compares the tensors in `state` with a part of the checkpoint; adds differences to `complaints`."""
         metadata = TensorReader(checkpoint / part).read_metadata()
         stored: Mapping[str, Any] = metadata.state_dict_metadata
         wrong = [
-            f"{name}: expected {form(tensor.shape, tensor.dtype)}, found "
-            f"{form(stored[name].size, stored[name].properties.dtype)}"
+            f"{name}: expected {format_tensor(tensor.shape, tensor.dtype)}, found "
+            f"{format_tensor(stored[name].size, stored[name].properties.dtype)}"
             for name, tensor in state.items()
             if name in stored
             and (tuple(stored[name].size), stored[name].properties.dtype) != (tuple(tensor.shape), tensor.dtype)
@@ -226,10 +233,10 @@ class LayoutKeeper:
         missing = [name for name in state if name not in stored]
         if wrong:
             self.complaints.append(
-                f"{part}: {len(wrong)} of {len(state)} tensors have another shape or dtype: {listed(wrong)}"
+                f"{part}: {len(wrong)} of {len(state)} tensors have another shape or dtype: {format_names(wrong)}"
             )
         if missing:
-            self.complaints.append(f"{part}: the checkpoint lacks {listed(missing)}")
+            self.complaints.append(f"{part}: the checkpoint lacks {format_names(missing)}")
         if not wrong and not missing:
             planner = DefaultLoadPlanner()
             planner.set_up_planner(state, metadata, is_coordinator=False)
@@ -238,7 +245,10 @@ class LayoutKeeper:
 
 
 def require_filled(state: Mapping[str, Any], items: Sequence[Any]) -> None:
-    """Raises ValueError if DCP would not load all elements of a tensor."""
+    """Raises ValueError if torch.distributed.checkpoint would not load all elements of a tensor in `state`.
+
+    `items` are the read items of its load plan.
+    """
     read: dict[str, int] = dict.fromkeys(state, 0)
     for item in items:
         read[item.dest_index.fqn] += math.prod(item.lengths)
@@ -249,7 +259,7 @@ def require_filled(state: Mapping[str, Any], items: Sequence[Any]) -> None:
 
 
 class NoLoader(SimpleNamespace):
-    """Replacement of the data loader, for a dataset that is not available."""
+    """Replacement of the data loader for the simulation, which needs no dataset."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size=world_size)
@@ -265,13 +275,13 @@ class NoLoader(SimpleNamespace):
 
 
 def write_layout(folder: Path, metadata: Mapping[str, Any], texts: Mapping[str, str], shares: int) -> Path:
-    """Writes a checkpoint of one step without its tensors; returns its folder.
+    """Writes a checkpoint of the first step without tensor data, and returns its folder.
 
     Args:
         folder: The run folder.
-        metadata: Content of `.metadata` by checkpoint part.
-        texts: Small files of the checkpoint by name.
-        shares: Number of data-parallel ranks, each with a loader state.
+        metadata: Content of the file `.metadata` by checkpoint part.
+        texts: Content of the small text files by name.
+        shares: Number of data-parallel ranks, each with a data loader state.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -289,12 +299,12 @@ def write_layout(folder: Path, metadata: Mapping[str, Any], texts: Mapping[str, 
     return checkpoint
 
 
-def form(shape: Sequence[int], dtype: Any) -> str:
-    """Returns shape and dtype of a tensor as text."""
+def format_tensor(shape: Sequence[int], dtype: Any) -> str:
+    """Returns shape and dtype of a tensor as text, such as "[4, 8] bfloat16"."""
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
 
 
-def listed(names: Sequence[str]) -> str:
-    """Returns at most `SHOWN` names and the number of others as text."""
+def format_names(names: Sequence[str]) -> str:
+    """Returns the first names, and the number of the other ones, as text, such as "a, b, c and 2 more"."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -17,9 +17,9 @@ from worldsmith.config import WrongValueError
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.files.json_file import read_json_object
 from worldsmith.planning.plan import least_ranks, quick_plan
+from worldsmith.planning.plan_text import size, wrap_row
 from worldsmith.planning.simulation.short_run import COUNTS
 from worldsmith.planning.simulation_inputs import quietly, with_published_parts
-from worldsmith.planning.text import size, wrap_row
 from worldsmith.tools.rehearse.check_exports import Exports, rehearse_exports
 from worldsmith.tools.rehearse.compare_ranks import (
     check_save,
@@ -29,27 +29,34 @@ from worldsmith.tools.rehearse.compare_ranks import (
     format_ranks,
     join_plans,
 )
-from worldsmith.tools.rehearse.rank_run import Cast, Finding, RankRecord, record_rank, resume_rank, write_layout
+from worldsmith.tools.rehearse.rank_run import (
+    Finding,
+    RankRecord,
+    RankSimulator,
+    record_rank,
+    resume_rank,
+    write_layout,
+)
 
 if TYPE_CHECKING:
     from worldsmith.distributed.degrees import Degrees
     from worldsmith.training.trainer import Trainer
 
 MOST = 16
-"""Max number of ranks up to which each rank is simulated."""
+"""Max world size at which every rank is simulated."""
 USUAL = 8
 LAYERS = 2
-"""Simulated layers per list of repeated layers."""
+"""Number of simulated layers in each list of repeated layers."""
 SELECTED = "deepstack_visual_indexes"
-"""Layers of a vision encoder whose outputs the first layers of the language model use."""
+"""Config key of the vision encoder layers whose outputs are added in the first layers of the language model."""
 WHOLE = "fullatt_block_indexes"
-"""Layers of a vision encoder with attention over a full frame instead of windows."""
+"""Config key of the vision encoder layers with attention over a full frame instead of windows."""
 CONFIG = "config.json"
 
 
 @dataclass(slots=True)
 class Rehearsal:
-    """Result of a rehearsal: findings, the simulated ranks and the exports."""
+    """Result of `worldsmith train --rehearse`: problems, records of the simulated ranks, and export checks."""
 
     ranks: int
     degrees: Degrees | None = None
@@ -58,11 +65,11 @@ class Rehearsal:
     layers: str = ""
     records: Sequence[RankRecord] = ()
     resumed: Sequence[int] = ()
-    """Numbers of ranks with which the checkpoint was loaded again."""
+    """World sizes with which the resume from the checkpoint was simulated."""
     checkpoint_bytes: int = 0
-    """Size of a checkpoint of the full network, computed from the config."""
+    """Size of a checkpoint of the full network in bytes, computed from the config."""
     assumptions: Sequence[str] = ()
-    """Substitutes of components that are not available."""
+    """Descriptions of substitutes for components that are not available."""
     exports: Exports = field(default_factory=Exports)
     seconds: float = 0.0
 
@@ -72,7 +79,7 @@ class Rehearsal:
         return len(self.rehearsed) == self.ranks
 
     def lines(self) -> Iterator[str]:
-        """Yields the output lines: the findings, or a summary if there are none."""
+        """Yields the output lines: the problems, or a summary if no problems were found."""
         if self.findings:
             yield f"{len(self.findings)} problem{'s' * (len(self.findings) > 1)} on {self.ranks} ranks:"
             for finding in self.findings:
@@ -104,13 +111,16 @@ class Rehearsal:
 
 
 def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS) -> Rehearsal:
-    """Simulates the first step, a save, a resume and the exports of a run.
+    """Simulates the first step, a save, a resume and the exports of a run, without a GPU, weights or data.
 
     Args:
         config: Resolved config of the run.
         ranks: World size.
-        layers: Number of layers per list of repeated layers in the simulated steps; None: all. Exports always have the
-            full network.
+        layers: Number of layers in each list of repeated layers in the simulated steps; None: all. The exports are
+            checked with the full network.
+
+    Returns:
+        The problems that were found, with the records of the simulated ranks.
     """
     start, done = time.perf_counter(), Rehearsal(ranks)
     try:
@@ -118,20 +128,20 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
     except WrongValueError as error:
         done.findings.append(Finding("degrees", str(error)))
         return done
-    done.rehearsed = chosen_ranks(ranks, degrees)
+    done.rehearsed = choose_ranks(ranks, degrees)
     with tempfile.TemporaryDirectory() as folder, with_published_parts(config) as stated, quietly():
         config, place, done.assumptions = stated.config, Path(folder), stated.assumptions
         short = config if layers is None else reduce_layers(config, layers, place)
         done.layers = "" if short is config else f"; repeated layers cut to {layers}"
-        cast = Cast(short, place)
-        done.records = records = [record_rank(cast, rank, ranks) for rank in done.rehearsed]
+        simulator = RankSimulator(short, place)
+        done.records = records = [record_rank(simulator, rank, ranks) for rank in done.rehearsed]
         done.findings += compare_weights(records, degrees.weights)
-        done.findings += errors_of(records)
+        done.findings += find_errors(records)
         done.findings += compare_traces([record for record in records if not record.error])
         if not any(record.error for record in records):
             done.checkpoint_bytes = quick_plan(config, ranks).checkpoint_bytes
             saved = list(check_save(records, shares=degrees.weights, all_ranks=done.is_whole))
-            done.findings += saved or rehearse_resume(cast, done)
+            done.findings += saved or rehearse_resume(simulator, done)
         if any(record.weights for record in records):
             done.exports = rehearse_exports(config)
             done.findings += done.exports.findings
@@ -139,8 +149,8 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
     return done
 
 
-def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
-    """Returns a finding for each distinct error that ended ranks."""
+def find_errors(records: Sequence[RankRecord]) -> list[Finding]:
+    """Returns one finding for each distinct error that ended the simulation of one or more ranks."""
     ranks: dict[str, list[int]] = {}
     for record in records:
         if record.error:
@@ -151,41 +161,52 @@ def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
     ]
 
 
-def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
-    """Yields problems when the checkpoint is loaded by the same number of ranks, by half of it and by one rank."""
+def rehearse_resume(simulator: RankSimulator, done: Rehearsal) -> Iterator[Finding]:
+    """Simulates a resume with the same world size, with half of it and with one rank, and yields the problems.
+
+    `done` is the result so far, in which the tested world sizes are stored.
+    """
     try:
         metadata = join_plans(done.records, all_ranks=done.is_whole)
     except (ValueError, AssertionError) as error:
         yield Finding("save", f"torch.distributed.checkpoint rejects the plan: {error}")
         return
     assert done.degrees is not None
-    checkpoint = write_layout(cast.folder, metadata, done.records[0].texts, done.degrees.data)
-    # Others than the same ranks read what ranks have written that were not rehearsed.
+    checkpoint = write_layout(simulator.folder, metadata, done.records[0].texts, done.degrees.data)
+    # Another world size would read shards of ranks that were not simulated.
     numbers = dict.fromkeys((done.ranks, done.ranks // 2, 1) if done.is_whole else (done.ranks,))
     done.resumed = [number for number in numbers if number and number % done.degrees.context == 0]
     for number in done.resumed:
-        readers = cast if number == done.ranks else Cast(any_degrees(cast.config), cast.folder)
+        readers = (
+            simulator if number == done.ranks else RankSimulator(with_open_degrees(simulator.config), simulator.folder)
+        )
         for complaint in resume_rank(readers, number - 1, number, checkpoint):
             yield Finding("resume", f"on {number} ranks, rank {number - 1}: {complaint}")
 
 
-def any_degrees(config: Trainer.Config) -> Trainer.Config:
-    """Returns the config with parallelism degrees that fit other numbers of ranks."""
+def with_open_degrees(config: Trainer.Config) -> Trainer.Config:
+    """Returns a copy of the config whose parallelism degrees fit any world size: weights sharded over all ranks."""
     config = deepcopy(config)
     parallelism = config.model.config.parallelism
     parallelism.data_parallel_shard_degree, parallelism.data_parallel_replicate_degree = -1, 1
     return config
 
 
-def usual_ranks(config: Trainer.Config) -> int:
-    """Returns the world size that the parallelism degrees require; with an open degree, its first multiple >= 8."""
+def default_world_size(config: Trainer.Config) -> int:
+    """Returns the world size that the parallelism degrees of a run require.
+
+    If a degree is open (-1), it is the smallest valid multiple that is at least 8.
+    """
     asked, least = config.model.config.parallelism, least_ranks(config)
     is_open = min(asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree) <= 0
     return least * -(-USUAL // least) if is_open else least
 
 
-def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
-    """Returns the ranks to simulate: all, or for large runs the first, the last and those at group boundaries."""
+def choose_ranks(ranks: int, degrees: Degrees) -> list[int]:
+    """Returns the ranks to simulate: all; in large runs, the first, the last and those at group boundaries.
+
+    `degrees` are the parallelism degrees, which determine the groups.
+    """
     if ranks <= MOST:
         return list(range(ranks))
     borders = {0, 1, ranks - 2, ranks - 1}
@@ -195,9 +216,10 @@ def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
 
 
 def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.Config:
-    """Returns a config with at most `layers` layers per list, or the minimum that the network requires.
+    """Returns a config of the run whose network has at most `layers` layers in each list of repeated layers.
 
-    If a model folder describes the network, a copy with fewer layers is written to `folder`.
+    The network may require more layers. If a model folder describes the network, a copy of its files with fewer layers
+    is written into `folder`. If the network does not become smaller, `config` itself is returned.
     """
     short: Any = deepcopy(config)
     model = short.model.config
@@ -210,16 +232,16 @@ def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.
         if not (Path(name) / CONFIG).is_file():
             continue
         described = read_json_object(Path(name) / CONFIG)
-        fewer = with_fewer(described, layers)
+        fewer = reduce_config_layers(described, layers)
         if fewer != described:
             path, _, leaf = key.removeprefix("model.config.").rpartition(".")
-            setattr(attrgetter(path)(model), leaf, str(copied(Path(name), folder / "shallow", fewer)))
+            setattr(attrgetter(path)(model), leaf, str(copy_model_folder(Path(name), folder / "shallow", fewer)))
             return short  # type: ignore[no-any-return]
     return config
 
 
-def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
-    """Returns a transformers config with fewer layers."""
+def reduce_config_layers(described: dict[str, Any], layers: int) -> dict[str, Any]:
+    """Returns a transformers config (`described`) with at most `layers` layers in each list of repeated layers."""
     layers = max(layers, len((described.get("vision_config") or {}).get(SELECTED) or ()))
 
     def cut(name: str, value: Any) -> Any:
@@ -236,8 +258,11 @@ def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
     return {name: cut(name, value) for name, value in described.items()}
 
 
-def copied(source: Path, target: Path, described: dict[str, Any]) -> Path:
-    """Copies the small files of a model folder and writes another config.json; returns the new folder."""
+def copy_model_folder(source: Path, target: Path, described: dict[str, Any]) -> Path:
+    """Copies the small files of the model folder `source` to the new folder `target` with another config.json.
+
+    `described` is the content of config.json. Returns `target`.
+    """
     target.mkdir()
     for file in source.iterdir():
         if file.is_file() and file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != CONFIG:

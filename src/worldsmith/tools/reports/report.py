@@ -11,37 +11,37 @@ from typing import ClassVar
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.monitor.page.charts import charts, drop_single_values
+from worldsmith.monitor.page.config_values import ABSENT, differences
 from worldsmith.monitor.page.evaluations import compared
 from worldsmith.monitor.page.formats import duration, format_count, format_float, size, time
 from worldsmith.monitor.page.render import FILE, Page, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, read_run, require_run
 from worldsmith.monitor.page.run_page import BEST, samples_section, write_page
 from worldsmith.monitor.page.samples import PageBudget, PromptSamples, rows
-from worldsmith.monitor.page.settings import ABSENT, differences
 from worldsmith.monitor.page.status import Status, find_status
 
 COMPARISON = "compare.html"
 OPEN_DIFFERENCES = 12
-"""Number of changed settings that are visible at once; a click shows the others."""
+"""Number of differing settings that are visible in a comparison before the list is expanded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSources:
-    """Runs that a report shows, and the path of the report."""
+    """Folders of the runs that a report shows, and the path of its HTML file."""
 
     folders: list[Path]
     page: Path
 
 
 class Report(Action):
-    """Writes the HTML report of a run, report.html in its folder, or a comparison of several runs."""
+    """Writes the HTML report of a run (report.html in its folder), or an HTML file that compares several runs."""
 
     places: ClassVar[tuple[str, ...]] = ("runs",)
     aliases = {"-o": "out", "--output": "out"}
 
     class Config(Action.Config):
         runs: list[str]
-        """Run folders: one for its report, several for a comparison."""
+        """Run folders: one run writes its report, several runs write a comparison."""
         out: str | None = None
         """HTML file of a comparison; null: compare.html in the current folder."""
 
@@ -60,7 +60,10 @@ class Report(Action):
         return Result([f"{what}: {written.resolve()}"], facts)
 
     def prepare(self) -> ReportSources:
-        """Returns the run folders and the report's path. Raises UserError for a path that is not a run folder."""
+        """Returns the run folders and the path of the HTML file to write.
+
+        Raises UserError if a path is not a run folder or if `out` cannot be used.
+        """
         folders = [require_run(Path(run)) for run in self.config.runs]
         if not folders:
             raise UserError("worldsmith report: expected one run folder, or several to compare")
@@ -75,14 +78,20 @@ class Report(Action):
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """Writes an HTML report that compares several runs; returns its path. Raises UserError or OSError."""
+    """Writes the HTML file `out`, which compares the runs in `folders`, and returns its path.
+
+    Raises UserError if a run cannot be read, OSError if the file cannot be written.
+    """
     place = PageBudget(out.resolve().parent)
     return write_html(comparison([read_run(folder) for folder in folders], place), out)
 
 
 def comparison(runs: Sequence[RunFiles], place: PageBudget) -> Page:
-    """Builds the report that compares several runs."""
-    names = names_of(runs)
+    """Builds the HTML page that compares several runs: states, settings, results, evaluation, samples and curves.
+
+    `place` limits the size of the media that are embedded in the page.
+    """
+    names = distinct_names(runs)
     states = [find_status(run) for run in runs]
     shown, measured = side_by_side(runs, names, place), compared(runs, names)
     for run in runs:
@@ -116,15 +125,18 @@ def comparison(runs: Sequence[RunFiles], place: PageBudget) -> Page:
     return Page(f"{len(runs)} runs", sections, curves, runs=len(runs), at_work=at_work, linked=place.linked)
 
 
-def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """Returns the shortest path suffixes that distinguish the runs."""
+def distinct_names(runs: Sequence[RunFiles]) -> list[str]:
+    """Returns the name of each run in a comparison: the shortest suffix of its path that no other run has."""
     ends = [[str(Path(*run.folder.resolve().parts[-length:])) for length in range(1, 99)] for run in runs]
     counted = [Counter(names[length] for names in ends) for length in range(98)]
     return [next((n for n, count in zip(names, counted, strict=True) if count[n] == 1), names[-1]) for names in ends]
 
 
 def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudget) -> list[PromptSamples]:
-    """Returns the newest samples of each run, grouped by prompt, the prompts of most runs first."""
+    """Returns the newest samples of each run, grouped by prompt; prompts that most runs have in common come first.
+
+    `names` are the names of the runs; `place` limits the size of the media in the page.
+    """
     found: dict[tuple[str, str], PromptSamples] = {}
     shares: Counter[tuple[str, str]] = Counter()
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):
@@ -141,25 +153,25 @@ def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudg
 
 
 def last_loss(run: RunFiles, _: Status) -> str:
-    """Returns the mean of the newest training losses as text."""
+    """Returns the mean of the newest training losses of a run as text, for the table of results."""
     loss = run.metrics.series.get("loss")
     return format_float(loss.mean_of_newest()[0]) if loss else ABSENT
 
 
 def best_loss(run: RunFiles, _: Status) -> str:
-    """Returns the best validation loss and its step as text."""
+    """Returns the best validation loss of a run and its step as text, for the table of results."""
     validation = run.metrics.series.get(BEST)
     return f"{format_float(validation.least[1])} at step {format_count(validation.least[0])}" if validation else ABSENT
 
 
 def speed(run: RunFiles, _: Status) -> str:
-    """Returns the latest tokens per second as text."""
+    """Returns the latest throughput of a run in tokens/s as text, for the table of results."""
     tokens = run.metrics.latest.get("tokens_per_second")
     return f"{format_count(round(tokens))} tokens/s" if tokens else ABSENT
 
 
 def peak_memory(run: RunFiles, _: Status) -> str:
-    """Returns the latest peak memory as text."""
+    """Returns the latest peak GPU memory of a run as text, for the table of results."""
     memory = run.metrics.latest.get("peak_memory_bytes")
     return size(memory) if memory else ABSENT
 
@@ -169,7 +181,7 @@ def elapsed(_: RunFiles, status: Status) -> str:
 
 
 def step_of(_: RunFiles, status: Status) -> str:
-    """Returns the current step, and the number of steps if known, as text."""
+    """Returns the current step of a run, and its number of steps if known, as text, for the table of results."""
     return (
         f"{format_count(status.step)} of {format_count(status.max_iter)}"
         if status.max_iter
@@ -186,4 +198,4 @@ RESULTS: tuple[tuple[str, Callable[[RunFiles, Status], str]], ...] = (
     ("duration", elapsed),
     ("started", lambda _, status: time(status.started) if status.started else ABSENT),
 )
-"""Rows of the table of results."""
+"""Rows of the table of results in a comparison: label, and function that returns the text for a run."""

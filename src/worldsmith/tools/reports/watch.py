@@ -27,17 +27,20 @@ HOST = "127.0.0.1"
 FRESH = 1.5
 """Min seconds before a page is built again."""
 PAUSE_PER_COST = 10
-"""Additional pause, as a multiple of the last build time."""
+"""Min pause between two builds of the page, as a multiple of the build time."""
 RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 IDLE_SECONDS = 20.0
-"""Idle connections are closed after this many seconds. A page sends requests more often."""
+"""Seconds after which an idle connection is closed; an open page sends requests more often."""
 MAX_CONNECTIONS = 64
-"""Max connections at a time, one thread each (a browser opens six); others get status 503."""
+"""Max simultaneous connections, one thread each (a browser opens six); further ones get HTTP status 503."""
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 20\r\n\r\n"
 
 
 class PageServer(ThreadingHTTPServer):
-    """HTTP server of a run's report, on this machine only. Raises UserError if the port is in use."""
+    """HTTP server of the report of a run, reachable only from this machine.
+
+    The constructor raises UserError if the port cannot be used.
+    """
 
     daemon_threads = True
 
@@ -56,7 +59,7 @@ class PageServer(ThreadingHTTPServer):
             ) from None
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handles a connection in a thread, or answers 503 if there are too many connections."""
+        """Handles a connection in a new thread, or answers with HTTP status 503 if there are too many connections."""
         if self.free.acquire(blocking=False):
             super().process_request(request, client_address)
             return
@@ -65,14 +68,14 @@ class PageServer(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handles a connection and then frees its slot."""
+        """Handles a connection in its thread and then frees its place among the max connections."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self.free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores connections that the browser closed."""
+        """Ignores errors of connections that the browser closed; other errors are logged as usual."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
@@ -81,7 +84,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def page(self) -> Page:
-        """Returns the report, rebuilt if the previous one is too old."""
+        """Returns the report of the run, which is rebuilt if the last one is too old."""
         with self.making:
             if self.made is None or time.monotonic() > self.good_until:
                 begun = time.monotonic()
@@ -139,15 +142,26 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(content[first : last + 1], kind, about, HTTPStatus.PARTIAL_CONTENT)
 
     def answer(
-        self, content: bytes, kind: str, more: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK
+        self,
+        content: bytes,
+        content_type: str,
+        headers_to_add: dict[str, str] | None = None,
+        status: HTTPStatus = HTTPStatus.OK,
     ) -> None:
-        """Sends a response with this content; only the headers for HEAD."""
+        """Sends an HTTP response; without the content for a HEAD request.
+
+        Args:
+            content: Body of the response.
+            content_type: Content type.
+            headers_to_add: Additional headers.
+            status: HTTP status.
+        """
         self.send_response(status)
         headers = {
-            "Content-Type": kind,
+            "Content-Type": content_type,
             "Content-Length": str(len(content)),
             "Cache-Control": "no-store",
-            **(more or {}),
+            **(headers_to_add or {}),
         }
         for name, value in {**headers, "X-Content-Type-Options": "nosniff"}.items():
             self.send_header(name, value)
@@ -156,11 +170,17 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Disables the log of requests."""
+        """Does nothing, so that requests are not logged."""
 
 
 def span(first: str, last: str, size: int) -> tuple[int, int]:
-    """Returns the first and last byte of an HTTP range: `5-9`, `5-`, or `-5` for the last five bytes."""
+    """Returns the indices of the first and the last byte of an HTTP range: `5-9`, `5-`, or `-5` (last five bytes).
+
+    Args:
+        first: Digits before the hyphen, or "".
+        last: Digits after the hyphen, or "".
+        size: Size of the file in bytes.
+    """
     if not first:
         return max(0, size - int(last)), size - 1
     return int(first), min(int(last), size - 1) if last else size - 1
@@ -184,7 +204,7 @@ class Watch(Action):
         return Result(self.serve(server), {"address": server.address})
 
     def serve(self, server: PageServer) -> Iterator[str]:
-        """Yields the address and then serves, as long as the caller iterates."""
+        """Yields a line with the address of the report, and then serves it until Ctrl-C."""
         yield f"{self.config.run} is shown at {server.address} (stop with Ctrl-C; the run continues)"
         with server:
             server.serve_forever()

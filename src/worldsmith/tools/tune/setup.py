@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.plain import flatten, to_dict
 from worldsmith.dialects.cosmos_rl.policy import Route, route
 from worldsmith.dialects.cosmos_rl.train.sources import TEST_SIZE
@@ -85,7 +85,11 @@ class StudySetup:
 
     @cached_property
     def direction(self) -> Literal["min", "max"]:
-        """ "min" or "max": which values of the metric are better. Raises UserError if its name does not show it."""
+        """Whether lower ("min") or higher ("max") values of the metric are better.
+
+        Raises:
+            UserError: If the setting is None and the name of the metric does not show it.
+        """
         if self.config.direction is not None:
             return self.config.direction
         if any(part in self.config.metric.rpartition("/")[2].lower() for part in LOSSES):

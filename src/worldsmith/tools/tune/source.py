@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from worldsmith.actions.parents import PARENT, start_of
+from worldsmith.actions.find_parent import PARENT, start_of
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
+from worldsmith.config.command_line.literals import read_text
 from worldsmith.config.declare.search import Search, Searched, search_space
 from worldsmith.config.errors import UserError
 from worldsmith.config.load import load
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
-from worldsmith.config.words.literals import read_text
 from worldsmith.config.write.values import WORD, write
 from worldsmith.dialects.cosmos_rl.names import keys_of
 from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_spec
-from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec, parent_of_spec
-from worldsmith.dialects.cosmos_rl.train.form import FORM, RESUME
+from worldsmith.dialects.cosmos_rl.train.key_rules import FORM, RESUME
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
+from worldsmith.dialects.cosmos_rl.train.read_spec import is_train_spec, parent_of_spec
 from worldsmith.dialects.translation import translate
 from worldsmith.distributed.degrees import NAMES
 from worldsmith.training.trainer import Trainer

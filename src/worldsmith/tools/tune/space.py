@@ -17,15 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
+from worldsmith.config.command_line.class_choice import named_class
+from worldsmith.config.command_line.literals import decode, read_text
+from worldsmith.config.command_line.overrides import find_parent, no_such_key
 from worldsmith.config.declare.configurable import ABSENT, Config, find, owner_of
 from worldsmith.config.declare.ranges import Mark, annotated_hints
 from worldsmith.config.declare.search import Search, search_space
 from worldsmith.config.declare.value_types import describe_hint, fits, nested_config_classes, union_members
 from worldsmith.config.errors import Problem, UserError
 from worldsmith.config.tree.paths import Path, format_path, parse_path
-from worldsmith.config.words.class_choice import named_class
-from worldsmith.config.words.literals import decode, read_text
-from worldsmith.config.words.overrides import find_parent, no_such_key
 from worldsmith.config.write.values import WORD, write
 from worldsmith.dialects.cosmos_rl.names import fields_of, in_keys
 from worldsmith.tools.tune.dimension import Dimension

@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from worldsmith.actions.action import Action, Result
-from worldsmith.actions.parents import PARENT
+from worldsmith.actions.find_parent import PARENT
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Seed
 from worldsmith.config.declare.search import Example
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.write.convert import convert
+from worldsmith.config.write.convert_config import convert
 from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
 from worldsmith.files.atomic import write_text
 from worldsmith.monitor.lineage import read_lineage, record_of, write_lineage
@@ -186,7 +186,7 @@ class Tune(Action):
         return StudySetup(self.config)
 
 
-def format_value(value: float | None) -> str:
+def format_setting(value: float | None) -> str:
     """Returns a metric with 6 significant digits as text."""
     return "none" if value is None else f"{value:.6g}"
 
@@ -206,10 +206,10 @@ class Results:
         record, best = self.record, self.record.best
         trial = record.finished[-1]
         line = trial_as_line(trial, record.path(trial.number))
-        value = f"{self.setup.config.metric} {format_value(line['value'])}" if line["value"] is not None else ""
+        value = f"{self.setup.config.metric} {format_setting(line['value'])}" if line["value"] is not None else ""
         what = ", ".join(filter(None, [line["state"], value, line["reason"]]))
         beside = (
-            f"; best: trial {best.number}, {format_value(best.value)}" if best and best.number != trial.number else ""
+            f"; best: trial {best.number}, {format_setting(best.value)}" if best and best.number != trial.number else ""
         )
         settings = " ".join(line["words"]) or "baseline"
         print_message(f"trial {trial.number} of {self.setup.config.trials}: {what} ({settings}){beside}")
@@ -290,12 +290,12 @@ class Results:
         if best is None or ending == "stopped":
             return
         first = record.finished[0]
-        values = f"{format_value(best.value)}; baseline: {format_value(first.value)}"
+        values = f"{format_setting(best.value)}; baseline: {format_setting(first.value)}"
         yield f"best: trial {best.number}, {config.metric} {values}"
         for word in trial_as_line(best, record.path(best.number))["words"]:
             yield f"  {word}"
         if self.final is not None:
-            values = f"{format_value(self.final['best'])}; baseline: {format_value(self.final['as_it_is'])}"
+            values = f"{format_setting(self.final['best'])}; baseline: {format_setting(self.final['as_it_is'])}"
             yield f"on data that no trial has seen: {values}"
         elif best.number:
             yield (

@@ -19,7 +19,7 @@ from PIL import Image
 
 from worldsmith.assets import asset_path
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_processor import ChatProcessor, ChatSample
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset

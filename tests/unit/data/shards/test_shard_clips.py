@@ -23,7 +23,7 @@ from worldsmith.data.clips.video_sample import VideoSample
 from worldsmith.data.latent_cache import LatentCache
 from worldsmith.data.shards import tar_index
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.video_file import examine
+from worldsmith.data.video_decoder import examine
 
 from .conftest import tar_bytes
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from worldsmith.config.write.values import write_toml
-from worldsmith.dialects.cosmos_rl.forms import form_of
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
+from worldsmith.dialects.cosmos_rl.spec_formats import form_of
 from worldsmith.dialects.translation import SpecTranslation, format_report, translate
 
 Doc = dict[str, Any]

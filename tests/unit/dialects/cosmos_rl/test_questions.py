@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from worldsmith.dialects.cosmos_rl.forms import form_of
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
+from worldsmith.dialects.cosmos_rl.spec_formats import form_of
 from worldsmith.dialects.translation import SpecTranslation, format_report, translate
 
 LLAVA = "LlavaDataset"

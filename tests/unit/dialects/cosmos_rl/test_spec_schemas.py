@@ -21,15 +21,15 @@ import yaml
 from published_files import VERSIONS, PublishedFile, published_files
 
 from worldsmith.actions.registry import kinds_of
-from worldsmith.cli.action import load_settings, sort_action_words
+from worldsmith.cli.action_command import load_settings, sort_action_words
 from worldsmith.cli.main import main
 from worldsmith.cli.schema import all_forms
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.search import search_space
 from worldsmith.config.tree.paths import parse_path
-from worldsmith.dialects.cosmos_rl.forms import MODULES, form_of
 from worldsmith.dialects.cosmos_rl.names import keys_of, leaf_keys
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
+from worldsmith.dialects.cosmos_rl.spec_formats import MODULES, form_of
 from worldsmith.dialects.cosmos_rl.write.spec_folder import as_text, spec_files, tao_schema
 from worldsmith.dialects.cosmos_rl.write.spec_schema import defaults, spec_schema
 from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template

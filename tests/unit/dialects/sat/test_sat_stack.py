@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from sat_files import FILLED, write_stack
 
+from worldsmith.config.command_line.typed_flags import TypedFlag
 from worldsmith.config.declare.configurable import find
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.paths import parse_path
-from worldsmith.config.words.typed_flags import TypedFlag
 from worldsmith.dialects.sat.keys import KEYS, SHIFTS, TEXT
-from worldsmith.dialects.sat.recognise import is_sat_stack, take_words
+from worldsmith.dialects.sat.recognize import is_sat_stack, take_words
 from worldsmith.dialects.sat.run import RULES, translate_sat
 from worldsmith.dialects.sat.targets import TARGETS
 from worldsmith.dialects.translation import SpecTranslation, format_report

@@ -18,9 +18,16 @@ from sklearn.metrics import (
 
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.answer_tasks import AnswerTasks, detect
-from worldsmith.evaluation.answers.judging import OTHERS, compare_accuracy, judge, mcnemar, measure, measure_slices
+from worldsmith.evaluation.answers.grade_answers import (
+    OTHERS,
+    compare_accuracy,
+    judge,
+    mcnemar,
+    measure,
+    measure_slices,
+)
 from worldsmith.evaluation.answers.results import Row
-from worldsmith.evaluation.answers.texts import measure_texts
+from worldsmith.evaluation.answers.text_metrics import measure_texts
 
 SAID = (
     "yes", "Yes.", "No", "no, it does not", "**YES**", "yes or no", "", "maybe",

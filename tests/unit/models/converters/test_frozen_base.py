@@ -15,7 +15,7 @@ from toy_family import ToyModel
 
 from worldsmith.config import ConfigError
 from worldsmith.config.tree.references import resolve
-from worldsmith.models.weights.table import table_of, weight_table
+from worldsmith.models.weights.weight_table import table_of, weight_table
 from worldsmith.training.preflight import build_optimizer
 from worldsmith.training.state_bytes import state_bytes
 

@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 from train_specs import COOKBOOK, TEMPLATE, problems_of, values
 
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 
 TURNS = [
     {"role": "user", "content": [{"type": "video", "video": "/clips/a.mp4"}, {"type": "text", "text": "Is it?"}]},

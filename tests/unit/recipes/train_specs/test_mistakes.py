@@ -11,7 +11,7 @@ from train_specs import COOKBOOK, TEMPLATE, problems_of, values
 
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
-from worldsmith.dialects.cosmos_rl.train.form import RL_RULES
+from worldsmith.dialects.cosmos_rl.train.key_rules import RL_RULES
 
 
 def test_the_template_as_shipped_is_caught(read: Any, data: Path) -> None:

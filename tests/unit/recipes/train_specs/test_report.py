@@ -12,8 +12,8 @@ from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
 from worldsmith.dialects.cosmos_rl.names import leaf_keys
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
-from worldsmith.dialects.cosmos_rl.train.draft import has_spec_keys
-from worldsmith.dialects.cosmos_rl.train.form import FORM
+from worldsmith.dialects.cosmos_rl.train.key_rules import FORM
+from worldsmith.dialects.cosmos_rl.train.read_spec import has_spec_keys
 from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
 from worldsmith.dialects.translation import translate
 

@@ -11,7 +11,7 @@ import toy_runs
 from damaged_data import damaged_chats
 
 from worldsmith.cli.main import main
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.tools.check.check import CheckData
@@ -96,7 +96,7 @@ def test_a_data_set_is_held_against_the_limits_of_a_recipe(
         facts, code = facts_of(capsys, str(place))
         assert (code, facts["limits_of"], facts["data"]["train"]["kept"]) == (0, "vision_sft_tiny", 6)
     assert main(["check", str(world / "data"), "--recipe", "moving_shapes", "--workers", "0"]) == 0
-    assert "limits       those of the recipe moving_shapes;" in capsys.readouterr().out
+    assert "limits       from the recipe moving_shapes;" in capsys.readouterr().out
     file = damaged_chats(tmp_path / "chats")
     for place in (file, file.parent):
         facts, code = facts_of(capsys, str(place), "--dataloader_train.max_bad_fraction", "0.9")

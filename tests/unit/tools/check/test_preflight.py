@@ -20,7 +20,7 @@ from hub_server import serving_hub
 
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
-from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset

@@ -15,7 +15,7 @@ import pytest
 from worldsmith.cli.main import main
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.messages import MessagesDataset
-from worldsmith.data.video_file import examine
+from worldsmith.data.video_decoder import examine
 
 RATES = {"eight.mp4": Fraction(8), "film.mp4": Fraction(24000, 1001)}
 TURNS = [{"from": "human", "value": "Is it möglich?"}, {"from": "gpt", "value": "no"}]

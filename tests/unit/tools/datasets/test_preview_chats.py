@@ -16,7 +16,7 @@ from worldsmith.assets import asset_path
 from worldsmith.cli.main import main
 from worldsmith.config.load import load
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.data.conversations.media.pixels import patchify, unpatchify
+from worldsmith.data.conversations.media.image_patches import patchify, unpatchify
 from worldsmith.tools.datasets.preview_chats import TokenSpan, contact_sheet, format_spans, terminal_lines
 
 MODEL = str(asset_path("tiny_reasoner"))

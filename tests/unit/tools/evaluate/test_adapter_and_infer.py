@@ -322,7 +322,7 @@ def test_records_that_repeat_or_were_trained_on_are_counted(world: Path, caplog:
         assert figures(world / f"overlap_{model}")["overlap"] == {"repeated": 2, "in_training_data": 3}
         assert (
             caplog.text.count(
-                "2 of 5 records have the same text and media as another one and count several times: 3 are"
+                "2 of 5 records have the same text and media as an earlier record and count more than once: 3 are"
             )
             == 1
         )

@@ -17,18 +17,18 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.conversation import Part, say
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.evaluation.answers.answer_tasks import AnswerTasks
-from worldsmith.evaluation.answers.judging import judge, measure, measure_slices
-from worldsmith.evaluation.answers.picture import CELL, FULL, draw_confusion
+from worldsmith.evaluation.answers.confusion_image import CELL, FULL, draw_confusion
+from worldsmith.evaluation.answers.grade_answers import judge, measure, measure_slices
 from worldsmith.evaluation.answers.results import Row, read_results
 from worldsmith.monitor.page.run_page import write_page
-from worldsmith.sampling.answers import Answer
-from worldsmith.sampling.video_writer import write_mp4
+from worldsmith.sampling.generate_answers import Answer
+from worldsmith.sampling.write_media import write_mp4
 from worldsmith.tools.evaluate.answer_records import (
     SavedAnswers,
     count_outcomes,
-    duration,
-    mark_of,
-    template,
+    duration_range,
+    question_fingerprint,
+    question_template,
     write_outcome,
 )
 from worldsmith.tools.evaluate.evaluate_answers import EvaluateAnswers
@@ -122,7 +122,7 @@ def test_results_are_read_again_also_those_of_tao(tmp_path: Path) -> None:
 def test_no_failure_takes_the_place_of_an_answer(tmp_path: Path) -> None:
     """Whichever process wrote first; a later answer takes the place of a failure."""
     saved = SavedAnswers(tmp_path)
-    saved.begin({"seed": 1}, anew=False)
+    saved.begin({"seed": 1}, overwrite=False)
     answer, failure = Answer("a", "yes"), Answer("a", error="generation: no memory")
     saved.add(answer, "mark", number=0, count=2)
     saved.add(failure, "mark", number=1, count=2)
@@ -132,8 +132,8 @@ def test_no_failure_takes_the_place_of_an_answer(tmp_path: Path) -> None:
     saved.add(answer, "other", number=1, count=2)
     assert "error" not in saved.read()["a", "other"]
     with pytest.raises(UserError, match="seed was 1 and is now 2"):
-        saved.begin({"seed": 2}, anew=False)
-    saved.begin({"seed": 2}, anew=True)
+        saved.begin({"seed": 2}, overwrite=False)
+    saved.begin({"seed": 2}, overwrite=True)
     assert saved.read() == {}
 
 
@@ -148,10 +148,10 @@ def test_a_picture_of_the_table(tmp_path: Path) -> None:
 
 
 def test_parts_of_the_data_have_names(tmp_path: Path) -> None:
-    assert template('Does "a red ball" fall after 3.5 s?\nSay  yes') == "Does … fall after # s? Say yes"
-    assert len(template("word " * 100)) == 80
+    assert question_template('Does "a red ball" fall after 3.5 s?\nSay  yes') == "Does … fall after # s? Say yes"
+    assert len(question_template("word " * 100)) == 80
     write_mp4(tmp_path / "clip.mp4", moving_gradient(0, 24, 16, 16), 8)
-    assert [duration(name) for name in (str(tmp_path / "clip.mp4"), "", "gone.mp4")] == [
+    assert [duration_range(name) for name in (str(tmp_path / "clip.mp4"), "", "gone.mp4")] == [
         "2 to 5 s", "no video", "unreadable",
     ]  # fmt: skip
 
@@ -186,7 +186,9 @@ def test_a_question_is_the_same_in_another_folder(tmp_path: Path) -> None:
         (tmp_path / name / "clip.mp4").write_bytes(b"four")
 
     def mark(folder: str, text: str = "Is it?", **more: Any) -> str:
-        return mark_of([say("user", Part("video", source=str(tmp_path / folder / "clip.mp4"), **more), text)])
+        return question_fingerprint(
+            [say("user", Part("video", source=str(tmp_path / folder / "clip.mp4"), **more), text)]
+        )
 
     assert mark("one") == mark("other")
     assert len({mark("one"), mark("one", "Was it?"), mark("one", fps=2.0), mark("gone")}) == 4
@@ -197,4 +199,6 @@ def test_a_question_is_the_same_in_another_folder(tmp_path: Path) -> None:
     (tmp_path / "other/clip.mp4").unlink()
     os.mkfifo(tmp_path / "other/clip.mp4")
     assert mark("one") != mark("other"), "a pipe is not read"
-    assert mark_of([say("user", Part("image", source=b"1"))]) != mark_of([say("user", Part("image", source=b"2"))])
+    assert question_fingerprint([say("user", Part("image", source=b"1"))]) != question_fingerprint(
+        [say("user", Part("image", source=b"2"))]
+    )

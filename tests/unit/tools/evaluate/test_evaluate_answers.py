@@ -385,8 +385,8 @@ def test_a_plan_says_what_is_opened(world: Path, capsys: pytest.CaptureFixture[s
     assert evaluate(world, "planned", "--dryrun", "--shard", "1/4") == 0
     said = capsys.readouterr().out
     assert "records  7 of 8 records" in said
-    assert "shard    2 of them, number 1 of 4" in said
-    assert "media    6 files are named, 5 exist; media files are not opened" in said
+    assert "shard    2 of these records, shard 1 of 4" in said
+    assert "media    6 files in the records, 5 of them exist; media files are not opened" in said
     assert "skipped mute: no_answer" in said
     assert "note     5 of 5 records with a video have no video_fps: the frame rate of each file is used" in said
     assert not (world / "planned").exists()

@@ -16,7 +16,7 @@ from pretrained_folders import make_clip, make_videomae
 
 from worldsmith.cli.main import main
 from worldsmith.evaluation.intervals import mean_interval
-from worldsmith.sampling.video_writer import read_image, write_mp4
+from worldsmith.sampling.write_media import read_image, write_mp4
 from worldsmith.tools.export.export import Export
 from worldsmith.training.trainer import Trainer
 
@@ -149,7 +149,7 @@ def test_mistakes_are_said_before_anything_is_generated(folder: Path, capsys: py
         ("--dataset val --model-mode text2speech", "text2image"),
         ("--dataset val --prompts p.jsonl", "one of them selects what is measured"),
         ("-i a.txt --evaluators loss", "the loss needs a dataset of clips"),
-        ("-i a.txt --model-mode image2video", "the sample files set them"),
+        ("-i a.txt --model-mode image2video", "sample files set the generation mode"),
         (
             "-i a.txt --evaluators fvd",
             "no metric can be computed: fvd: its weights are not set: add --videomae FOLDER",

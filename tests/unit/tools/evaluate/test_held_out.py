@@ -17,17 +17,17 @@ from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.config.errors import UserError
 from worldsmith.tools.evaluate.held_out import HeldOutClips
 from worldsmith.tools.export.export import Export
-from worldsmith.tools.generate.sample_order import Order, order_of
+from worldsmith.tools.generate.sample_order import Order, make_order
 from worldsmith.training.trainer import Trainer
 
 
 def order(run: Path, out: Path, **choice: Any) -> Order:
-    return order_of(find_model(run, **choice), "cpu", [], out)
+    return make_order(find_model(run, **choice), "cpu", [], out)
 
 
-def measure(run: Path, dataset: Path, out: Path, *, anew: bool = False, **choice: Any) -> dict[str, float | str]:
+def measure(run: Path, dataset: Path, out: Path, *, overwrite: bool = False, **choice: Any) -> dict[str, float | str]:
     one = order(run, out, **choice)
-    return HeldOutClips(str(dataset), one.model).measure_loss(one, lambda *_: None, anew=anew).losses
+    return HeldOutClips(str(dataset), one.model).measure_loss(one, lambda *_: None, overwrite=overwrite).losses
 
 
 @pytest.mark.parametrize("family", ["cosmos3", *FAMILIES])
@@ -64,7 +64,7 @@ def test_unchanged_losses_are_kept_and_changed_ones_measured(tmp_path: Path) -> 
         return measure(run, data, tmp_path / "out", **settings) != marked
 
     assert not measured_again()
-    assert measured_again(anew=True)
+    assert measured_again(overwrite=True)
     assert measured_again(weights="live")
     shutil.copy(data / "1.mp4", data / "0.mp4")
     assert measured_again()
@@ -83,7 +83,7 @@ def test_clips_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     one = order(run, tmp_path / "out")
     for _ in range(2):  # the second time from the record
         clips = HeldOutClips(str(tmp_path / "data"), one.model)
-        assert list(clips.measure_loss(one, lambda *_: None, anew=False).losses) == ["1_w0"]
+        assert list(clips.measure_loss(one, lambda *_: None, overwrite=False).losses) == ["1_w0"]
         assert list(clips.left_out) == ["video_dataset_file.jsonl:3", "0_w0"]
         assert clips.left_out_lines()[1].startswith("skipped 0_w0: ")
     (tmp_path / "data/video_dataset_file.jsonl").write_text('{"uuid": "odd"}\n')
@@ -120,6 +120,6 @@ def test_losses_of_different_objectives_are_not_compared(tmp_path: Path) -> None
     other = shutil.copytree(run, tmp_path / "other")
     config = other / "config.yaml"
     clips = HeldOutClips(str(tmp_path / "data"), find_model(run))
-    assert clips.why_not_comparable(find_model(other), find_model(other).tree) == ""
+    assert clips.incomparable_reason(find_model(other), find_model(other).tree) == ""
     config.write_text(config.read_text().replace("resolution: '64'", "resolution: '128'"))
-    assert "other data settings" in clips.why_not_comparable(find_model(other), find_model(other).tree)
+    assert "other data settings" in clips.incomparable_reason(find_model(other), find_model(other).tree)

@@ -19,12 +19,12 @@ from torch import Tensor
 from worldsmith.config.errors import UserError
 from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, MovingShapes
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
-from worldsmith.evaluation.metrics.base import Metric, Output, Values
 from worldsmith.evaluation.metrics.clip_score import ClipScore
 from worldsmith.evaluation.metrics.frechet_distance import FrechetVideoDistance, frechet_distance
-from worldsmith.evaluation.metrics.pixels import groups_of_seeds
+from worldsmith.evaluation.metrics.metric import Metric, Output, Values
+from worldsmith.evaluation.metrics.pixel_metrics import groups_of_seeds
 from worldsmith.evaluation.metrics.registry import METRICS
-from worldsmith.sampling.video_writer import write_mp4
+from worldsmith.sampling.write_media import write_mp4
 from worldsmith.tools.evaluate.video_metrics import (
     Scores,
     format_measurements,
@@ -286,7 +286,7 @@ def test_the_distance_is_of_all_videos_and_says_how_many(tmp_path: Path) -> None
 
 
 def decoded(samples: list[GeneratedVideo]) -> list[Tensor]:
-    return [sample.unread().video for sample in samples]
+    return [sample.without_frames().video for sample in samples]
 
 
 def test_images_and_single_videos_have_no_distance(tmp_path: Path) -> None:

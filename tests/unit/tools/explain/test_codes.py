@@ -10,13 +10,13 @@ from typing import NamedTuple, NoReturn
 import pytest
 
 import worldsmith
-from worldsmith.checkpoint.dcp.reader import stored_shapes
+from worldsmith.checkpoint.dcp.tensor_reader import stored_shapes
 from worldsmith.checkpoint.run.find_checkpoint import find_latest
 from worldsmith.data.conversations.chat_processor import separate_template
 from worldsmith.data.stream.packing import SequentialPacker
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
 from worldsmith.data.stream.workers import DeadWorkerError, log_death
-from worldsmith.distributed.peers import lost_partner
+from worldsmith.distributed.coordination_group import lost_partner
 from worldsmith.distributed.world import World, start_world
 from worldsmith.files.errors import CODE
 from worldsmith.tools.explain.causes import find_causes, patterns

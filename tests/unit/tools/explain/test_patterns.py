@@ -10,9 +10,9 @@ import pytest
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli.commands import COMMANDS
 from worldsmith.config import get_recipe
+from worldsmith.config.command_line.overrides import apply_overrides, parse_overrides
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.words.overrides import apply_overrides, parse_overrides
 from worldsmith.tools.explain.causes import find_causes, fixed_part, match_patterns, patterns
 from worldsmith.tools.explain.explanation import KINDS, OPERATION
 from worldsmith.tools.explain.facts import FACTS, Run

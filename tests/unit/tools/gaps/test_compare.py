@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worldsmith.tools.gaps.answers import Gap, Mode, find_gap
+from worldsmith.tools.gaps.evaluation_results import Gap, Mode, find_gap
 
 NONE = object()
 RIGHT = "right"

@@ -9,7 +9,7 @@ import pytest
 from worldsmith.cli.main import main
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.monitor.lineage import Input, read_lineage, write_lineage
-from worldsmith.tools.lineage.draw import ShowLineage
+from worldsmith.tools.lineage.show_lineage import ShowLineage
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from worldsmith.planning.simulation.short_run import long_lists, short_work
 from worldsmith.planning.simulation.simulate import simulate
 from worldsmith.planning.simulation_inputs import with_published_parts
 from worldsmith.tools.plan.evaluate_settings import Clock, Fitting
-from worldsmith.tools.plan.fit import Enough, Fits, find_enough, find_fits, fit_lines, states_fit
+from worldsmith.tools.plan.fit import Enough, Fits, find_enough_gpus, find_fits, fit_lines, states_fit
 from worldsmith.tools.plan.settings import smaller_clips
 
 FULL = ["model.config.activation_checkpointing.mode=full"]
@@ -65,7 +65,7 @@ def test_a_run_that_is_made_to_fit() -> None:
 
 def test_progress_says_which_setting_is_simulated_with_all_layers() -> None:
     search, texts = fitting("cogvideox_2b_tiny", WORDS, Gpu("made up", 1)), list[str]()
-    search.told = texts.append
+    search.show_progress = texts.append
     for whole in (False, True):
         search.evaluate(search.settings[0], whole)
     assert texts[1] == f"{texts[0]}, with all layers"
@@ -170,7 +170,7 @@ def test_what_was_found_before_a_search_is_interrupted_is_its_answer() -> None:
         if len(calls) == 3:
             raise KeyboardInterrupt
 
-    search.told = interrupt
+    search.show_progress = interrupt
     found = find_fits(search)
     assert (found.stopped, found.tried) == ("interrupted", 2)
     assert len(found.best) == 1
@@ -243,7 +243,7 @@ def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> Non
     alone = search.evaluate(search.least, False)
     assert alone.memory is not None
     search.gpu = of_memory(int(0.85 * alone.memory.needed))
-    found = find_enough(search)
+    found = find_enough_gpus(search)
     assert found.gpus is not None
     assert found.gpus > 1
     assert found.tried is not None
@@ -251,10 +251,10 @@ def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> Non
     assert found.tried.setting.knobs["context"] == str(found.gpus)
     nearest = replace(alone, memory=replace(alone.memory, gpu=search.gpu))
     fits = Fits(None, [], {}, nearest, found, search.gpu, "", 1, 1, 1)
-    assert f"with {found.gpus} of them it fits" in "\n".join(
+    assert f"the run fits on {found.gpus} GPUs" in "\n".join(
         fit_lines(fits, search.gpu, ["train"], ["run", "--"], steps=100)
     )
-    assert find_enough(fitting("vision_sft_nano_tiny", LONG, of_memory(GIB))) == Enough(None)
+    assert find_enough_gpus(fitting("vision_sft_nano_tiny", LONG, of_memory(GIB))) == Enough(None)
 
 
 def test_more_gpus_share_weights_and_quantized_weights_are_whole_on_each() -> None:

@@ -14,7 +14,7 @@ import pytest
 from worldsmith.cli.commands import read_command
 from worldsmith.cli.main import main
 from worldsmith.tools.plan.evaluate_settings import Clock
-from worldsmith.tools.plan.plan import Progress, launch_words, unset_variables
+from worldsmith.tools.plan.plan import Progress, launch_arguments, unset_variables
 
 VARIABLES = ("DATASET_PATH", "WAN_PATH", "WAN_VAE_PATH", "BASE_CHECKPOINT_PATH", "COGVIDEOX_PATH")
 
@@ -92,7 +92,7 @@ def test_a_name_stands_for_no_number_and_no_choice(word: str, capsys: pytest.Cap
         (["vision_sft_nano", "--fit"], "--fit simulates steps and --quick does not: omit one of them"),
         (
             ["vision_sft_nano", "-o", "best.yaml"],
-            "-o names the file for the best setting, which only --fit searches for",
+            "-o is the file for the best setting of --fit: add --fit or omit -o",
         ),
         (["vision_sft_nano", "--json", "--gpu", "h10"], "there is no GPU 'h10': did you mean"),
     ],
@@ -122,7 +122,7 @@ def test_the_quick_answer_comes_without_torch() -> None:
     ],
 )
 def test_the_best_is_started_in_all_its_processes(ranks: int, words: str) -> None:
-    assert " ".join(launch_words(ranks, 8)) == words
+    assert " ".join(launch_arguments(ranks, 8)) == words
 
 
 def test_an_interrupted_search_prints_what_it_found(

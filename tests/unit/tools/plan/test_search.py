@@ -12,7 +12,7 @@ from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.planning.estimate_memory import MemoryVerdict
 from worldsmith.planning.estimate_time import EstimateRange
 from worldsmith.tools.plan.packs import Packing
-from worldsmith.tools.plan.search import SettingSearch, Tried
+from worldsmith.tools.plan.setting_search import SettingSearch, Tried
 from worldsmith.tools.plan.settings import Learned, Setting
 
 GPU = Gpu("made up", 24 * GIB)

@@ -22,7 +22,7 @@ from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import question, say
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.monitor.lineage import read_lineage
-from worldsmith.sampling.answers import Answer, Answerer
+from worldsmith.sampling.generate_answers import Answer, Answerer
 from worldsmith.tools.quantize.quantize import TimedAnswers, compare_answers
 
 

@@ -11,7 +11,7 @@ from rehearsals import DEFAULT, FULL, REFUSED, check_eight, full_size, rehearsal
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
-from worldsmith.tools.rehearse.rehearsal import rehearse, with_fewer
+from worldsmith.tools.rehearse.rehearsal import reduce_config_layers, rehearse
 
 
 @pytest.mark.parametrize("name", rehearsals("cosmos3", "vision_language"))
@@ -52,5 +52,5 @@ def test_windows_of_a_vision_encoder_are_rehearsed(tmp_path: Path) -> None:
     config.dataloader_train.max_sequence_length = 500
     done = rehearse(resolve(config, keep_unset="names"), 2, layers=1)
     assert [str(finding) for finding in done.findings] == []
-    fewer = with_fewer(json.loads((tmp_path / "model/config.json").read_text()), 1)
+    fewer = reduce_config_layers(json.loads((tmp_path / "model/config.json").read_text()), 1)
     assert (fewer["vision_config"]["depth"], fewer["vision_config"]["fullatt_block_indexes"]) == (1, [0])

@@ -15,7 +15,7 @@ import pytest
 
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.dialects.cosmos_rl.forms import form_of
+from worldsmith.dialects.cosmos_rl.spec_formats import form_of
 from worldsmith.dialects.cosmos_rl.write.spec_folder import tao_schema
 from worldsmith.tools.tune.source import Source
 from worldsmith.tools.tune.space import Space, as_words

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from worldsmith.config.declare.ranges import NotNegative
-from worldsmith.data.content_mark import content_marks
+from worldsmith.data.content_fingerprint import content_marks
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, record_name, unique, with_system
 from worldsmith.data.conversations.media_archives import is_archive, media_folders

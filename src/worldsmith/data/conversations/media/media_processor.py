@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from worldsmith.data.video_file import VideoInfo
+    from worldsmith.data.video_decoder import VideoInfo
 
 
 Size = tuple[int, int]
@@ -133,7 +133,7 @@ class MediaProcessor(Configurable):
         Raises:
             SampleError: If the image is not readable.
         """
-        from worldsmith.data.conversations.media.pixels import image_shape
+        from worldsmith.data.conversations.media.image_patches import image_shape
 
         limits = self.images
         size = self.image_size(*image_shape(source), resized)
@@ -152,7 +152,7 @@ class MediaProcessor(Configurable):
             SampleError: If the video is not readable.
         """
         from worldsmith.data.conversations.media.frames_and_sizes import choose_frames, patch_times
-        from worldsmith.data.video_file import examine
+        from worldsmith.data.video_decoder import examine
 
         limits, config = self.videos, self.config
         _, info = examine(path)
@@ -244,7 +244,7 @@ class MediaProcessor(Configurable):
             SampleError: If the video is truncated.
         """
         from worldsmith.data.stream.errors import SampleError
-        from worldsmith.data.video_file import frame_times
+        from worldsmith.data.video_decoder import frame_times
 
         if fps is not None or not info.variable_rate:
             return [index / (fps or info.fps) for index in indices]
@@ -264,7 +264,7 @@ class MediaProcessor(Configurable):
         """
         import numpy as np
 
-        from worldsmith.data.conversations.media.pixels import patchify, read_image, read_video
+        from worldsmith.data.conversations.media.image_patches import patchify, read_image, read_video
 
         if isinstance(plan, VideoPlan):
             limits: Limits = self.videos
@@ -281,7 +281,7 @@ class MediaProcessor(Configurable):
             patches: uint8 [patches, values].
             kind: "image" or "video".
         """
-        from worldsmith.data.conversations.media.pixels import normalize
+        from worldsmith.data.conversations.media.image_patches import normalize
 
         limits = self.images if kind == "image" else self.videos
         return normalize(patches, limits.mean, limits.std)

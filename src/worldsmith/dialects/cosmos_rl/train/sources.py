@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config import ConfigError
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.llava import LlavaDataset

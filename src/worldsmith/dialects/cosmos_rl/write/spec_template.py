@@ -14,7 +14,7 @@ from worldsmith.config.declare.value_types import describe_hint, nested_config_c
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import class_defaults
 from worldsmith.config.write.values import SHOWN, TOML, toml_pair, write
-from worldsmith.config.yaml.text import dump_yaml
+from worldsmith.config.yaml.yaml_text import dump_yaml
 from worldsmith.dialects.cosmos_rl.names import key_of
 from worldsmith.dialects.cosmos_rl.write.spec_schema import defaults, strip_annotated
 from worldsmith.dialects.translation import SpecForm

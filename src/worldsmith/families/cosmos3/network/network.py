@@ -17,7 +17,7 @@ from worldsmith.families.cosmos3.attention.modes import AttentionModes, attentio
 from worldsmith.families.cosmos3.network.architecture import TIMESTEP_CHANNELS, NetworkConfig
 from worldsmith.families.cosmos3.network.layers import MoTDecoderLayer, TextMemory, stream_norm
 from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence, TokenShare, unsharded
-from worldsmith.models.fill import chosen, fill, seed_of
+from worldsmith.models.fill_parameters import chosen, fill, seed_of
 from worldsmith.models.lora import draw_adapter, is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import in_simulation

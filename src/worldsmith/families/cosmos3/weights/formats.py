@@ -25,7 +25,7 @@ from worldsmith.checkpoint.formats.peft_adapter import diffusers_header
 from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifference
-from worldsmith.checkpoint.run.clip_defaults import clip_defaults, shift_of
+from worldsmith.checkpoint.run.generation_defaults import clip_defaults, shift_of
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.families.cosmos3.attention.modes import describe_modes
@@ -54,8 +54,8 @@ from worldsmith.families.cosmos3.weights.tensor_names import (
 from worldsmith.families.diffusers_pipeline.sampling import make_unipc_scheduler
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name
+from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_model import GenerationDefaults
 
 if TYPE_CHECKING:

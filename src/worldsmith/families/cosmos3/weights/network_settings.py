@@ -11,7 +11,7 @@ from worldsmith.checkpoint.formats.weight_formats import NetworkDifference
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import TAG
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from worldsmith.families.vision_language.network.forward import IN_WINDOWS, loss
 from worldsmith.families.vision_language.policy import choose_attention
 from worldsmith.families.vision_language.published import TRAINED, VISUAL, find_training_obstacle
 from worldsmith.files.errors import UserError
-from worldsmith.files.model_folder import load_from_folder
-from worldsmith.models.fill import chosen, fill, seed_of
+from worldsmith.files.untrusted_folder import load_from_folder
+from worldsmith.models.fill_parameters import chosen, fill, seed_of
 from worldsmith.models.lora import draw_adapter, is_adapter
 from worldsmith.models.model_files import read_settings
 from worldsmith.models.network_parts import NetworkParts

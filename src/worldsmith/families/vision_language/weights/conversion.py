@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.weight_formats import Joined
 from worldsmith.checkpoint.sources.weight_source import WeightSource
-from worldsmith.files.model_folder import require_known_attention
+from worldsmith.files.untrusted_folder import require_known_attention
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.weights.conversion import WeightConversion, find_conversion
-from worldsmith.families.vision_language.weights.export_folder import FOLDER, adapter_card, folder_card
+from worldsmith.families.vision_language.weights.export_reasoner import FOLDER, adapter_card, folder_card
 from worldsmith.families.vision_language.weights.model_folder import (
     CONFIG,
     copy_companions,
@@ -33,7 +33,7 @@ from worldsmith.families.vision_language.weights.model_folder import (
 )
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name, read_settings
-from worldsmith.models.spec import ModelSpec
+from worldsmith.models.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -13,10 +13,10 @@ from typing import Any
 
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.errors import UserError
+from worldsmith.files.checksum_manifest import MANIFEST
 from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.files.json_file import read_json_object, read_optional_json, section
-from worldsmith.files.manifest import MANIFEST
-from worldsmith.files.model_folder import load_from_folder
+from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import local_folder, read_settings
 
 logger = logging.getLogger(__name__)

@@ -24,14 +24,14 @@ from worldsmith.families.vision_language.inputs import Conversation
 from worldsmith.families.vision_language.published import VISUAL
 from worldsmith.families.vision_language.weights.calibration import InputStatistics, round_columns, watch_inputs
 from worldsmith.families.vision_language.weights.conversion import FolderWeights, find_conversion
-from worldsmith.families.vision_language.weights.export_folder import (
+from worldsmith.families.vision_language.weights.export_reasoner import (
     base_config,
     base_facts,
     folder_config,
     quantized_card,
 )
-from worldsmith.files.model_folder import load_from_folder
-from worldsmith.models.weights.finite import non_finite, require_finite
+from worldsmith.files.untrusted_folder import load_from_folder
+from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -17,7 +17,7 @@ from worldsmith.data.clips.clip_records import FILE_NAMES
 from worldsmith.data.dataset_folder import complete_folder, prepare_folder
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.video_file import VideoInfo, examine, frame_times
+from worldsmith.data.video_decoder import VideoInfo, examine, frame_times
 from worldsmith.files.atomic import write_text
 from worldsmith.files.errors import UserError
 from worldsmith.tools.datasets.imports.source_clips import Clip, Found

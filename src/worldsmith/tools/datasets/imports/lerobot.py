@@ -19,7 +19,7 @@ from typing import Any
 
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.video_file import examine, frame_times
+from worldsmith.data.video_decoder import examine, frame_times
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import read_lines

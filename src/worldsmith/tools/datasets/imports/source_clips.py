@@ -12,7 +12,7 @@ from typing import Any
 from worldsmith.data.json_records import parse_json
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.video_file import IMAGES
+from worldsmith.data.video_decoder import IMAGES
 
 VIDEOS = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".mpg", ".mpeg", ".gif")
 SPLITS = {

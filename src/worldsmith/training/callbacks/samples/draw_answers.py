@@ -18,8 +18,8 @@ from worldsmith.files.atomic import replacing
 from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
 
 if TYPE_CHECKING:
-    from worldsmith.sampling.answers import Answerer
-    from worldsmith.training.callbacks.base import TrainingRun
+    from worldsmith.sampling.generate_answers import Answerer
+    from worldsmith.training.callbacks.callback import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class DrawAnswers(DrawSamples):
     def prepare(self, trainer: TrainingRun) -> None:
         if self.answerer is not None:
             return
-        from worldsmith.sampling.answers import Answerer
+        from worldsmith.sampling.generate_answers import Answerer
 
         loader: Any = trainer.config.dataloader_train
         model: Any = trainer.model

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from worldsmith.data.clips.video_dataset import VideoDataset, Window
     from worldsmith.models.video_model import GenerationDefaults, VideoSampler
     from worldsmith.sampling.requests import GenerationRequest
-    from worldsmith.training.callbacks.base import TrainingRun
+    from worldsmith.training.callbacks.callback import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class DrawVideos(DrawSamples):
         return accepted or dict(islice(found.items(), self.num_prompts))
 
     def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
-        from worldsmith.sampling.generate import generate_latents
+        from worldsmith.sampling.generate_videos import generate_latents
 
         config = self.config
         requests = self.requests[: self.decision.prompts or None]
@@ -218,7 +218,7 @@ class DrawVideos(DrawSamples):
     def write(
         self, trainer: TrainingRun, folder: Path, samples: Mapping[Weights, Sequence[DrawnSample]]
     ) -> Iterator[dict[str, Any]]:
-        from worldsmith.sampling.video_writer import contact_sheet, few_frames
+        from worldsmith.sampling.write_media import contact_sheet, few_frames
 
         run = folder.parents[1]
         model: Any = trainer.model
@@ -286,7 +286,7 @@ def write_clip(stem: Path, frames: Tensor, fps: float, *, max_bytes: int | None 
         fps: Frames per second.
         max_bytes: Size above which the quality is lowered, as far as possible; None: no limit.
     """
-    from worldsmith.sampling.video_writer import write_jpeg, write_mp4
+    from worldsmith.sampling.write_media import write_jpeg, write_mp4
 
     is_image = frames.shape[1] == 1
     file = stem.with_name(f"{stem.name}.{'jpg' if is_image else 'mp4'}")

@@ -8,7 +8,7 @@ import pytest
 
 from worldsmith.assets import asset_path
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.llava import LlavaDataset

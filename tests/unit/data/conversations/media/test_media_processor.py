@@ -15,8 +15,8 @@ from model_folder import write_limits
 from PIL import Image
 from torch.nn import functional as F
 
+from worldsmith.data.conversations.media.image_patches import resize
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.data.conversations.media.pixels import resize
 from worldsmith.data.stream.errors import SampleError
 
 
@@ -253,7 +253,7 @@ def test_videos_may_have_the_limits_of_qwen_vl_utils(
     video: tuple[int, ...], settings: dict, expected: tuple, build: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = SimpleNamespace(**dict(zip(("num_frames", "fps", "height", "width"), video)), variable_rate=False)
-    monkeypatch.setattr("worldsmith.data.video_file.examine", lambda path: (None, info))
+    monkeypatch.setattr("worldsmith.data.video_decoder.examine", lambda path: (None, info))
     counted = {**settings, "total_pixels": 2 * settings["total_pixels"]} if "total_pixels" in settings else settings
     plan = build(video_limits="qwen_vl_utils", **counted).plan_video("a.mp4")
     assert (len(plan.indices), plan.size) == expected

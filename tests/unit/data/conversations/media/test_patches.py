@@ -13,8 +13,8 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
+from worldsmith.data.conversations.media.image_patches import normalize, patchify
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.data.conversations.media.pixels import normalize, patchify
 
 
 @pytest.mark.parametrize("size", [(64, 64), (300, 417), (417, 300), (33, 1000), (1200, 900)])

@@ -14,7 +14,7 @@ from import_sources import SOURCES, clip, lerobot_v2, lines, sidecar, table, wri
 from worldsmith.cli.main import main
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.video_file import examine
+from worldsmith.data.video_decoder import examine
 from worldsmith.tools.datasets.import_clips import LAYOUTS, ImportClips
 
 

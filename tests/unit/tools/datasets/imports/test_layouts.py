@@ -16,7 +16,7 @@ from import_sources import SOURCES, STRUCTURED, captions, clip, lines, pictures,
 
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.video_file import examine
+from worldsmith.data.video_decoder import examine
 from worldsmith.tools.datasets.import_clips import LAYOUTS, find_layout
 from worldsmith.tools.datasets.imports.caption_layouts import read_caption_file, rows_of
 from worldsmith.tools.datasets.imports.source_clips import Choices, Clip, caption_of, split_of

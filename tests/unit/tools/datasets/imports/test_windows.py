@@ -17,7 +17,7 @@ from import_sources import bars
 from PIL import Image
 
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.video_file import examine
+from worldsmith.data.video_decoder import examine
 from worldsmith.data.video_writer import write_video
 from worldsmith.files.errors import UserError
 from worldsmith.tools.datasets.imports.importer import Cut, scene_starts, split_at, split_by_length, windows_of

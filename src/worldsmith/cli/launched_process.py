@@ -1,0 +1,32 @@
+"""Entry point of each process of `worldsmith launch`: runs `worldsmith` so that torchrun accepts a requested stop."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+from worldsmith.__main__ import COLLECTED
+from worldsmith.cli.main import main
+from worldsmith.distributed.launcher_messages import tell_end
+from worldsmith.distributed.process_signals import follow_launcher
+from worldsmith.distributed.stop_signals import PREEMPTED
+from worldsmith.monitor.process_log import copy_output
+
+
+def launched() -> int:
+    """Runs the command and returns the exit code for torchrun.
+
+    It is 0 also after a requested stop, because torchrun ends all other processes after any other code.
+    """
+    gc.set_threshold(*COLLECTED)
+    follow_launcher()
+    copy_output()
+    code = main()
+    if code not in (0, PREEMPTED):
+        return code
+    tell_end(code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(launched())
