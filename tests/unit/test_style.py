@@ -87,14 +87,10 @@ def values_of(node: Any, fields: tuple[str, ...]) -> Iterator[str]:
         pytest.param(package_texts(), id="package"),
         pytest.param(written_texts("docs/*.md", "README.md", "CONTRIBUTING.md", "SECURITY.md"), id="docs"),
         pytest.param(written_texts("examples/*.md", "examples/toml/*/*.toml", "examples/*.sh"), id="examples"),
-<<<<<<< HEAD
         pytest.param(written_texts("src/worldsmith/monitor/page/templates/*.html"), id="page"),
-=======
-        pytest.param(written_texts("src/worldsmith/monitor/page/look/*.html"), id="page"),
         pytest.param(rule_texts("tools/explain/patterns/*.toml", "name", "means", "try"), id="explain"),
         pytest.param(rule_texts("dialects/*/key_rules.toml", "reason", "fix"), id="key rules"),
         pytest.param(written_texts("src/worldsmith/assets/**/*.md"), id="assets"),
->>>>>>> h9
     ],
 )
 def test_replaced_words_do_not_occur(texts: dict[str, str]) -> None:
