@@ -66,8 +66,8 @@ def make_tokenizer() -> T5Tokenizer:
 
 CARD = """# Tiny {name}
 
-A very small `{kind}` with gated GELU, and its tokenizer with a vocabulary of {vocabulary} entries: the words of the captions
-of moving shapes, and the visible characters. It has {parameters} parameters, stored as float16.
+A very small `{kind}` with gated GELU, and its tokenizer with a vocabulary of {vocabulary} entries: the words of the
+captions of moving shapes, and the visible characters. It has {parameters} parameters, stored as float16.
 
 It allows the demo and the tests of Worldsmith to run the real code path on a CPU. Its weights are random and are not
 trained; `scripts/make_tiny_t5.py` creates them. For real captions use the text encoder of the model that you fine-tune.
