@@ -27,6 +27,7 @@ suppress_warnings = ["myst.header", "misc.highlighting_failure"]
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = True
+napoleon_use_ivar = True  # an attribute with a documented default would be described twice otherwise
 
 html_theme = "furo"
 html_title = f"Worldsmith {version}"
