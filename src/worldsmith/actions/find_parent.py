@@ -166,7 +166,7 @@ def recorded_path(record: Lineage) -> Path:
 
 
 def require_single(found: list[Path], what: str, advice: str) -> Path:
-    """Returns the only path in `found`; raises UserError if there are several.
+    """Returns the only path of the non-empty list `found`; raises UserError if it has several.
 
     The message is `what` (option and value), the number of paths, `advice` on how to choose one, and the paths.
     """

@@ -178,7 +178,7 @@ def convert_config(args: argparse.Namespace) -> int:
 
 
 def new(args: argparse.Namespace) -> int:
-    """Writes a new commented file; returns 0.
+    """Writes a new config file of a recipe with a comment for each field; returns the exit code 0.
 
     Raises ConfigError for an unknown recipe, and UserError if the file exists.
     """
@@ -210,7 +210,7 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="FILE_OR_KEY=VALUE",
-        help="more YAML files, merged in order, and overrides; those of a nested spec are like train.epoch=2",
+        help="more YAML files, merged in order, and overrides; for a nested spec, for example train.epoch=2",
     )
     parser.add_argument("--to", required=True, choices=FORMATS, help="output format")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of printing")

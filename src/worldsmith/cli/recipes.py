@@ -81,7 +81,7 @@ def describe_recipe(name: str) -> dict[str, Any]:
 
 
 def describe_data(loader: Any) -> str | None:
-    """Returns the dataset class and its path, as in the recipe; None if no section below `loader` has a path."""
+    """Returns "class path" of the first dataset below the loader config `loader` that has a path; None without one."""
     for _, node in walk(loader):
         path = getattr(node, "path", None)
         if isinstance(node, Config) and isinstance(path, str):

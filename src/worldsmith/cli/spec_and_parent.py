@@ -33,7 +33,7 @@ _DOTTED = re.compile(r"\+?[A-Za-z_][\w.]*=.*|~[A-Za-z_][\w.]*", re.DOTALL)
 PARENT = "--parent"
 LOAD_PATH = "checkpoint.load_path"
 RATES = frozenset(("processor.media.fps", "processor.media.nframes"))
-"""Settings of the frame sampling, of which a run has only one."""
+"""Frame-sampling settings that exclude each other: a run sets at most one."""
 PARENT_HELP = (
     "earlier run or result that supplies the model: its folder, its name or the id of its record; :best, :last or "
     ":iter=N after it selects a checkpoint. Sets the model, related settings and image preprocessing"
@@ -111,7 +111,8 @@ def read_stack_words(words: Words, *, settings: str) -> None:
     files = [words.own[SPEC], *(word for word in words.loose if not is_change(word))]
     if not is_sat_stack(files):
         raise UserError(
-            f"{SPEC} {' '.join(files)}: expected a stack of CogVideo's SAT, such as model.yaml inference.yaml"
+            f"{SPEC} {' '.join(files)}: expected config files of CogVideo's SAT that are used together, such as "
+            "model.yaml inference.yaml"
         )
     changes = [word for word in words.loose if is_change(word)]
     words.loose = []

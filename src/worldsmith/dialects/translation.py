@@ -99,7 +99,7 @@ class ForeignSpec(ABC):
     outside: dict[str, Any] = field(default_factory=dict, kw_only=True)
     """Values of the keys that have a rule but no field in the spec classes."""
     open: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    """Placeholder values of the keys that still have the placeholder of a template."""
+    """Keys that still have the placeholder value of a template, with this value."""
     problems: list[Problem] = field(default_factory=list, kw_only=True)
 
     @property

@@ -119,7 +119,7 @@ class TwoRuns:
         elif not torch.equal(self.first, sums):
             name = getattr(self.function.func, "__qualname__", repr(self.function.func))
             raise RuntimeError(
-                f"[E124] activation_checkpointing.determinism_check = 'match': {name} had other values in the "
+                f"[E124] activation_checkpointing.determinism_check = 'match': {name} had different values in the "
                 "backward pass than in the forward pass, so gradients would be wrong; set preserve_rng_state = "
                 "true, or mode = 'none'"
             )

@@ -18,7 +18,7 @@ BLOCK, REACH, LARGEST = 8, 8, 256
 """Block matching: block size and search range in pixels, and frame size: frames are downscaled until their short side
 is below 2·LARGEST."""
 NOTICED = 0.5
-"""A block only moves if its best match is better than no motion by this many gray levels; ignores compression noise."""
+"""A block counts as moving if its best match beats zero motion by this many gray levels; less is compression noise."""
 
 
 def luma(video: Tensor) -> Tensor:

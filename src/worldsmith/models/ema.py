@@ -187,5 +187,6 @@ def require_same_names(found: Collection[str], expected: Collection[str], found_
     if missing or unexpected:
         raise ValueError(
             f"parameter names of {found_in} do not match {expected_by}: {len(missing)} missing {missing[:3]}, "
-            f"{len(unexpected)} unexpected {unexpected[:3]}. Use the network and the ema.trainable_only of that run."
+            f"{len(unexpected)} unexpected {unexpected[:3]}. Use the same network settings and the same "
+            "ema.trainable_only as that run."
         )

@@ -310,7 +310,7 @@ class PublishedPart:
 
 
 def tokenizer_files(asset: str, folder: str = "") -> Contents:
-    """Returns the files of a small built-in tokenizer, which substitute a missing one in simulations.
+    """Returns the files of a small built-in tokenizer, which replaces a missing one in simulations.
 
     Args:
         asset: Name of the tokenizer's asset folder in this package.

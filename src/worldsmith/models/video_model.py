@@ -187,7 +187,7 @@ class VideoSampler(ABC):
 
     @abstractmethod
     def num_tokens(self, layout: SampleLayout) -> int:
-        """Returns the number of tokens of one guidance branch of a sample, which the model's `max_tokens` limits."""
+        """Returns the number of tokens of a sample in one guidance branch, conditional or unconditional."""
 
     @abstractmethod
     def begin(
@@ -225,7 +225,7 @@ class VideoModel(Protocol):
 
     @property
     def latent_grid(self) -> tuple[int, ...]:
-        """Frames per latent frame, pixels per latent position, latent positions per token; see `LatentGrid`."""
+        """(frames per latent frame, pixels per latent position, latent positions per token); see `LatentGrid`."""
 
     @property
     def max_tokens(self) -> int:

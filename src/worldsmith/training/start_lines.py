@@ -120,7 +120,7 @@ def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, c
         yield f"note         {lost}"
     user = in_use(run_folder)
     if user is not None:
-        yield f"note         the run folder is in use now, so a start would fail: {user}"
+        yield f"note         the run folder is in use, so starting the run now would fail: {user}"
 
 
 def memory_notes(config: RunConfig, model: Model, processes: int) -> Iterator[str]:

@@ -180,7 +180,7 @@ class ForeignCheckpoints(Protocol):
     """Formats of a family that reads and writes checkpoints of another training system, which are not safetensors."""
 
     def find_source(self, root: Path) -> Callable[[], WeightSource] | None:
-        """Returns a function that opens the weights in the folder `root`; None if they are not in such a format.
+        """Returns a function that opens the weights in the folder `root`; None if they are in no known format.
 
         The returned function raises UserError if the files are damaged.
         """
@@ -230,7 +230,7 @@ class SeveralNetworks(Protocol):
 
 @runtime_checkable
 class EarlierRuns(Protocol):
-    """Formats of a family that converts model configs of earlier versions of Worldsmith to current ones."""
+    """Protocol for the formats of a family that can also read model configs of earlier versions of Worldsmith."""
 
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
         """Returns name and config of a model with the same network as `model`, the section `model` of a run's config.

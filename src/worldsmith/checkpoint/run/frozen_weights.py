@@ -49,7 +49,7 @@ def describe_frozen_weights(frozen: Mapping[str, Tensor | WeightSum], *, source:
     """Returns the content of `frozen_weights.json`. Collective.
 
     Args:
-        frozen: Internal parameter name -> frozen weight, or the sum over the bits of the weight.
+        frozen: Internal parameter name -> frozen weight, or the checksum of its bits.
         source: Description of where the weights were read from, for messages.
     """
     tensors = {name: tensor for name, tensor in frozen.items() if not isinstance(tensor, WeightSum)}

@@ -39,7 +39,7 @@ _Tree = TypeVar("_Tree", bound=Config)
 _FAILED: Any = object()
 RESOLVERS = ("oc.env", "now", "asset")
 VARIABLE = "environment variable "
-"""Beginning of a step of a reference that leads to an environment variable; the name of the variable follows."""
+"""Prefix of a part of a reference that names an environment variable; the name of the variable follows."""
 Kept = bool | Literal["names"]
 """Treatment of references to unset environment variables. False: a mistake. True: the reference is kept. "names": it is
 replaced by $NAME in a string field, and is a mistake in any other field."""

@@ -222,7 +222,7 @@ PYTHON = Syntax(
 YAML = Syntax("YAML", text=str, key=str)
 """Used only to check which values YAML can express; the YAML library writes the text."""
 WORD = Syntax("an override word", _word_text, _quoted, comma=",", pair=":")
-"""Notation of overrides that are parsed as the same value for every type of field."""
+"""Override values whose parsed result does not depend on the type of the field."""
 LAUNCH_WORD = Syntax(
     "an override word",
     text=lambda text: f"'{text}'" if "," in text or " " in text else text,

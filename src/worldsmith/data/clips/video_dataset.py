@@ -67,8 +67,8 @@ class VideoDataset(Configurable, StreamDataset):
         num_video_frames: Annotated[int, Range(ge=1, also=-1)] = -1
         """Frames per sample; -1 = the complete window at its own temporal_interval, or frame_buckets."""
         frame_buckets: list[Count] = field(default_factory=list)
-        """Possible numbers of frames per sample: a window gets the largest one that it has at the frame rate of
-        temporal_interval_mode, else the smallest one; empty = num_video_frames."""
+        """Possible numbers of frames per sample: a window gets the largest one for which it is long enough at the
+        frame rate of temporal_interval_mode, else the smallest one; empty = num_video_frames."""
         temporal_interval_mode: Literal["force_one", "max_30fps", "entire_chunk", "target_fps", "sat"] = "max_30fps"
         """Interval of the used frames if num_video_frames is set. force_one: 1; max_30fps: at most 30 fps;
         entire_chunk: spread over the window; target_fps: at that rate, or closer in short windows; sat: target_fps as

@@ -60,7 +60,7 @@ def inference_frames(t: SpecTranslation) -> None:
 
 @computed("device_map")
 def device(t: SpecTranslation) -> None:
-    """Sets the device in `t` from the spec's `device_map`; refuses to split a model over several devices."""
+    """Sets the device in `t` from the spec's `device_map`; adds a problem for a model on several devices."""
     placed = t.get("device_map")
     if placed == "auto":
         t.report("device_map", "kept", "a GPU if available")
@@ -76,14 +76,14 @@ def device(t: SpecTranslation) -> None:
 
 @computed("media")
 def media_files(t: SpecTranslation) -> None:
-    """Sets the path of the media files in `t` from the spec's `media`; refuses a path on an object store or the hub."""
+    """Sets the path of media files in `t` from the spec's `media`; adds a problem for an object store or the hub."""
     if not refuse_remote(t, "media"):
         t.move("media", "media", "renamed")
 
 
 @computed("results_dir")
 def answers_file(t: SpecTranslation) -> None:
-    """Sets the output file in `t` to results.json in the spec's `results_dir`; refuses an object store."""
+    """Sets the output file in `t` to results.json in the spec's `results_dir`; adds a problem for an object store."""
     if refuse_remote_output(t, "results_dir"):
         return
     t.put("out", f"{t.get('results_dir').removeprefix('file://').rstrip('/')}/results.json", source="results_dir")

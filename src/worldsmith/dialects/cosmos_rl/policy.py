@@ -124,7 +124,7 @@ def _is_enabled(folder: Path) -> bool:
 
 
 def _find_obstacle(folder: Path, action: str) -> str:
-    """Returns why the schema or the template of an action in a schema folder cannot be used; "" if both can."""
+    """Returns why the JSON schema or the spec template of `action` in `folder` cannot be used; "" if both can."""
     schema, reason = _read(folder / SCHEMA.format(action))
     if not reason and not isinstance(schema.get("properties"), dict):
         reason = f"{folder / SCHEMA.format(action)} has no `properties`: expected the JSON Schema of a spec"

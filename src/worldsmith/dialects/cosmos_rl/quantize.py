@@ -151,7 +151,7 @@ def calibration(t: SpecTranslation) -> None:
 
 @computed(f"{CALIBRATION}dataset_id", f"{CALIBRATION}split")
 def hub_dataset(t: SpecTranslation) -> None:
-    """Refuses a hub dataset as the only calibration data; otherwise reports in `t` that its name is ignored."""
+    """Adds a problem to `t` for a hub dataset as the only calibration data; otherwise reports that it is ignored."""
     name, records = t.get(f"{CALIBRATION}dataset_id"), t.get(f"{CALIBRATION}annotation_path")
     if name and not records:
         why = "hub datasets are not supported here"
@@ -165,7 +165,7 @@ def hub_dataset(t: SpecTranslation) -> None:
 
 @computed("results_dir")
 def quantized_folder(t: SpecTranslation) -> None:
-    """Sets the result folder `out` in `t` from the spec's `results_dir`; refuses an object store."""
+    """Sets the result folder `out` in `t` from the spec's `results_dir`; adds a problem for an object store."""
     if not refuse_remote_output(t, "results_dir"):
         t.move("results_dir", "out", "renamed")
 

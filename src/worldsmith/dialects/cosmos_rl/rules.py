@@ -193,7 +193,7 @@ def put_total_pixels(t: SpecTranslation, section: str) -> None:
 
 
 def drop_overridden(t: SpecTranslation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:
-    """Removes limits of frames and pixels that other settings override, and refuses a height without a width.
+    """Removes limits of frames and pixels that are overridden, and adds a problem for a height without a width.
 
     Args:
         t: The translation, to which problems and report lines are added.

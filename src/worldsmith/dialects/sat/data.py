@@ -75,7 +75,7 @@ def put_rate(t: SpecTranslation, folder: bool) -> None:
 
 
 def put_size(t: SpecTranslation, key: str) -> None:
-    """Sets the resolution of clips in `t` from [height, width] at `key`; refuses sizes that do not fit the network."""
+    """Sets the resolution in `t` from [height, width] at `key`; adds a problem if it does not fit the network."""
     size = t.get(key)
     if len(size) != 2:
         t.refuse(key, f"expected [height, width], found {size}", f"{key}=[480,720]")
@@ -110,7 +110,7 @@ def model_frames(t: SpecTranslation) -> None:
 
 @computed(f"{ARGS}train_data", f"{ARGS}train_data_weights")
 def train_data(t: SpecTranslation) -> None:
-    """Sets the path of the training dataset in `t`; refuses several datasets and SAT's own folder layout."""
+    """Sets the path of the training dataset in `t`; adds a problem for several datasets and SAT's own folder layout."""
     key, folders = f"{ARGS}train_data", t.get(f"{ARGS}train_data")
     if len(folders) != 1:
         t.refuse(key, f"a run reads one dataset, found {len(folders)}", "combine them with `worldsmith dataset`")
@@ -156,7 +156,7 @@ def valid_data(t: SpecTranslation) -> None:
 
 @computed(f"{VAE}params.ckpt_path", f"{TEXT}params.model_dir")
 def encoders(t: SpecTranslation) -> None:
-    """Sets the paths of the VAE and the text encoder in `t`; refuses paths that do not exist."""
+    """Sets the paths of the VAE and the text encoder in `t`; adds a problem for paths that do not exist."""
     key, path = f"{VAE}params.ckpt_path", t.get(f"{VAE}params.ckpt_path")
     if not path:
         t.refuse(key, "the value is missing", f"{key}=PATH")

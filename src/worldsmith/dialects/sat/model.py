@@ -49,7 +49,7 @@ def heads(t: SpecTranslation) -> None:
 
 @computed(f"{NETWORK}in_channels", f"{NETWORK}out_channels", f"{VAE}params.encoder_config.params.z_channels")
 def channels(t: SpecTranslation) -> None:
-    """Sets the input and output channels of the network in `t`; refuses numbers that do not fit the VAE."""
+    """Sets the input and output channels of the network in `t`; adds a problem for numbers that do not fit the VAE."""
     entering, leaving = t.get(f"{NETWORK}in_channels"), t.get(f"{NETWORK}out_channels")
     latent, image = t.get(f"{VAE}params.encoder_config.params.z_channels"), t.get(f"{MODEL}noised_image_input")
     if leaving != latent:
@@ -119,7 +119,7 @@ def positions(t: SpecTranslation) -> None:
 
 @computed(*SHIFTS)
 def noise_schedule(t: SpecTranslation) -> None:
-    """Sets the shift of the noise schedule in `t`; refuses a SAT config whose three copies differ."""
+    """Sets the shift of the noise schedule in `t`; adds a problem for a SAT config whose three copies differ."""
     found = [t.get(key) for key in SHIFTS]
     if len(set(found)) > 1:
         why = f"its three copies differ: {', '.join(f'{value:g}' for value in found)}"
@@ -139,7 +139,7 @@ def noise_schedule(t: SpecTranslation) -> None:
 
 @computed(f"{POSITIONS}params.text_length", f"{TEXT}params.max_length")
 def text_length(t: SpecTranslation) -> None:
-    """Sets the number of text tokens in `t`; refuses a network and an encoder that differ in it."""
+    """Sets the number of text tokens in `t`; adds a problem for a network and an encoder that differ in it."""
     keys = f"{POSITIONS}params.text_length", f"{TEXT}params.max_length"
     first, second = map(t.get, keys)
     if first != second:
@@ -231,7 +231,7 @@ def image_conditioning(t: SpecTranslation) -> None:
 
 @computed(f"{LOSS}params.type")
 def loss_type(t: SpecTranslation) -> None:
-    """Sets the loss type in `t`; refuses "lpips"."""
+    """Sets the loss type in `t`; adds a problem for "lpips"."""
     if t.get(f"{LOSS}params.type") == "lpips":
         t.refuse(f"{LOSS}params.type", "frames are not decoded for comparison", "write l2 or l1")
     else:

@@ -166,7 +166,7 @@ def batch_sizes(t: SpecTranslation) -> tuple[int, int, int | None]:
 
 @computed(f"{ZERO}stage", f"{ZERO}cpu_offload", f"{ZERO}offload_optimizer.device", f"{ZERO}offload_param.device")
 def zero_sharding(t: SpecTranslation) -> None:
-    """Sets the data-parallel degrees in `t` from DeepSpeed's ZeRO stage; refuses CPU offloading."""
+    """Sets the data-parallel degrees in `t` from DeepSpeed's ZeRO stage; adds a problem for CPU offloading."""
     stage, key = t.get(f"{ZERO}stage"), f"{ZERO}stage"
     degrees = "model.config.parallelism.data_parallel_"
     if stage == 0:

@@ -113,7 +113,7 @@ def sampled_frames(t: SpecTranslation) -> None:
 
 @computed(LOAD, f"{ARGS}mode", f"{ARGS}force_inference")
 def weights(t: SpecTranslation) -> None:
-    """Sets the path of the weights in `t`; refuses a missing path."""
+    """Sets the path of the weights in `t`; adds a problem for a missing path."""
     load = t.get(LOAD)
     if not load:
         t.refuse(LOAD, "no weights are set", f"{LOAD}=PATH of SAT's folder, or of a diffusers pipeline")

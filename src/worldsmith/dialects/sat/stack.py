@@ -293,7 +293,7 @@ def _unknown(stack: SatStack, document: Document, path: Path, hint: str | None =
 def _require_values(stack: SatStack, sections: Sequence[str]) -> None:
     """Adds a problem for each missing required value in `sections`; sampling needs no training data.
 
-    Sampling is recognized by `sections`, which are then not all sections.
+    If `sections` are only a part of all sections, the config is one for sampling.
     """
     for name, key in KEYS.items():
         if name.partition(".")[0] not in sections or (name in TRAINING and sections != SECTIONS):

@@ -181,7 +181,7 @@ def complete_sampling(rotary: bool, settings: Mapping[str, Any]) -> dict[str, An
     """Completes sampling settings with the scheduler and guidance schedule of the released models.
 
     Args:
-        rotary: Whether the network has rotary position embeddings, as CogVideoX-5B; otherwise those of 2B are used.
+        rotary: True: rotary position embeddings and the settings of CogVideoX-5B; False: the settings of 2B.
         settings: Known settings, by field name of `CogVideoXDefaults`; they override the defaults.
 
     Returns:

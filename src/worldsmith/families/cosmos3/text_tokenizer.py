@@ -73,7 +73,7 @@ class TextTokenizer(Configurable):
         return max(self.tokenizer.get_vocab().values()) + 1
 
     def encode(self, caption: str) -> list[int]:
-        """Tokenizes a caption as one user turn that opens the assistant's turn, without system prompt and EOS."""
+        """Tokenizes a caption as a user turn and the header of the assistant's turn, without system prompt and EOS."""
         encoded: Any = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": caption}],
             tokenize=True,

@@ -43,7 +43,7 @@ class PipelineModel(Model):
     defaults_class: ClassVar[type[Any]]
     """Class of the inference defaults."""
     max_tokens: int = 40_000
-    """Max tokens per forward pass in sampling: those of a released video with both guidance branches."""
+    """Max tokens per forward pass in sampling: one video of the released model's size, twice for guidance."""
     components: ClassVar[Sequence[str]] = ("tokenizer.vae_path", "text_encoder.path")
     """Config fields with the paths of the components other than the network."""
 

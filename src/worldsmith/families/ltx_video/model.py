@@ -40,7 +40,7 @@ class NetworkConfig(Config):
     attention_head_dim: Count = 64
     """Channels per attention head."""
     cross_attention_dim: Count = 2048
-    """Channels of the projected text: those of all heads together."""
+    """Width of the text projection: number of heads × channels per head."""
     num_layers: LayerCount = 28
     """Transformer blocks."""
     caption_channels: Count = 4096

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EXPERTS = {"high_noise": "transformer", "low_noise": "transformer_2"}
 """Pipeline subfolders of the two experts."""
 TEXT_TOKENS = 512
-"""Number of text tokens; diffusers expects the hidden states of the image before them."""
+"""Number of text tokens; diffusers expects image hidden states concatenated in front of the text hidden states."""
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
 TIMESTEPS = 1000
 """Timestep of pure noise."""
@@ -216,8 +216,8 @@ class WanGenerator(PipelineModel):
             image: Mask and latents of the conditioning image, [n, 4 + C, t, h, w]; None without image input.
             image_states: Hidden states of the image encoder [n, tokens, d], for a network with that input.
             given: Number of clean leading latent frames per sample.
-            first: Latents of the clean first frame per sample; None: the sample has none.
-            both: Whether the other expert is used at its timesteps; otherwise only this network is.
+            first: Latents [C, 1, h, w] of the clean first frame per sample; None: the sample has none.
+            both: True: each sample runs through the expert of its timestep; False: all run through this network.
             extra_inputs: Ignored.
 
         Returns:

@@ -47,7 +47,7 @@ class Check:
 
     @property
     def is_good(self) -> bool | None:
-        """Whether the ratio is within the bound of its kind; None if the values are not known or not comparable."""
+        """Whether measured / planned is within the tolerance of this quantity; None if not known or not comparable."""
         if self.ratio is None or not self.is_judged:
             return None
         bound = BOUNDS[self.kind]

@@ -25,7 +25,7 @@ EXPECTED = {
     "messages.jsonl": "the log of the run was not kept",
     "EveryNDrawSample/samples.jsonl": "no samples have been generated",
 }
-"""Files that every report shows, with the consequence of their absence."""
+"""Files that every report lists, each with what is missing in the report without it."""
 MEASURED = ("metrics.json", "evaluation.json", "adherence.json")
 """File names of evaluation results, in subfolders of the run folder."""
 SHOWN_OUTSIDE = 3

@@ -320,7 +320,7 @@ def tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Returns whether a simulation keeps the values of a tensor: plain indices and masks, and small 1-D tensors."""
+    """Returns whether a simulation keeps the values of a tensor: integer and bool tensors, and small 1-D tensors."""
     if type(tensor) is not Tensor or tensor.device.type == "meta":
         return False
     return tensor.dtype in INDEX_TYPES or (tensor.ndim < 2 and tensor.numel() <= LONGEST_TABLE)

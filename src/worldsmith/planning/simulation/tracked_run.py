@@ -77,7 +77,7 @@ class TrackedRun(Trainer):
         self.config, self.world, self.tracker, self.batches = config, world, tracker, batches
         self.pace = Throughput()
         self.begun: list[tuple[int, OperationCounter]] = []
-        """Number of collectives and operator counts at the start of each batch of the last step."""
+        """Cumulative number of collectives, and of calls per operator, when each batch of the last step begins."""
         self.encode_bytes = 0
         """`StepWork.encode_bytes`; set after clips were encoded."""
         self.model: Model = config.model.config.build(device="meta")

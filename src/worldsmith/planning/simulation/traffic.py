@@ -92,7 +92,7 @@ class TrafficRecorder:
         """Returns the total traffic by collective and group, without groups of one rank.
 
         Args:
-            trace: Collectives to sum. None: those since the last restart.
+            trace: Collectives to sum. None: those since the last call of `restart`.
         """
         found: dict[tuple[Collective, tuple[int, ...]], list[int]] = {}
         for sent in self.trace if trace is None else trace:

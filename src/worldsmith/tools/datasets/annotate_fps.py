@@ -74,7 +74,7 @@ class AnnotateFps(Action):
             raise UserError(f"{out}: the folder {out.parent} does not exist")
         suffix = Path(dataset.file_name).suffix
         if out.suffix != suffix:
-            raise UserError(f"{out}: expected a file name that ends in {suffix}, as that of the source")
+            raise UserError(f"{out}: expected a file name that ends in {suffix}, like the source file")
         return out
 
     def plan(self) -> Iterator[str]:

@@ -199,7 +199,7 @@ class EvaluateVideos(VideoAction):
         return self.measure(orders, samples, losses, facts, clips.left_out_lines())
 
     def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
-        """Returns the dataset of clips at the path `dataset`, and sets `mode` and `modes` from the model.
+        """Opens the dataset of clips at the path `dataset`, and sets its generation modes to those of the models.
 
         Raises UserError if the output folder is inside the folder of one of the `models`, or if no metric can be
         computed.

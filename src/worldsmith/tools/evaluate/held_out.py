@@ -153,7 +153,7 @@ class HeldOutClips:
     def signature(self, order: Order, tree: Mapping[str, Any]) -> str:
         """Returns a fingerprint of all inputs of the loss: weights, training objective, data settings and data.
 
-        `order` is the model; `tree` is the config of the run that trained it.
+        `order` names the model to measure and how it is loaded; `tree` is the config of the run that trained it.
         """
         model = order.model
         adapter = None if order.adapter is None else fingerprint(order.adapter)

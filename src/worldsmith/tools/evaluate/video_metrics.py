@@ -280,7 +280,7 @@ def facts(values: Sequence[float], samples: int | None = None, *, share: bool = 
 
     Args:
         values: The values.
-        samples: Number of samples that were measured together; None: one value per sample.
+        samples: Number of samples, if a value measures many of them, such as an FVD; None: one value per sample.
         share: The values are 0 or 1, for which Wilson's interval is used.
     """
     mean = sum(values) / len(values) if values else None

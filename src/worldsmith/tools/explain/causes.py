@@ -324,7 +324,7 @@ def grams(text: str) -> set[str]:
 def candidates(text: str) -> Iterable[ErrorPattern]:
     """Returns the error patterns that a log line may match, in the order of the pattern table.
 
-    Patterns whose fixed text is not in the line are mostly excluded; an error in lower case may match any pattern.
+    A prefilter, which never omits a pattern that matches; lines with "error" in lower case are not filtered.
     """
     if is_lower_case(text):
         return patterns().values()

@@ -263,7 +263,7 @@ def after_error(error: BaseException, run: Run) -> list[str]:
 def after_text(text: str, run: Run | None) -> list[str]:
     """Returns a few lines that explain an error message; empty if the error is not known.
 
-    Patterns that fit several causes are not used, because the error is printed directly above.
+    Ambiguous patterns are not used: the user has the error itself, and a wrong explanation is worse than none.
 
     Args:
         text: The message, possibly with a traceback.

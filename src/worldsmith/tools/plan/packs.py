@@ -23,7 +23,7 @@ class PackLimits:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Packs of one rank in a step, and the overrides that produce them."""
+    """A way to fill packs: the packs of one rank in a step, and the config overrides that produce them."""
 
     batches: Sequence[Sequence[Any]]
     words: Mapping[str, str] = field(default_factory=dict)

@@ -238,7 +238,7 @@ class SettingSearch:
         return min(self.needs(), key=memory_key, default=None)
 
     def needs(self) -> list[Tried]:
-        """Returns the simulated settings; if there are none, those whose weights and optimizer state are too large."""
+        """Returns the tried settings of known memory: the simulated ones, else those rejected by state size."""
         sized = [tried for tried in self.known.values() if tried.memory is not None]
         return [tried for tried in sized if tried.work is not None] or sized
 

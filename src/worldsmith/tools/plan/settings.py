@@ -198,7 +198,7 @@ def settings_for_degrees(
 
 
 def changes(config: Trainer.Config) -> Iterator[Learned]:
-    """Yields the changes of the training result that save memory, the smallest first, beginning with no change.
+    """Yields settings that save memory but change the result, the smallest change first; the first changes nothing.
 
     Their overrides include those that save memory without changing the result.
     """

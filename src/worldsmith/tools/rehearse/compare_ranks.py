@@ -96,7 +96,7 @@ def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
         describe_collective(of[place]) if place < len(of) else "no further one" for of in (expected, called)
     )
     if Counter(expected) == Counter(called):
-        verdict = f"calls its collectives in another order than rank {first.rank}"
+        verdict = f"calls its collectives in a different order from rank {first.rank}"
     elif len(called) < len(expected):
         verdict = f"skips {format_collectives(len(expected) - len(called))} that rank {first.rank} calls"
     elif len(called) > len(expected):

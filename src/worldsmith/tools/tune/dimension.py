@@ -133,5 +133,5 @@ def interval_index(weights: Sequence[float], fraction: float) -> int:
 
 
 def exponent(value: float) -> int:
-    """Returns the exponent of a power of two; other values are rounded down to one."""
+    """Returns floor(log2(value)) of a value above 0."""
     return max(int(value), 1).bit_length() - 1

@@ -57,7 +57,7 @@ class SpecFields:
 
 @dataclass(frozen=True)
 class Source:
-    """Recipe, config file, training spec or run folder, by name, with overrides.
+    """What to tune: a recipe, config file, training spec or run folder, given by name or path, with overrides.
 
     For a spec, overrides that begin with a section of the run's config change the run; others change the spec.
     """

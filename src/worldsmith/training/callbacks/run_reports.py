@@ -40,7 +40,7 @@ class RunPage(Callback):
         enabled: bool = True
         """Whether the HTML report is written; `worldsmith report RUN` writes it at any time."""
         every_seconds: Count = 30
-        """Min seconds between two rebuilds; more if a rebuild takes over 1 % of that."""
+        """Min seconds between two rebuilds of the report; longer if a rebuild takes more than 1 % of the interval."""
 
     config: Config
     child: subprocess.Popen[bytes] | None = None

@@ -88,7 +88,7 @@ def test_a_rank_that_calls_its_collectives_in_another_order(
 
     monkeypatch.setattr(ToyModel, "make_network", make)
     (found,) = findings(config)
-    assert "rank 1 calls its collectives in another order than rank 0: collective " in found
+    assert "rank 1 calls its collectives in a different order from rank 0: collective " in found
     assert "is all_gather of layers.1 (" in found
     assert "but all_gather of layers.0 (" in found
 

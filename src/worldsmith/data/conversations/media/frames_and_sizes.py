@@ -11,7 +11,7 @@ TOLERANCE = 0.01
 """Max relative difference of two frame rates that are regarded as equal."""
 MAX_ASPECT = 200
 LEAST_TOKENS, MOST_TOKENS = 4, 16384
-"""Min and max number of tokens of an image or frame whose size is set by the config or dataset."""
+"""Allowed min and max number of tokens of an image or frame whose size the config or the dataset sets explicitly."""
 
 
 def choose_frames(

@@ -41,7 +41,7 @@ class VideoStyle:
 
 QWEN3_VL = VideoStyle()
 STYLES = {"qwen2_5_vl": VideoStyle(times_as_text=False, per_frame=True, without_file=True)}
-"""Video styles by `model_type` of config.json; other models use that of Qwen3-VL."""
+"""How videos are written into the prompt, by `model_type` of config.json; other models use the style of Qwen3-VL."""
 CAPPED_SHARE, LEAST_GROWTH = 0.9, 1.05
 """Constants of transformers and qwen-vl-utils: a video gets at most 0.9 of `max_video_tokens`, and a frame of a long
 video at least 1.05 times the min pixels."""

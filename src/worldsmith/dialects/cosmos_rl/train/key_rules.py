@@ -37,7 +37,7 @@ def training_type(t: SpecTranslation) -> None:
 
 @computed("policy.parallelism.tp_size")
 def tensor_parallelism(t: SpecTranslation) -> None:
-    """Refuses tensor parallelism in `t`; warns if the spec omits its degree, whose default differs in Cosmos-RL."""
+    """Adds a problem to `t` for tensor parallelism; warns if its degree, which has another default, is omitted."""
     key, size = "policy.parallelism.tp_size", t.get("policy.parallelism.tp_size")
     if size > 1:
         shard = t.get("policy.parallelism.dp_shard_size")
@@ -51,7 +51,7 @@ def tensor_parallelism(t: SpecTranslation) -> None:
 
 @computed("train.fsdp_offload", "train.activation_offload")
 def offload(t: SpecTranslation) -> None:
-    """Refuses CPU offloading in `t`; suggests settings that save GPU memory and that the spec does not use yet."""
+    """Adds a problem to `t` for CPU offloading, with the settings that save GPU memory and are not used yet."""
     batch, adapters = "train.train_policy.mini_batch", "policy.lora"
     others = [
         ("policy.model_gradient_checkpointing=true", not t.get("policy.model_gradient_checkpointing")),

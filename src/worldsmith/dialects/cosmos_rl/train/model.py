@@ -21,7 +21,7 @@ LORA_RULES = read_key_rules("cosmos_rl", "lora")
 
 @computed(NAME, REVISION)
 def trained_model(t: SpecTranslation) -> None:
-    """Sets the model name with its revision in `t`; refuses invalid names and models that cannot be trained."""
+    """Sets the model name with its revision in `t`; adds a problem for a name or model that is not supported."""
     name, revision = t.get(NAME), t.get(REVISION)
     if not name:
         t.refuse(NAME, "it is empty", f"{NAME}=hf_model://nvidia/Cosmos-Reason2-8B, or a folder")
@@ -103,7 +103,7 @@ def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
 
 @computed("policy.freeze_pattern", "policy.trainable_pattern", "policy.trainable_map")
 def trained_weights(t: SpecTranslation) -> None:
-    """Sets the name patterns of frozen and trainable parameters in `t`; refuses unsupported combinations."""
+    """Sets the name patterns of frozen and trainable parameters in `t`; adds a problem for unsupported combinations."""
     frozen, kept, table = (t.get(f"policy.{name}") for name in ("freeze_pattern", "trainable_pattern", "trainable_map"))
     if frozen and kept:
         why = "freeze_pattern and trainable_pattern cannot be combined"
@@ -146,7 +146,7 @@ def adapters(t: SpecTranslation) -> None:
 
 
 def put_targets(t: SpecTranslation) -> None:
-    """Sets the LoRA target modules in `t` from the spec's list of names; refuses an empty list."""
+    """Sets the LoRA target modules in `t` from the spec's list of names; adds a problem for an empty list."""
     key, to = "policy.lora.target_modules", "model.config.lora_target_modules"
     targets = t.get(key)
     if not targets or (isinstance(targets, str) and targets != "all-linear"):

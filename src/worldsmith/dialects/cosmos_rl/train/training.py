@@ -75,7 +75,7 @@ class DatasetNames(Config):
 
 class TrainPolicy(Config):
     type_: Annotated[Literal["", "sft", "grpo"], Example("sft", required=True)] = ""
-    """sft: supervised fine-tuning, as in every run here."""
+    """sft: supervised fine-tuning, the only supported type."""
     trainer_type: str = "sft"
     """Trainer for the training type."""
     dataset: DatasetNames = field(default_factory=DatasetNames)

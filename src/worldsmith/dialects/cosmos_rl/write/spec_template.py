@@ -22,7 +22,8 @@ from worldsmith.dialects.translation import SpecForm
 WIDTH = 118
 YAML_SUFFIXES = (".yaml", ".yml")
 INTRODUCTION = (
-    "The spec of {name}. Every key has its default, or an example if it is required; a key behind a # is omitted. "
+    "The spec of {name}. Every key has its default, or an example if it is required; keys that are commented out are "
+    "not set. "
 )
 WAYS = (
     "Flags override the file: worldsmith {command} --settings FILE",

@@ -31,7 +31,7 @@ OPERATIONS = {1: "na1d", 2: "na2d", 3: "na3d"}
 
 @dataclass(frozen=True, slots=True)
 class FlexPlan:
-    """Plan for FlexAttention: the queries of each sample attend to its own keys."""
+    """Block mask for FlexAttention on packed samples: queries attend only to keys of their own sample."""
 
     key_rows: Tensor
     """Rows of k and v, sample after sample, [N_kv]."""

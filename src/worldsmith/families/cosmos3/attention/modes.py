@@ -42,7 +42,7 @@ class NeighborhoodConfig(Config):
     stride_float: list[Share] = field(default_factory=list)
     """Stride as a fraction of the window; 0: stride 1."""
     dilation: list[Count] = field(default_factory=list)
-    """Step between the tokens of a window, per axis; empty: 1."""
+    """Dilation of the attention window per axis; empty: 1."""
     dilation_float: list[Share] = field(default_factory=list)
     """Dilation as a fraction of the largest one that fits; 0: dilation 1."""
     is_causal: list[bool] = field(default_factory=list)
@@ -224,7 +224,7 @@ def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[i
     profiles = {}
     for name, profile in entry.items():
         if name not in PROFILES:
-            why = f"'{name}' is not a profile: expected '1d', '2d' or '3d', the number of axes longer than 1"
+            why = f"'{name}' is not a window shape: expected '1d', '2d' or '3d', the number of axes longer than 1"
             raise WrongValueError({where: entry}, why=why)
         rank = len(profile.window_size or profile.window_size_float)
         if rank not in (0, PROFILES[name]):

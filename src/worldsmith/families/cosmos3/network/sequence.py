@@ -118,7 +118,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class PackedSequence:
-    """Layout of n samples as two token streams, `text_ids` [N_und] and N_gen latent tokens, each in sample order."""
+    """n samples as two token streams, `text_ids` [N_und] and N_gen latent tokens; each sample is contiguous in both."""
 
     layouts: tuple[SampleLayout, ...]
     text_ids: Tensor

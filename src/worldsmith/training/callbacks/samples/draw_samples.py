@@ -35,7 +35,7 @@ DRAWINGS = 5
 AGREEMENT = timedelta(minutes=5)
 """Timeout for other ranks to report failures after the forward passes."""
 STEP_PASSES = 3
-"""Cost of training on a sample in forward passes of a sample."""
+"""Cost of a training step on a sample, in units of one forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ QUALITY = 95
 """Quality of JPEG files."""
 FROM_TEXT = {"text2image", "text2video"}
 TRAINING, HELD_OUT = "training caption", "held-out caption"
-"""Labels of captions from the training and from the validation data."""
+"""Headings under which training captions and validation captions are shown."""
 CANDIDATES = 8
 """Number of captions read from the data per sampled caption."""
 GOOD_STEPS, LEAST_STEPS = 8, 2
@@ -45,7 +45,7 @@ DECODING = 8
 REAL = "real"
 """Subfolder with the dataset's own clips."""
 REAL_BYTES = 64_000
-"""Max bytes of the file of a dataset's clip, above which its quality is lowered: the HTML report embeds it."""
+"""Max file size in bytes of a dataset clip that the HTML report embeds; larger clips are encoded at lower quality."""
 
 
 @dataclass(frozen=True, slots=True)
