@@ -36,7 +36,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class GradNorm:
-    """Global L2 norm of the gradients before clipping."""
+    """Result of clipping: the global L2 norm of the gradients before it, and whether they are finite."""
 
     norm: float
     finite: bool
@@ -235,7 +235,7 @@ def reduce_metrics(task: Task, losses: Sequence[LossSum], weights: Sequence[floa
     Args:
         task: Provides the ranks to reduce over (`task.world`).
         losses: Detached losses of this rank's batches, all with the same metric names.
-        weights: Weight of each batch: the denominator of "loss", unless the task reports "loss" itself.
+        weights: Weight of each batch: "loss" is Σ weight · loss / Σ weight, unless the task's metrics have "loss".
     """
     import torch
 

@@ -119,7 +119,7 @@ def positions(t: SpecTranslation) -> None:
 
 @computed(*SHIFTS)
 def noise_schedule(t: SpecTranslation) -> None:
-    """Sets the shift of the noise schedule in `t`; adds a problem for a SAT config whose three copies differ."""
+    """Sets the shift of the noise schedule in `t`; adds a problem if the three keys that state it differ."""
     found = [t.get(key) for key in SHIFTS]
     if len(set(found)) > 1:
         why = f"its three copies differ: {', '.join(f'{value:g}' for value in found)}"
@@ -139,7 +139,7 @@ def noise_schedule(t: SpecTranslation) -> None:
 
 @computed(f"{POSITIONS}params.text_length", f"{TEXT}params.max_length")
 def text_length(t: SpecTranslation) -> None:
-    """Sets the number of text tokens in `t`; adds a problem for a network and an encoder that differ in it."""
+    """Sets the number of text tokens in `t`; adds a problem if network and text encoder state different numbers."""
     keys = f"{POSITIONS}params.text_length", f"{TEXT}params.max_length"
     first, second = map(t.get, keys)
     if first != second:

@@ -41,7 +41,7 @@ class SatModel:
 
 @computed(TYPE, FILE)
 def prompts(t: SpecTranslation) -> None:
-    """Sets the file of the prompts in `t`; SAT's interactive input is not supported."""
+    """Sets the file of the prompts in `t` from SAT's `input_file`; adds a problem for interactive input."""
     kind, file = t.get(TYPE) or "cli", t.get(FILE)
     if kind == "txt":
         t.put(f"{OURS}input_files", [file or "input.txt"], source=FILE)

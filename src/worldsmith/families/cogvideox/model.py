@@ -38,7 +38,7 @@ SCHEDULERS = {"ddim": "CogVideoXDDIMScheduler", "dpm": "CogVideoXDPMScheduler"}
 
 
 class SamplingConfig(Config):
-    """Config of the default sampling settings; an exported diffusers pipeline contains only the scheduler."""
+    """Config of the default sampling settings; of these, a diffusers pipeline stores only the scheduler."""
 
     scheduler: Literal["ddim", "dpm"] | None = None
     """The solver; None: dpm for a network with rotary embeddings, as for CogVideoX-5B, otherwise ddim."""

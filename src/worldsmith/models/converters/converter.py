@@ -84,7 +84,7 @@ class Conversion:
     """Bytes of the quantized weights."""
 
     def describe(self, bytes_per_number: int) -> str:
-        """Returns a sentence on the conversion for messages, such as "Float8: 4 layers (4 × to_q)".
+        """Returns a sentence on the conversion and the saved memory for messages: "Float8: 4 layers (4 × to_q)".
 
         Args:
             bytes_per_number: Bytes per element of an unconverted weight.

@@ -83,7 +83,8 @@ def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, Ph
     """Extrapolates the peak of each phase to a network with more layers.
 
     Which moment is the peak depends on the depth, so each moment is extrapolated. A moment of `base` is matched to the
-    moment of a deeper network with the same distance from the start of its stretch, or from the end.
+    moment of a deeper network with the same distance from the start or the end of its stretch, which lies between two
+    layer boundaries.
 
     Args:
         base: Step of the network with the fewest layers.
