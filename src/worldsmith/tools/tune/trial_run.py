@@ -46,7 +46,7 @@ class ValidationReader(MetricsReader):
         self.names: set[str] = set()
         """Names of all metrics of the validations."""
 
-    def take(self, line: bytes) -> None:
+    def add_line(self, line: bytes) -> None:
         """Adds the metric in one line of metrics.jsonl to `values`, if the line is that of a validation."""
         if b'"val/loss"' not in line:
             return
