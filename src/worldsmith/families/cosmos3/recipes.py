@@ -199,13 +199,13 @@ def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("vision_sft_nano_tiny", starts_from="vision_sft_nano")
 def vision_sft_nano_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of vision_sft_nano: 9.9 M parameters, on a CPU."""
+    """Tiny variant of vision_sft_nano: 9.9M parameters, on a CPU."""
     return make_tiny_generator(config, "vision_sft_nano_tiny")
 
 
 @recipe("vision_sft_super_tiny", starts_from="vision_sft_super")
 def vision_sft_super_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of vision_sft_super: 10.7 M parameters, on a CPU."""
+    """Tiny variant of vision_sft_super: 10.7M parameters, on a CPU."""
     make_tiny_generator(config, "vision_sft_super_tiny")
     # As in Super, the heads together are wider than the residual stream.
     cast(Cosmos3Generator.Config, config.model.config).network.num_attention_heads = 6
@@ -214,7 +214,7 @@ def vision_sft_super_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("vision_sft_edge_tiny", starts_from="vision_sft_edge")
 def vision_sft_edge_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of vision_sft_edge: 7.6 M parameters, on a CPU."""
+    """Tiny variant of vision_sft_edge: 7.6M parameters, on a CPU."""
     return make_tiny_generator(config, "vision_sft_edge_tiny")
 
 
