@@ -113,7 +113,7 @@ def folder_aside(target: Path) -> Iterator[Path]:
         yield aside
     except Exception as error:
         if is_disk_full(error):
-            advice = "Free disk space, or choose another path; existing files are unchanged"
+            advice = "free disk space, or choose another path; existing files are unchanged"
             raise OSError(errno.ENOSPC, f"there is no space left on the disk ({advice})", str(target)) from error
         raise
     finally:
