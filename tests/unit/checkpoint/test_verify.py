@@ -160,7 +160,7 @@ def test_weights_are_taken_from_a_checkpoint_without_its_training_state(run: Pat
 
 @pytest.mark.parametrize("foreign", [False, True])
 def test_weights_that_others_have_written_need_no_checksums(run: Path, foreign: bool) -> None:
-    """A run folder, a checkpoint and a model folder, with no checksum_manifest.json or one of another program."""
+    """A run folder, a checkpoint and a model folder, with no manifest.json or one of another program."""
     for folder in (run / "checkpoints").glob("iter_*"):
         (folder / "manifest.json").unlink()
         if foreign:
@@ -190,7 +190,7 @@ def test_ranks_that_see_different_copies_are_told_and_do_not_wait(run: Path) -> 
     ):
         open_weights(run, world=Different(other="safetensors"))
     with pytest.raises(
-        UserError, match=r"damaged: processes \[0\] find no checksum_manifest.json in the folder, but the others do"
+        UserError, match=r"damaged: processes \[0\] find no manifest.json in the folder, but the others do"
     ):
         require_intact(run / "checkpoints" / "iter_000000002", Different(other=(False, None)))
 

@@ -37,7 +37,7 @@ def test_more_clips_than_the_disk_has_room_for_are_refused_before_anything_is_wr
     assert main(["dataset", kind, str(out), "--clips", str(10**12), "--val-clips", "1", *words]) == 2
     said = capsys.readouterr().err
     assert f"{kind}: 1000000000001 clips need at least" in said
-    assert f"are free on the disk of {out}; use fewer" in said
+    assert f"are free on the disk of {out}. Use fewer" in said
     assert not list(tmp_path.iterdir())
 
 

@@ -70,7 +70,7 @@ def check_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     if not answers or any(not turn.text.strip() for turn in answers):
         raise SampleError(
             "no_answer",
-            f"{len(answers)} of {len(turns)} assistant turns have text: expected all, and at least one",
+            f"{len(answers)} of {len(turns)} turns are from the assistant: expected at least one, each with text",
         )
     for number, turn in enumerate(turns, start=1):
         try:

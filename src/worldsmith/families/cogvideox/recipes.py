@@ -40,7 +40,7 @@ def cogvideox_weights_advice(name: str) -> dict[str, str]:
 
 @recipe("cogvideox_2b", variables={**CLIPS, **cogvideox_weights_advice("CogVideoX-2b")})
 def cogvideox_2b() -> Trainer.Config:
-    """Full fine-tuning of CogVideoX-2B on clips of 49 frames in the resolution bucket 480."""
+    """Full fine-tuning of CogVideoX-2B on clips of 49 frames."""
     return pipeline_run(
         "cogvideox_2b",
         CogVideoXGenerator.Config(
@@ -68,7 +68,7 @@ def cogvideox_2b() -> Trainer.Config:
 
 @recipe("cogvideox_5b", starts_from="cogvideox_2b", variables=cogvideox_weights_advice("CogVideoX-5b"))
 def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
-    """Full fine-tuning of CogVideoX-5B, based on cogvideox_2b."""
+    """Full fine-tuning of CogVideoX-5B."""
     rename_run(config, "cogvideox_5b")
     cast(CogVideoXGenerator.Config, config.model.config).network = architecture.cogvideox_5b()
     config.objective.shift_scale = 1.0
@@ -81,13 +81,13 @@ def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
     variables=cogvideox_weights_advice("CogVideoX-5b-I2V"),
 )
 def cogvideox_5b_i2v(config: Trainer.Config) -> Trainer.Config:
-    """Full fine-tuning of CogVideoX-5B-I2V with its position table on 49 frames of 720x480."""
+    """Full fine-tuning of CogVideoX-5B-I2V, including its position table."""
     return change_network(config, "cogvideox_5b_i2v", architecture.cogvideox_5b_i2v(), "720x480")
 
 
 @recipe("cogvideox1_5_5b", starts_from="cogvideox_5b", variables=cogvideox_weights_advice("CogVideoX1.5-5B"))
 def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
-    """Full fine-tuning of CogVideoX-1.5-5B on clips of 81 frames of 1360x768, based on cogvideox_5b."""
+    """Full fine-tuning of CogVideoX-1.5-5B on 81 frames of 1360x768."""
     return change_network(config, "cogvideox1_5_5b", architecture.cogvideox1_5_5b(), "1360x768")
 
 
@@ -97,43 +97,43 @@ def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
     variables=cogvideox_weights_advice("CogVideoX1.5-5B-I2V"),
 )
 def cogvideox1_5_5b_i2v(config: Trainer.Config) -> Trainer.Config:
-    """Full fine-tuning of CogVideoX-1.5-5B-I2V, based on cogvideox1_5_5b."""
+    """Full fine-tuning of CogVideoX-1.5-5B-I2V."""
     return change_network(config, "cogvideox1_5_5b_i2v", architecture.cogvideox1_5_5b_i2v(), "1360x768")
 
 
 @recipe("cogvideox_2b_lora", starts_from="cogvideox_2b")
 def cogvideox_2b_lora(config: Trainer.Config) -> Trainer.Config:
-    """LoRA of rank 128 on the attention layers of CogVideoX-2B, based on cogvideox_2b."""
+    """LoRA of rank 128 on the attention layers of CogVideoX-2B."""
     return configure_lora(config, "cogvideox_2b_lora")
 
 
 @recipe("cogvideox_5b_lora", starts_from="cogvideox_5b")
 def cogvideox_5b_lora(config: Trainer.Config) -> Trainer.Config:
-    """LoRA of rank 128 on the attention layers of CogVideoX-5B, based on cogvideox_5b."""
+    """LoRA of rank 128 on the attention layers of CogVideoX-5B."""
     return configure_lora(config, "cogvideox_5b_lora")
 
 
 @recipe("cogvideox_5b_i2v_lora", starts_from="cogvideox_5b_i2v")
 def cogvideox_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
-    """LoRA of rank 256 on the attention layers of CogVideoX-5B-I2V with a frozen position table."""
+    """LoRA of rank 256 on CogVideoX-5B-I2V; the position table is frozen."""
     return configure_lora(config, "cogvideox_5b_i2v_lora", rank=256)
 
 
 @recipe("cogvideox1_5_5b_lora", starts_from="cogvideox1_5_5b")
 def cogvideox1_5_5b_lora(config: Trainer.Config) -> Trainer.Config:
-    """LoRA of rank 128 on the attention layers of CogVideoX-1.5-5B, based on cogvideox1_5_5b."""
+    """LoRA of rank 128 on the attention layers of CogVideoX-1.5-5B."""
     return configure_lora(config, "cogvideox1_5_5b_lora")
 
 
 @recipe("cogvideox1_5_5b_i2v_lora", starts_from="cogvideox1_5_5b_i2v")
 def cogvideox1_5_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
-    """LoRA of rank 128 on the attention layers of CogVideoX-1.5-5B-I2V, based on cogvideox1_5_5b_i2v."""
+    """LoRA of rank 128 on the attention layers of CogVideoX-1.5-5B-I2V."""
     return configure_lora(config, "cogvideox1_5_5b_i2v_lora")
 
 
 @recipe("cogvideox_2b_tiny", starts_from="cogvideox_2b")
 def cogvideox_2b_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of cogvideox_2b: 38 thousand parameters and clips of 64 pixels, on a CPU."""
+    """Tiny variant of cogvideox_2b: 38 thousand parameters, on a CPU."""
     return make_tiny(config, "cogvideox_2b_tiny")
 
 
@@ -145,7 +145,7 @@ def cogvideox_5b_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("cogvideox_5b_i2v_tiny", starts_from="cogvideox_5b_i2v")
 def cogvideox_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of cogvideox_5b_i2v for a CPU, with image conditioning and a learned position table."""
+    """Tiny variant of cogvideox_5b_i2v for a CPU, with image conditioning."""
     return make_tiny(config, "cogvideox_5b_i2v_tiny")
 
 
@@ -163,7 +163,7 @@ def cogvideox1_5_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("cogvideox_demo", starts_from="cogvideox_2b_tiny")
 def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
-    """The CogVideoX demo: 64-pixel clips of moving colored shapes with one-sentence captions."""
+    """The CogVideoX demo: clips of moving shapes with one-sentence captions."""
     network = cast(CogVideoXGenerator.Config, config.model.config).network
     network.num_attention_heads, network.attention_head_dim, network.num_layers = 4, 48, 4
     network.time_embed_dim, network.sample_frames = 128, 17

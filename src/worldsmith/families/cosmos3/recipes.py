@@ -86,7 +86,7 @@ def base_checkpoint_advice(name: str) -> dict[str, str]:
 
 @recipe("vision_sft_nano", variables={**CLIPS, **WAN22_VAE, **base_checkpoint_advice("Cosmos3-Nano")})
 def vision_sft_nano() -> Trainer.Config:
-    """Fine-tuning of the complete generation tower of Cosmos3-Nano on 8 GPUs of 80 GB."""
+    """Fine-tuning of Cosmos3-Nano's generation tower on 8 GPUs of 80 GB."""
     return Trainer.Config(
         job=JobConfig(experiment="vision_sft_nano", project="cosmos3", group="sft", name="vision_sft_nano"),
         model=ModelSpec(
@@ -163,7 +163,7 @@ def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Confi
     variables=base_checkpoint_advice("Cosmos3-Super"),
 )
 def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
-    """LoRA of rank 16 on the attention layers of Cosmos3-Super's generation tower, on 8 GPUs of 80 GB."""
+    """LoRA of rank 16 on Cosmos3-Super's generation tower, on 8 GPUs of 80 GB."""
     config.job.experiment = config.job.name = "vision_sft_super"
     model = cast(Cosmos3Generator.Config, config.model.config)
     model.network = super_()
@@ -186,7 +186,7 @@ def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
     variables=base_checkpoint_advice("Cosmos3-Edge"),
 )
 def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
-    """Fine-tuning of the complete generation tower of Cosmos3-Edge on 8 GPUs."""
+    """Fine-tuning of Cosmos3-Edge's generation tower on 8 GPUs."""
     config.job.experiment = config.job.name = "vision_sft_edge"
     model = cast(Cosmos3Generator.Config, config.model.config)
     model.network = edge()
@@ -297,7 +297,7 @@ def vision_sft_tiny() -> Trainer.Config:
 
 @recipe("moving_shapes", starts_from="vision_sft_tiny")
 def moving_shapes(config: Trainer.Config) -> Trainer.Config:
-    """The demo: 64-pixel clips of moving colored shapes with one-sentence captions."""
+    """The demo: 64-pixel clips of moving shapes with one-sentence captions."""
     config.job.experiment = "moving_shapes"
     config.job.group = "demo"
     config.job.name = "moving_shapes"

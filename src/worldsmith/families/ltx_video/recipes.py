@@ -25,7 +25,7 @@ PIPELINE = "${oc.env:LTX_PATH}"
 
 @recipe("ltx_video_2b", variables={**CLIPS, **hub_repository("LTX_PATH", "Lightricks/LTX-Video")})
 def ltx_video_2b() -> Trainer.Config:
-    """Full text-to-video fine-tuning of LTX-Video 2B on clips of 97 frames in the resolution bucket 480."""
+    """Full text-to-video fine-tuning of LTX-Video 2B on clips of 97 frames."""
     return pipeline_run(
         "ltx_video_2b",
         LTXVideoGenerator.Config(
@@ -49,13 +49,13 @@ def ltx_video_2b() -> Trainer.Config:
 
 @recipe("ltx_video_2b_lora", starts_from="ltx_video_2b")
 def ltx_video_2b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Text-to-video LoRA of rank 64 on all attention layers of LTX-Video 2B, based on ltx_video_2b."""
+    """Text-to-video LoRA of rank 64 on all attention layers of LTX-Video 2B."""
     return train_adapters(config, "ltx_video_2b_lora", rank=64, alpha=64, lr=2e-4)
 
 
 @recipe("ltx_video_tiny", starts_from="ltx_video_2b")
 def ltx_video_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of ltx_video_2b: 38 thousand parameters and clips of 64 pixels, on a CPU."""
+    """Tiny variant of ltx_video_2b: 38 thousand parameters, on a CPU."""
     network = NetworkConfig(
         in_channels=128, out_channels=128, num_attention_heads=2, attention_head_dim=12, cross_attention_dim=24,
         num_layers=2, caption_channels=32,

@@ -39,7 +39,7 @@ def wan_weights_advice(name: str) -> dict[str, str]:
 
 @recipe("wan21_t2v_1b", variables={**CLIPS, **wan_weights_advice("Wan2.1-T2V-1.3B")})
 def wan21_t2v_1b() -> Trainer.Config:
-    """Full text-to-video fine-tuning of Wan 2.1 1.3B on clips of 81 frames in the resolution bucket 480."""
+    """Full text-to-video fine-tuning of Wan 2.1 1.3B on clips of 81 frames."""
     return pipeline_run(
         "wan21_t2v_1b",
         WanGenerator.Config(
@@ -63,7 +63,7 @@ def wan21_t2v_1b() -> Trainer.Config:
 
 @recipe("wan21_t2v_14b", starts_from="wan21_t2v_1b", variables=wan_weights_advice("Wan2.1-T2V-14B"))
 def wan21_t2v_14b(config: Trainer.Config) -> Trainer.Config:
-    """Full text-to-video fine-tuning of Wan 2.1 14B, based on wan21_t2v_1b."""
+    """Full text-to-video fine-tuning of Wan 2.1 14B."""
     model_config(config).network = architecture.wan_14b()
     return rename_run(config, "wan21_t2v_14b")
 
@@ -74,7 +74,7 @@ def wan21_t2v_14b(config: Trainer.Config) -> Trainer.Config:
     variables=wan_weights_advice("Wan2.1-I2V-14B-480P"),
 )
 def wan21_i2v_14b(config: Trainer.Config) -> Trainer.Config:
-    """Full image-to-video fine-tuning of Wan 2.1 14B, based on wan21_t2v_1b."""
+    """Full image-to-video fine-tuning of Wan 2.1 14B."""
     model = model_config(config)
     model.network, model.image_encoder.path = architecture.wan21_i2v_14b(), PIPELINE
     return rename_run(config, "wan21_i2v_14b")
@@ -82,7 +82,7 @@ def wan21_i2v_14b(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("wan22_ti2v_5b", starts_from="wan21_t2v_1b", variables=wan_weights_advice("Wan2.2-TI2V-5B"))
 def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
-    """Full text- and image-to-video fine-tuning of Wan 2.2 5B on 121 frames in the resolution bucket 704."""
+    """Full text- and image-to-video fine-tuning of Wan 2.2 5B on 121 frames."""
     model, data = model_config(config), cast(VideoLoader.Config, config.dataloader_train).dataset
     model.network, model.expand_timesteps, model.tokenizer.spatial_factor = architecture.wan22_5b(), True, 16
     data.resolution, data.num_video_frames, data.min_frames = "704", 121, 121
@@ -97,7 +97,7 @@ def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
     variables=wan_weights_advice("Wan2.2-T2V-A14B"),
 )
 def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
-    """Full text-to-video fine-tuning of the high-noise expert of Wan 2.2 A14B (change: model.expert)."""
+    """Full text-to-video fine-tuning of one expert of Wan 2.2 A14B (model.expert)."""
     model_config(config).network, config.objective.shift = architecture.wan_14b(), 5
     return train_high_noise_expert(config, "wan22_t2v_a14b", 0.875)
 
@@ -108,56 +108,56 @@ def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
     variables=wan_weights_advice("Wan2.2-I2V-A14B"),
 )
 def wan22_i2v_a14b(config: Trainer.Config) -> Trainer.Config:
-    """Full image-to-video fine-tuning of one expert of Wan 2.2 A14B, based on wan22_t2v_a14b."""
+    """Full image-to-video fine-tuning of one expert of Wan 2.2 A14B."""
     model_config(config).network = architecture.wan22_i2v_14b()
     return train_high_noise_expert(config, "wan22_i2v_a14b", 0.9)
 
 
 @recipe("wan21_t2v_1b_lora", starts_from="wan21_t2v_1b")
 def wan21_t2v_1b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Text-to-video LoRA of rank 32 on Wan 2.1 1.3B, based on wan21_t2v_1b."""
+    """Text-to-video LoRA of rank 32 on Wan 2.1 1.3B."""
     return train_adapters(config, "wan21_t2v_1b_lora", **ADAPTERS)
 
 
 @recipe("wan21_t2v_14b_lora", starts_from="wan21_t2v_14b")
 def wan21_t2v_14b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Text-to-video LoRA of rank 32 on Wan 2.1 14B, based on wan21_t2v_14b."""
+    """Text-to-video LoRA of rank 32 on Wan 2.1 14B."""
     return train_adapters(config, "wan21_t2v_14b_lora", **ADAPTERS)
 
 
 @recipe("wan21_i2v_14b_lora", starts_from="wan21_i2v_14b")
 def wan21_i2v_14b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Image-to-video LoRA of rank 32 on Wan 2.1 14B, based on wan21_i2v_14b."""
+    """Image-to-video LoRA of rank 32 on Wan 2.1 14B."""
     return train_adapters(config, "wan21_i2v_14b_lora", **ADAPTERS)
 
 
 @recipe("wan22_ti2v_5b_lora", starts_from="wan22_ti2v_5b")
 def wan22_ti2v_5b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Text- and image-to-video LoRA of rank 32 on Wan 2.2 5B, based on wan22_ti2v_5b."""
+    """Text- and image-to-video LoRA of rank 32 on Wan 2.2 5B."""
     return train_adapters(config, "wan22_ti2v_5b_lora", **ADAPTERS)
 
 
 @recipe("wan22_t2v_a14b_lora", starts_from="wan22_t2v_a14b")
 def wan22_t2v_a14b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Text-to-video LoRA of rank 32 on one expert of Wan 2.2 A14B, based on wan22_t2v_a14b."""
+    """Text-to-video LoRA of rank 32 on one expert of Wan 2.2 A14B."""
     return train_adapters(config, "wan22_t2v_a14b_lora", **ADAPTERS)
 
 
 @recipe("wan22_i2v_a14b_lora", starts_from="wan22_i2v_a14b")
 def wan22_i2v_a14b_lora(config: Trainer.Config) -> Trainer.Config:
-    """Image-to-video LoRA of rank 32 on one expert of Wan 2.2 A14B, based on wan22_i2v_a14b."""
+    """Image-to-video LoRA of rank 32 on one expert of Wan 2.2 A14B."""
     return train_adapters(config, "wan22_i2v_a14b_lora", **ADAPTERS)
 
 
 @recipe("wan21_t2v_tiny", starts_from="wan21_t2v_1b")
 def wan21_t2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of wan21_t2v_1b: 22 thousand parameters and clips of 64 pixels, on a CPU."""
+    """Tiny variant of wan21_t2v_1b: 22 thousand parameters, on a CPU."""
     return make_tiny(config, "wan21_t2v_tiny")
 
 
 @recipe("wan21_i2v_tiny", starts_from="wan21_i2v_14b")
 def wan21_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of wan21_i2v_14b for a CPU, with image conditioning and an image encoder."""
+    """Tiny variant of wan21_i2v_14b for a CPU, with an image encoder."""
     make_tiny(config, "wan21_i2v_tiny")
     model = model_config(config)
     model.network.in_channels, model.network.image_dim, model.network.added_kv_proj_dim = 12, 16, 24
@@ -167,7 +167,7 @@ def wan21_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("wan22_ti2v_tiny", starts_from="wan22_ti2v_5b")
 def wan22_ti2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of wan22_ti2v_5b for a CPU; half of the clips start from their first frame."""
+    """Tiny variant of wan22_ti2v_5b for a CPU, half of it image-to-video."""
     return make_tiny(config, "wan22_ti2v_tiny")
 
 
@@ -181,7 +181,7 @@ def wan22_i2v_a14b_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("wan_demo", starts_from="wan21_t2v_tiny")
 def wan_demo(config: Trainer.Config) -> Trainer.Config:
-    """The Wan demo: 64-pixel clips of moving colored shapes with one-sentence captions."""
+    """The Wan demo: clips of moving shapes with one-sentence captions."""
     model = model_config(config)
     model.tokenizer.vae_path, model.tokenizer.spatial_factor = "${asset:tiny_vae}", 16
     model.text_encoder.path = "${asset:tiny_umt5}"

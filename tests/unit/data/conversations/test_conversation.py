@@ -31,7 +31,7 @@ def test_sound_turns_pass_as_they_are() -> None:
     ("turns", "words"),
     [
         ([], "no_answer: 0 of 0 turns"),
-        ([USER], "no_answer: 0 of 1 turns are of the assistant"),
+        ([USER], "no_answer: 0 of 1 turns are from the assistant"),
         ([USER, say("assistant", " \n")], "no_answer"),
         ([ANSWER], "turn 1 .assistant. does not follow"),
         ([USER, ANSWER, ANSWER], "turn 3 .assistant. does not follow"),
