@@ -232,7 +232,8 @@ class TestMistakes:
 
     def test_no_model_of_this_size_is_known(self, source: Path) -> None:
         with pytest.raises(
-            UserError, match=rf"has the width {NETWORK.hidden_size}, those of Qwen.* 4096, .*--vlm-model-name"
+            UserError,
+            match=rf"has the hidden size {NETWORK.hidden_size} of its language model, only Qwen.* 4096, .*--vlm-model-name",
         ):
             assemble(str(source), source.parent / "out")
 

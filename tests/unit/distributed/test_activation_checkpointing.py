@@ -140,7 +140,7 @@ class Noisy(Block):
 
 
 def test_match_finds_a_recomputation_that_draws_other_numbers() -> None:
-    with pytest.raises(RuntimeError, match=r"Noisy\.run had other values .* set preserve_rng_state = true"):
+    with pytest.raises(RuntimeError, match=r"Noisy\.run had different values .* set preserve_rng_state = true"):
         backward_ops(Noisy(), mode="full", determinism_check="match", preserve_rng_state=False)
     backward_ops(Noisy(), mode="full", determinism_check="match", preserve_rng_state=True)
     backward_ops(Noisy(), mode="full", determinism_check="default", preserve_rng_state=False)

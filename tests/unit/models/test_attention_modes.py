@@ -59,7 +59,7 @@ def make_config(**changes: object) -> Cosmos3Generator.Config:
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{}, {"4d": WINDOW}, *[{}] * 4]},
-            "natten_parameter_list[1] = a table of 1: '4d' is not a profile: expected '1d', '2d' or '3d'",
+            "natten_parameter_list[1] = a table of 1: '4d' is not a window shape: expected '1d', '2d' or '3d'",
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{"2d": WINDOW}, *[{}] * 5]},

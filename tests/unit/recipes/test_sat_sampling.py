@@ -155,4 +155,4 @@ def test_a_stack_without_its_data_is_no_crash(capsys: pytest.CaptureFixture[str]
 def test_other_files_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("samples.yaml").write_text("prompt: a clip\n")
     assert main(["generate", "--spec", "samples.yaml", "--dryrun"]) == 2
-    assert "expected a stack of CogVideo's SAT" in capsys.readouterr().err
+    assert "expected config files of CogVideo's SAT" in capsys.readouterr().err

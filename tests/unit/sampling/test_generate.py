@@ -222,7 +222,7 @@ def test_impossible_requests_are_refused(generator: Cosmos3Generator, change: di
 
 def test_defaults_of_the_model_fill_what_the_call_leaves_open(generator: Cosmos3Generator) -> None:
     """steps, guidance and shift come from the model; a shift that nobody knows is an error."""
-    with pytest.raises(ValueError, match="shift is unknown"):
+    with pytest.raises(ValueError, match="noise schedule is unknown"):
         generate_latents(generator, [REQUEST], steps=2)
     known = Cosmos3Generator(generator.config, seed=0, defaults=Cosmos3Defaults(steps=4, guidance=3.0, shift=3.0))
     assert torch.equal(generate_latents(known, [REQUEST])[0], generate_latents(generator, [REQUEST], **SETTINGS)[0])

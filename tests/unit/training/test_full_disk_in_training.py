@@ -79,4 +79,4 @@ def test_side_files_that_cannot_be_written_do_not_end_the_run(tmp_path: Path) ->
     said = run_beside_disk(tmp_path, SCRIPT, str(toy_runs.make_world(tmp_path / "world", rows=3)), mebibytes=6)
     for part in ("metrics.jsonl cannot be written", "quarantine.jsonl cannot be written", "SAVE FAILED (1 so far)"):
         assert said.count(part) == 1, said
-    assert "could not be written and are missing" in said
+    assert "writes have failed, and their metrics are missing" in said
