@@ -50,7 +50,7 @@ def test_the_structure_stays_within_its_limits() -> None:
     found = load_script("house").measure(PACKAGE)
     above = {name: getattr(found, name) for name, limit in LIMITS.items() if getattr(found, name) > limit}
     assert above == {}, f"above {LIMITS}"
-    assert 120 <= found.median_lines <= 180
+    assert 120 <= found.median_lines <= 190
 
 
 def test_import_circles_are_found() -> None:

@@ -354,12 +354,10 @@ def supports_context(config: Trainer.Config, context: int) -> bool:
 
 def changed(config: Trainer.Config, words: Mapping[str, str]) -> tuple[str, ...]:
     """Formats those of the changes `words` (config path -> value) as overrides whose value differs from the config."""
-    return format_overrides(
-        {path: value for path, value in words.items() if value != format_config_value(config, path)}
-    )
+    return format_overrides({path: value for path, value in words.items() if value != shown_value(config, path)})
 
 
-def format_config_value(config: Any, path: str) -> str | None:
+def shown_value(config: Any, path: str) -> str | None:
     """Returns the current value at a config path as text of an override; None for a dictionary that is not empty."""
     value = config
     for name in path.split("."):

@@ -130,7 +130,7 @@ TELLS: dict[str, tuple[Change, Seen]] = {
     "c4 one record": (lambda records, _: records[0], lambda train, _: train["kept"] == 1),
     "c4 no rate, and none required": (
         put(video_fps=8),
-        lambda train, text: train["flags"][0]["count"] == 3 and "3 of 4 records with a video state no" in text,
+        lambda train, text: train["flags"][0]["count"] == 3 and "3 of 4 records with a video have no" in text,
     ),
     "c4 a rate that is 2 % off": (
         rate(8.16),
@@ -148,7 +148,7 @@ TELLS: dict[str, tuple[Change, Seen]] = {
     ),
     "c11 the same id twice": (
         put(id="chat1"),
-        lambda _, text: "2 of 6 have an id that occurs" in text and "record 0 (chat1), record 1 (chat1)" in text,
+        lambda _, text: "2 of 6 records have an id that occurs" in text and "record 0 (chat1), record 1 (chat1)" in text,
     ),
     "c11 d24 a medium that is not there": (
         put(video="gone.mp4"),
