@@ -49,7 +49,7 @@ from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, PolicyConfig
 from worldsmith.models.ema import PowerEMA
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.run_config import LoopConfig

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from worldsmith.config.errors import ConfigError, UserError
     from worldsmith.config.recipes.registry import recipe
     from worldsmith.planning.plan import Plan
-    from worldsmith.training.callbacks.callback import Outcome
+    from worldsmith.training.callbacks.base import Outcome
     from worldsmith.training.trainer import Trainer
 
 __all__ = [
@@ -47,7 +47,7 @@ ROOT = "worldsmith.training.trainer.Trainer"
 _MODULES = {
     "ConfigError": "config.errors",
     "Configurable": "config.declare.configurable",
-    "Outcome": "training.callbacks.callback",
+    "Outcome": "training.callbacks.base",
     "Plan": "planning.plan",
     "Result": "actions.action",
     "Trainer": "training.trainer",

@@ -60,7 +60,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_every_flag_of_the_table_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "my_callback.py").write_text(
-        "from worldsmith.training.callbacks.callback import Callback\nclass MyCallback(Callback):\n    pass\n"
+        "from worldsmith.training.callbacks.base import Callback\nclass MyCallback(Callback):\n    pass\n"
     )
     rows = re.findall(r"^\| `(--[^|]+)` \|", TEXT, flags=re.MULTILINE)
     assert len(rows) == 7

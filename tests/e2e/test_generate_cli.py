@@ -20,8 +20,8 @@ from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.cli.main import main
 from worldsmith.config.tree.read_config import from_dict
 from worldsmith.config.yaml.yaml_text import dump_yaml, read_yaml
-from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
 from worldsmith.sampling.requests import GenerationRequest, conditional_text
 from worldsmith.sampling.write_media import read_image, write_mp4
 from worldsmith.tools.generate.sample_order import find_samples

@@ -10,7 +10,7 @@ import pytest
 import tiny_runs
 
 from worldsmith.monitor.metrics_log import read_metrics
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.trainer import Outcome, Trainer
 
 

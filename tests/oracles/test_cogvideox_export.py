@@ -29,8 +29,8 @@ from worldsmith.families.cogvideox.architecture import ImageConfig, cogvideox1_5
 from worldsmith.families.cogvideox.formats import CogVideoXFormats
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.diffusers_pipeline.formats import build_pipeline
-from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.v_prediction import VPrediction
 from worldsmith.tools.export.convert import Convert
 from worldsmith.tools.export.export import Export

@@ -29,8 +29,8 @@ from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.checkpoint.sources.warm_start import LoadReport, load_weights
 from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.model import VisionLanguageModel
-from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
 
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 PREPROCESSORS = ("preprocessor_config.json", "video_preprocessor_config.json")

@@ -30,7 +30,7 @@ from imported_once import import_for_reasoners, import_for_videos
 from launch import fork_ranks, meeting_point
 from mortal import Mortal
 
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.step import StepInputs, StepResult
 from worldsmith.training.trainer import Trainer
 

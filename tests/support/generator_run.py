@@ -14,7 +14,7 @@ from worldsmith.config.yaml.yaml_text import dump_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.cosmos3.model import Cosmos3Generator
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.sampling.write_media import write_mp4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.step import StepResult
 from worldsmith.training.trainer import Trainer
 

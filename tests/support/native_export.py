@@ -7,7 +7,7 @@ from typing import Any
 
 from worldsmith.checkpoint.formats.export_weights import LAYOUT, ExportedModel, export_weights
 from worldsmith.checkpoint.sources.weight_source import WeightSource
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 
 WRITING = ("dtype", "force", "max_shard_size")
 

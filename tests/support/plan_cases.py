@@ -26,7 +26,7 @@ from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.distributed.world import World
 from worldsmith.models.converters.frozen_base import FrozenBase
 from worldsmith.models.ema import PowerEMA
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip

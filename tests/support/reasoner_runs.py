@@ -17,7 +17,7 @@ from worldsmith.config.sections import JobConfig
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.models.ema import PowerEMA
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.sampling.write_media import write_mp4
 from worldsmith.training.callbacks.grad_clip import GradClip

@@ -17,8 +17,8 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.yaml.yaml_text import dump_yaml
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, PolicyConfig
-from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 GRID = (1, 4, 6)

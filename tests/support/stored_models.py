@@ -13,7 +13,7 @@ from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
 from worldsmith.families.cosmos3.network.sequence import pack_samples
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_model import SampleLayout
 
 EOS, VISION_START, VOCAB = 94, 95, 96

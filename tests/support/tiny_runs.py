@@ -22,7 +22,7 @@ from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.ema import PowerEMA
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.sampling.write_media import write_mp4

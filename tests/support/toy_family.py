@@ -24,9 +24,9 @@ from worldsmith.data.stream.sample_maker import Made, SampleMaker, StreamDataset
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.fill_parameters import fill
 from worldsmith.models.model import Model
-from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.shapes import Shapes, repeat_shapes
 from worldsmith.objectives.objective import LossSum, Objective
 from worldsmith.tasks.registry import TASKS

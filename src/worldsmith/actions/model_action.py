@@ -19,7 +19,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.models.decoding import Decoding
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance
 from worldsmith.monitor.lineage import Input
 

@@ -175,7 +175,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     """
     from worldsmith.checkpoint.run.save_error import SaveError
     from worldsmith.distributed.world import stop_world
-    from worldsmith.training.callbacks.callback import Outcome
+    from worldsmith.training.callbacks.base import Outcome
 
     trainer: Trainer | None = None
     is_named = bool(tree.job.name) or tree.job.resume_newest

@@ -17,7 +17,7 @@ import numpy as np
 
 from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, Attributes
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metrics.metric import Output, SampleMetric, Values
+from worldsmith.evaluation.metrics.base import Output, SampleMetric, Values
 from worldsmith.files.lines import read_lines
 
 KNOWN = {"colour": COLOURS, "shape": SHAPES, "direction": DIRECTIONS}

@@ -17,10 +17,10 @@ from worldsmith.config.errors import wrong
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.distributed.degrees import check_world_size, launch_warnings
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.failures import BadBatches, FirstStepWatchdog
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.metrics import DeviceMonitor, Metrics, NormMonitor, ParamCount

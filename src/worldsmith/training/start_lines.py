@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Preview, Task
-    from worldsmith.training.callbacks.callback import TrainingRun
+    from worldsmith.training.callbacks.base import TrainingRun
     from worldsmith.training.run_config import RunConfig
     from worldsmith.training.validation import Validator
 

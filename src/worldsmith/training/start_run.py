@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
-    from worldsmith.training.callbacks.callback import Callback
+    from worldsmith.training.callbacks.base import Callback
     from worldsmith.training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from worldsmith.distributed.stop_signals import STOP_NOTICE, StopSignals
 from worldsmith.distributed.world import World
 from worldsmith.monitor.process_log import begin_log
 from worldsmith.monitor.throughput import Throughput
-from worldsmith.training.callbacks.callback import Outcome
+from worldsmith.training.callbacks.base import Outcome
 from worldsmith.training.callbacks.grad_clip import clip_gradients
 from worldsmith.training.parallel import join_world
 from worldsmith.training.preflight import require_files, require_memory

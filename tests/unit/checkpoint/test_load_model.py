@@ -28,8 +28,8 @@ from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.lora import is_adapter
-from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 

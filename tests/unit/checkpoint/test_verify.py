@@ -23,7 +23,7 @@ from worldsmith.distributed.world import World
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.files import checksum_manifest
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.tools.export.convert import convert
 
 NETWORK = NetworkConfig(

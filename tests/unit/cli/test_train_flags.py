@@ -21,7 +21,7 @@ from worldsmith.config.recipes.registry import recipe_names
 
 MY_RUNS = """
 from worldsmith.config import recipe
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 
 class Alarm(Callback):
     '''Rings.'''
@@ -289,7 +289,7 @@ def test_one_recipe_is_shown_with_its_changes(tmp_path: Path) -> None:
 def test_a_class_that_is_loaded_can_be_named_and_others_need_trust(tmp_path: Path) -> None:
     """A flag may name a class that the recipes' module imported; a file may name it only after `--trust`."""
     (tmp_path / "flag_parts.py").write_text(
-        "from worldsmith.training.callbacks.callback import Callback\nclass Bell(Callback):\n    pass\n"
+        "from worldsmith.training.callbacks.base import Callback\nclass Bell(Callback):\n    pass\n"
     )
     (tmp_path / "flag_runs.py").write_text("import flag_parts\n")
     words = ["config", "check", "moving_shapes", "--", "dataloader_train.dataset.path=x"]

@@ -43,7 +43,7 @@ def test_sizes_that_do_not_fit_are_named(change, words):
 
 def test_configs_are_importable_without_torch():
     code = (
-        "import sys, worldsmith.models.model_spec, worldsmith.families.cosmos3.network.architecture, "
+        "import sys, worldsmith.models.spec, worldsmith.families.cosmos3.network.architecture, "
         "worldsmith.families.cosmos3.text_tokenizer, worldsmith.families.cosmos3.weights.diffusers_keys; "
         "print([m for m in ('torch', 'transformers', 'diffusers') if m in sys.modules])"
     )

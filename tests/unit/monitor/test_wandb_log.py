@@ -13,7 +13,7 @@ import toy_runs
 
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.sections import JobConfig
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.trainer import Outcome, Trainer
 
 

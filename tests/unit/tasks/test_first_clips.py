@@ -10,7 +10,7 @@ import tiny_runs
 
 from worldsmith.assets import asset_path
 from worldsmith.tasks.registry import task_of
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.step import StepResult
 from worldsmith.training.trainer import Trainer
 

@@ -14,7 +14,7 @@ import toy_runs
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.progress import HeartBeat
 from worldsmith.training.trainer import Outcome, Trainer
 from worldsmith.training.validation import BestSoFar

@@ -16,7 +16,7 @@ import toy_runs
 from worldsmith.config.errors import UserError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.monitor.metrics_log import read_metrics
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.trainer import Outcome, Trainer
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import toy_runs
 
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.progress import HeartBeat
 from worldsmith.training.trainer import Outcome, Trainer
 

@@ -17,7 +17,7 @@ import toy_runs
 
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.failures import BadBatches, FirstStepWatchdog
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.metrics import DeviceMonitor, NormMonitor, ParamCount, module_path

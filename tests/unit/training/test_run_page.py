@@ -15,7 +15,7 @@ import pytest
 import toy_runs
 
 from worldsmith.training.callbacks import run_reports
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.run_reports import RunPage
 from worldsmith.training.run_config import default_callbacks
 from worldsmith.training.trainer import Outcome, Trainer

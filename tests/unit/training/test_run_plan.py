@@ -17,7 +17,7 @@ from worldsmith.distributed.gpus import find_gpu
 from worldsmith.monitor.page.plan_check import plan_checks
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.training.callbacks import run_reports
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.callbacks.run_reports import RunPage, RunPlan, plan_command
 from worldsmith.training.run_config import monitors

@@ -19,7 +19,7 @@ from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.monitor.metrics_log import read_metrics
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.preflight import check_space, checkpoint_size
 from worldsmith.training.trainer import Outcome, Trainer
 

@@ -24,7 +24,7 @@ from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
-from worldsmith.training.callbacks.callback import Callback
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.trainer import Outcome, Trainer
 
 

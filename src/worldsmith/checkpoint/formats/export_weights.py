@@ -30,7 +30,7 @@ from worldsmith.checkpoint.sources.vision_tower import find_tower
 from worldsmith.checkpoint.sources.weight_source import JoinedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import folder_aside
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from worldsmith.checkpoint.formats.weight_formats import FORMATS, NATIVE_PREFIX,
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -27,7 +27,7 @@ from worldsmith.distributed.world import World
 from worldsmith.files.json_file import read_optional_json, section
 from worldsmith.files.untrusted_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.models.model_files import local_folder
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,8 @@ from worldsmith.checkpoint.sources.warm_start import compare_weights
 from worldsmith.checkpoint.sources.weight_source import MergedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.models.lora import is_adapter
-from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:

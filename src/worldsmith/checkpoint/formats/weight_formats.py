@@ -14,7 +14,7 @@ from worldsmith.config.tree.read_config import from_dict
 from worldsmith.files.json_file import section
 from worldsmith.models.families import FamilyRegistry, find_released
 from worldsmith.models.model_files import is_local
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,8 @@ from worldsmith.distributed.world import World
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.fill_parameters import fill
 from worldsmith.models.lora import is_adapter
-from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_name
+from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

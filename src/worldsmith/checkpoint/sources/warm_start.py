@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.models.converters.held_weight import HoldsWeight
-    from worldsmith.models.model_spec import ModelSpec
+    from worldsmith.models.spec import ModelSpec
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metrics.metric import Output, SampleMetric, Values
+from worldsmith.evaluation.metrics.base import Output, SampleMetric, Values
 from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
 from worldsmith.files.untrusted_folder import load_from_folder
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metrics.metric import Metric, Output
+from worldsmith.evaluation.metrics.base import Metric, Output
 from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
 from worldsmith.files.untrusted_folder import load_from_folder
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metrics.metric import Metric, Output, SampleMetric, Values
+from worldsmith.evaluation.metrics.base import Metric, Output, SampleMetric, Values
 from worldsmith.models.video_model import Mode
 
 DIFFERENT = "seed", "name", "sources"

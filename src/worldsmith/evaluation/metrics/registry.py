@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import worldsmith
-from worldsmith.evaluation.metrics.metric import Metric
+from worldsmith.evaluation.metrics.base import Metric
 
 LOSS = "loss"
 """Name of the held-out loss in `--evaluators`; `worldsmith evaluate` computes it without generating videos."""

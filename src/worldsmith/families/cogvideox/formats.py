@@ -30,7 +30,7 @@ from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TAB
 from worldsmith.families.cogvideox.sat_weights import LATEST, STATES, SatWeights, find_states, network_settings
 from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE, diffusers_to_sat
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from worldsmith.families.cosmos3.network.architecture import edge, nano, super_,
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.families.variables import CLIPS, WAN22_VAE, hub_repository
 from worldsmith.models.ema import PowerEMA
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.callbacks.grad_clip import GradClip

@@ -11,7 +11,7 @@ from worldsmith.config.sections import JobConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.run_config import LoopConfig, monitors
 from worldsmith.training.scheduler import LambdaCosine

@@ -32,8 +32,8 @@ from worldsmith.config.tree.read_config import from_dict
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name
-from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -23,7 +23,7 @@ from worldsmith.families.variables import merged_reasoner
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
 from worldsmith.models.ema import PowerEMA
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers

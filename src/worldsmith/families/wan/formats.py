@@ -18,7 +18,7 @@ from worldsmith.families.diffusers_pipeline.formats import PIPELINE_INDEX, Pipel
 from worldsmith.families.wan.image_encoder import PARTS
 from worldsmith.families.wan.model import EXPERTS, WanDefaults, WanGenerator
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 
 
 class WanFormats(PipelineFormats):

@@ -14,7 +14,7 @@ from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.intervals import mean_interval, share_interval
-from worldsmith.evaluation.metrics.metric import Better, Metric, Values
+from worldsmith.evaluation.metrics.base import Better, Metric, Values
 from worldsmith.evaluation.metrics.registry import LOSS, METRICS
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.video_model import Mode

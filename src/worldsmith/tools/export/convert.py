@@ -35,7 +35,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.atomic import folder_aside
 from worldsmith.models.lora import MATRICES, is_adapter
 from worldsmith.models.model_files import local_folder
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 from worldsmith.monitor.lineage import Input, write_lineage
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.monitor.metrics_log import to_json_value
-from worldsmith.training.callbacks.callback import Callback, TrainingRun
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.training.step import StepResult

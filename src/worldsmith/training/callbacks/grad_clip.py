@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from worldsmith.config.declare.ranges import Range
 from worldsmith.models.local_part import local_part
-from worldsmith.training.callbacks.callback import Callback, TrainingRun
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

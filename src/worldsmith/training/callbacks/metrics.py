@@ -21,7 +21,7 @@ from worldsmith.models.local_part import local_part
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.metrics_log import MetricsLog
 from worldsmith.monitor.sinks import Sinks, TensorBoardLog, WandbLog
-from worldsmith.training.callbacks.callback import Callback, TrainingRun
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from worldsmith.config.declare.ranges import Range
 from worldsmith.files.atomic import replacing
 from worldsmith.monitor.throughput import Activity
-from worldsmith.training.callbacks.callback import Callback, TrainingRun, describe_end
+from worldsmith.training.callbacks.base import Callback, TrainingRun, describe_end
 
 if TYPE_CHECKING:
     from worldsmith.monitor.terminal_view import TerminalView

@@ -17,7 +17,7 @@ from worldsmith.config.declare.class_tags import trusted_packages
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.distributed.gpus import GIB, word_of_device
 from worldsmith.monitor.run_record import DISTRIBUTED_VARIABLES
-from worldsmith.training.callbacks.callback import Callback, TrainingRun, describe_end
+from worldsmith.training.callbacks.base import Callback, TrainingRun, describe_end
 
 if TYPE_CHECKING:
     from pathlib import Path

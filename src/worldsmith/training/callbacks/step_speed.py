@@ -13,7 +13,7 @@ from worldsmith.config.declare.ranges import Count, NotNegative, Range
 from worldsmith.data.clips.resolution import check_tier
 from worldsmith.tasks.registry import task_of
 from worldsmith.tasks.task import SampleEncoder
-from worldsmith.training.callbacks.callback import Callback, TrainingRun
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.training.step import StepInputs, StepResult

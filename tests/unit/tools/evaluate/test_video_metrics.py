@@ -19,9 +19,9 @@ from torch import Tensor
 from worldsmith.config.errors import UserError
 from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, MovingShapes
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
+from worldsmith.evaluation.metrics.base import Metric, Output, Values
 from worldsmith.evaluation.metrics.clip_score import ClipScore
 from worldsmith.evaluation.metrics.frechet_distance import FrechetVideoDistance, frechet_distance
-from worldsmith.evaluation.metrics.metric import Metric, Output, Values
 from worldsmith.evaluation.metrics.pixel_metrics import groups_of_seeds
 from worldsmith.evaluation.metrics.registry import METRICS
 from worldsmith.sampling.write_media import write_mp4

@@ -54,8 +54,8 @@ from worldsmith.families.cosmos3.weights.tensor_names import (
 from worldsmith.families.diffusers_pipeline.sampling import make_unipc_scheduler
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name
-from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_model import GenerationDefaults
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.weights.model_folder import FILES, ORIGINS, with_dtype
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import local_folder
-from worldsmith.models.model_spec import ModelSpec
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
 
 FAMILY = "vision_language"
 VISUAL = "model.visual."

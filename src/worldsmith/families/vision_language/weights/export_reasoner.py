@@ -16,7 +16,7 @@ from worldsmith.families.vision_language.weights.conversion import FolderWeights
 from worldsmith.families.vision_language.weights.model_folder import find_folder, model_kind, with_dtype
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import is_local
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 
 USE = {
     "image-text-to-text": """from transformers import AutoModelForImageTextToText, AutoProcessor

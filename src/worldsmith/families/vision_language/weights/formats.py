@@ -33,7 +33,7 @@ from worldsmith.families.vision_language.weights.model_folder import (
 )
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name, read_settings
-from worldsmith.models.model_spec import ModelSpec
+from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

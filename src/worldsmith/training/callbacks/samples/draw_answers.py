@@ -19,7 +19,7 @@ from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, Draw
 
 if TYPE_CHECKING:
     from worldsmith.sampling.generate_answers import Answerer
-    from worldsmith.training.callbacks.callback import TrainingRun
+    from worldsmith.training.callbacks.base import TrainingRun
 
 logger = logging.getLogger(__name__)
 

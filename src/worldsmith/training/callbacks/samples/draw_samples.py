@@ -18,7 +18,7 @@ from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.coordination_group import SideGroup
 from worldsmith.monitor.metrics_log import MetricsLog
-from worldsmith.training.callbacks.callback import Callback, TrainingRun
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 from worldsmith.training.callbacks.samples.drawing_budget import Decision, DrawingBudget, first_drawing_between
 
 if TYPE_CHECKING:

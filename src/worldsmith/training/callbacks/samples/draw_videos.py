@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from worldsmith.data.clips.video_dataset import VideoDataset, Window
     from worldsmith.models.video_model import GenerationDefaults, VideoSampler
     from worldsmith.sampling.requests import GenerationRequest
-    from worldsmith.training.callbacks.callback import TrainingRun
+    from worldsmith.training.callbacks.base import TrainingRun
 
 logger = logging.getLogger(__name__)
 
