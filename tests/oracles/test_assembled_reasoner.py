@@ -231,7 +231,10 @@ class TestMistakes:
         )
 
     def test_no_model_of_this_size_is_known(self, source: Path) -> None:
-        with pytest.raises(UserError, match=rf"the hidden size {NETWORK.hidden_size} of .* 4096, .*--vlm-model-name"):
+        found = (
+            rf"has the hidden size {NETWORK.hidden_size} of its language model, only Qwen.* 4096, .*--vlm-model-name"
+        )
+        with pytest.raises(UserError, match=found):
             assemble(str(source), source.parent / "out")
 
     def test_a_folder_that_is_there(self, source: Path, stock: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 LIMITS = {
     "code_lines": 54_620,
     "core_code_lines": 28_910,
-    "longest_file": 400,
+    "longest_file": 325,
     "import_percent": 8.9,
     "single_importer_files": 50,
     "names_defined_three_times": 5,

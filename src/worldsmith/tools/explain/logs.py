@@ -86,9 +86,9 @@ def messages_of(run: RunFiles) -> Iterator[Stream]:
     """Yields one stream with the warnings and errors of a run's last start, from messages.jsonl."""
     started, place = when(run.launch.get("started_at")), run.folder / "messages.jsonl"
     stream = Stream(str(place), 0)
-    for number, text in enumerate(place.read_text(errors="replace").splitlines() if place.exists() else [], 1):
+    for number, entry in enumerate(place.read_text(errors="replace").splitlines() if place.exists() else [], 1):
         try:
-            message = json.loads(text)
+            message = json.loads(entry)
             time, level, text = when(message["time"]), message["level"], message["text"]
         except (ValueError, KeyError, TypeError):
             continue

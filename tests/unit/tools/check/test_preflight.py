@@ -148,7 +148,9 @@ TELLS: dict[str, tuple[Change, Seen]] = {
     ),
     "c11 the same id twice": (
         put(id="chat1"),
-        lambda _, text: "2 of 6 records have an id" in text and "record 0 (chat1), record 1 (chat1)" in text,
+        lambda _, text: (
+            "2 of 6 records have an id that occurs" in text and "record 0 (chat1), record 1 (chat1)" in text
+        ),
     ),
     "c11 d24 a medium that is not there": (
         put(video="gone.mp4"),

@@ -331,7 +331,7 @@ def test_records_that_repeat_or_were_trained_on_are_counted(world: Path, caplog:
     assert evaluate(world, "model", "no_overlap") == 0
     assert figures(world / "no_overlap")["overlap"] == {"repeated": 0, "in_training_data": None}
     assert "in the training data" not in caplog.text
-    assert "count again" not in caplog.text
+    assert "count more than once" not in caplog.text
     (world / "data").rename(world / "data_moved")
     assert main(["evaluate", str(run), *asked, *HOW, "-o", str(world / "overlap_unknown")]) == 0
     (world / "data_moved").rename(world / "data")
