@@ -222,7 +222,7 @@ def test_a_dry_run_beside_a_run_says_that_it_is_there(
 ) -> None:
     monkeypatch.setattr("worldsmith.training.start_lines.in_use", lambda folder: f"process 7 is in {folder}")
     code, said = command("trainer.max_iter=3", dryrun=True)
-    assert (code, f"a start would fail: process 7 is in {run}" in said) == (0, True), said
+    assert (code, f"starting the run now would fail: process 7 is in {run}" in said) == (0, True), said
 
 
 def test_a_dry_run_leaves_nothing_behind(command: Command, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_run_without_a_name_is_a_new_one_each_time(
         trainer = Trainer(config)
         assert trainer.train() is Outcome.FINISHED
         folders.append(trainer.run_folder)
-        assert f"job.name is empty: a new run, in {trainer.run_folder}" in caplog.text
+        assert f"job.name is empty: starting a new run in {trainer.run_folder}" in caplog.text
     assert len(set(folders)) == 3
     assert {folder.parent for folder in folders} == {tmp_path / "runs/tests/tiny"}
     again = from_yaml((folders[0] / "config.yaml").read_text())
@@ -83,7 +83,9 @@ def test_the_run_that_was_saved_last_is_resumed(
     config = toy_config(make_world(tmp_path / "world"), steps=4)
     config.job.name, config.job.folder, config.job.resume_newest = "", "mine", True
     first = Trainer(config)
-    nothing = f"{tmp_path / 'runs/mine'} has no run with a checkpoint to resume: a new run, in {first.run_folder}"
+    nothing = (
+        f"{tmp_path / 'runs/mine'} has no run with a checkpoint to resume: starting a new run in {first.run_folder}"
+    )
     assert caplog.text.count(nothing) == 1
     first.train()
     assert first.run_folder.parent == tmp_path / "runs/mine"
