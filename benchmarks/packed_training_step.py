@@ -53,8 +53,8 @@ def diffusers_velocity(model: Cosmos3OmniTransformer, layout: SampleLayout, late
     """The velocity of one clip [C, t, h, w], with positions from the functions of diffusers' own pipeline."""
     ids = [*layout.text_ids, EOS, VISION_START]
     frames, rows, columns = layout.latent_shape[0], layout.latent_shape[1] // 2, layout.latent_shape[2] // 2
-    text_positions, after_text = get_3d_mrope_ids_text_tokens(len(ids), 0, use_float_positions=True)
-    positions, _ = get_3d_mrope_ids_vae_tokens(frames, rows, columns, after_text + 15000, fps=layout.fps)
+    text_positions, explain_message = get_3d_mrope_ids_text_tokens(len(ids), 0, use_float_positions=True)
+    positions, _ = get_3d_mrope_ids_vae_tokens(frames, rows, columns, explain_message + 15000, fps=layout.fps)
     noisy, per_frame, count = torch.arange(layout.condition_frames, frames), rows * columns, frames * rows * columns
     return model(
         input_ids=torch.tensor(ids),

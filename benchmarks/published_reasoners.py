@@ -58,7 +58,7 @@ def peak(
     """Bytes of a step of one rank over so many tokens. `all_learned`: each is a target, and logits are in one piece."""
     from worldsmith.config.tree.references import resolve
     from worldsmith.planning.simulation.simulate import simulate
-    from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
+    from worldsmith.planning.simulation_inputs import assumed_batches, substitute_missing_components, task_for
 
     config = run_tree("pre_exp012_llava_ov", model)
     config.model.config.activation_checkpointing.mode = mode
@@ -66,7 +66,7 @@ def peak(
     config.dataloader_train.max_samples_per_batch = samples
     if all_learned:
         config.objective.chunk_tokens = tokens
-    with with_published_parts(resolve(config, keep_unset="names")) as stated:
+    with substitute_missing_components(resolve(config, keep_unset="names")) as stated:
         batches = assumed_batches(stated.config, task_for(stated.config, ranks)).batches
         if all_learned:
             batches = [[replace(sample, labels=sample.input_ids) for sample in batch] for batch in batches]

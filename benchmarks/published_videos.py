@@ -107,7 +107,7 @@ def simulated(recipe: str, master: str, ranks: int) -> list[dict[str, int]]:
     from worldsmith.config.recipes.registry import get_recipe
     from worldsmith.config.tree.references import resolve
     from worldsmith.planning.simulation.simulate import simulate
-    from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
+    from worldsmith.planning.simulation_inputs import assumed_batches, substitute_missing_components, task_for
 
     os.environ.setdefault("DATASET_PATH", "none")
     os.environ.setdefault("COGVIDEOX_PATH", "none")
@@ -117,6 +117,6 @@ def simulated(recipe: str, master: str, ranks: int) -> list[dict[str, int]]:
     data = config.dataloader_train
     data.max_samples_per_batch = 1
     data.dataset.resolution = CLIPS.get(data.dataset.resolution, data.dataset.resolution)
-    with with_published_parts(resolve(config)) as stated:
+    with substitute_missing_components(resolve(config)) as stated:
         batches = assumed_batches(stated.config, task_for(stated.config, ranks)).batches
         return [dict(phase.kinds) for phase in simulate(stated.config, batches, ranks=ranks).phases]

@@ -102,12 +102,12 @@ def simulated(run: Run) -> dict[str, Any]:
     from worldsmith.planning.plan import quick_plan, run_table
     from worldsmith.planning.simulation.simulate import measure_step
     from worldsmith.planning.simulation.tracked_run import simulated_run
-    from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
+    from worldsmith.planning.simulation_inputs import assumed_batches, substitute_missing_components, task_for
     from worldsmith.training.state_bytes import checkpoint_bytes
 
     config = tree(run)
     thousands = checkpoint_bytes(run_table(config), config, Degrees(replicate=1, shard=DEGREES[-1])).files
-    with with_published_parts(config) as stated:
+    with substitute_missing_components(config) as stated:
         quick = quick_plan(stated.config, run.ranks)
         data = assumed_batches(stated.config, task_for(stated.config, run.ranks))
         with simulated_run(stated.config, data.batches, ranks=run.ranks) as simulation:

@@ -37,7 +37,7 @@ from worldsmith.planning.estimate_memory import worst_phase
 from worldsmith.planning.simulation.fake_world import replaced
 from worldsmith.planning.simulation.simulate import simulate
 from worldsmith.planning.simulation.tracked_run import TrackedRun
-from worldsmith.planning.simulation_inputs import PlannedBatches, assumed_batches, with_published_parts
+from worldsmith.planning.simulation_inputs import PlannedBatches, assumed_batches, substitute_missing_components
 
 sys.path.append(str(Path(__file__).parents[1]))
 from plan_memory_gpu import DevicePhases
@@ -52,7 +52,7 @@ def prepared(recipe: str, overrides: list[str]) -> Iterator[tuple[Any, PlannedBa
     config = resolve(worldsmith.load_config(recipe, overrides=overrides, keep_unset=True), keep_unset="names")
     if hasattr(config.dataloader_train, "latent_cache"):
         config.dataloader_train.latent_cache = config.dataloader_train.latent_cache or folder
-    with with_published_parts(config) as stated:
+    with substitute_missing_components(config) as stated:
         batches = assumed_batches(stated.config)
         for batch in batches.batches:
             for sample in batch:

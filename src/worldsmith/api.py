@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.actions.action import Action, Result, mistakes_of_the_user
-from worldsmith.actions.registry import kind_for_model, kinds_of
+from worldsmith.actions.action import Action, Result, user_errors
+from worldsmith.actions.registry import command_class_for_model, command_classes
 from worldsmith.config.declare.configurable import Configurable
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
@@ -79,10 +79,10 @@ def plan(
     Raises:
         UserError: The config has mistakes, no GPU type has this name, or the run cannot be planned.
     """
-    with mistakes_of_the_user():
+    with user_errors():
         config = load_config(run, keep_unset=True) if isinstance(run, (str, PathLike)) else run
         loaded = Loaded(resolve(config, keep_unset="names"), raw=config)
-        kind: Any = kinds_of("plan")[""]
+        kind: Any = command_classes("plan")[""]
         planned: Plan = kind.Config(gpus=gpus, gpu=gpu, encoded=encoded).build(run=loaded).exact
         return planned
 
@@ -180,7 +180,7 @@ def export(
         "force": force,
         **flags,
     }
-    (kind,) = kinds_of("export").values()
+    (kind,) = command_classes("export").values()
     return _run("export", kind, settings)
 
 
@@ -220,9 +220,9 @@ def evaluate(
 
 def _run_for_model(name: str, settings: Mapping[str, Any]) -> Result:
     """Runs the class of the command `name` that supports the output type of the model `settings["model"]`."""
-    with mistakes_of_the_user():
+    with user_errors():
         base = settings.get("base")
-        kind = kind_for_model(name, fspath(settings["model"]), base=None if base is None else fspath(base))
+        kind = command_class_for_model(name, fspath(settings["model"]), base=None if base is None else fspath(base))
     return _run(name, kind, settings)
 
 
@@ -235,7 +235,7 @@ def _run(name: str, kind: type[Action], settings: Mapping[str, Any]) -> Result:
     data = {key: _to_plain(value) for key, value in settings.items()}
     draft.tree = read_tree(data, kind.Config, draft.problems)
     draft.broken = [problem.keys for problem in draft.problems if problem.path]
-    with mistakes_of_the_user():
+    with user_errors():
         try:
             loaded = finish(draft)
         except ConfigError as error:

@@ -33,7 +33,7 @@ def make_task(config: Any) -> FluxTask:
     return FluxTask(model=model, objective=config.objective, data=config.dataloader_train, world=World())
 
 
-def pictures_of(task: FluxTask) -> list[Any]:
+def video_frames(task: FluxTask) -> list[Any]:
     """Four samples, one of them of a clip, one without its caption."""
     task.data.latent_cache = ""
     found = list(task.loader().first_samples())
@@ -97,7 +97,7 @@ def test_loss_and_gradients_of_one_process(world: Path, guided: bool) -> None:
     if not guided:
         config.model.config.network.guidance_embeds, config.model.config.training_guidance = False, 1.0
     task = make_task(config)
-    pictures = pictures_of(task)
+    pictures = video_frames(task)
     step = forward_backward(StepInputs(0, [pictures]), task, seed=DRAWS)
     judge = step_of_diffusers(world, task, pictures)
     assert step.loss == pytest.approx(judge["loss"], rel=1e-5)

@@ -16,7 +16,7 @@ from worldsmith.families.flux.architecture import tiny
 from worldsmith.families.flux.formats import SCHNELL
 from worldsmith.families.flux.model import FluxDefaults, FluxGenerator
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
-from worldsmith.models.video_vae.moments import ImageVAE
+from worldsmith.models.video_vae.posterior import ImageVAE
 from worldsmith.sampling.generate_videos import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 

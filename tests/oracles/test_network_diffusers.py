@@ -79,8 +79,8 @@ def diffusers_velocity(transformer, layout: SampleLayout, latent: torch.Tensor, 
     """One sample through diffusers, with positions from the pipeline's own functions."""
     ids = [*layout.text_ids, EOS, VISION_START]
     frames, rows, columns = layout.latent_shape[0], -(-layout.latent_shape[1] // 2), -(-layout.latent_shape[2] // 2)
-    text_positions, after_text = get_3d_mrope_ids_text_tokens(len(ids), 0, use_float_positions=True)
-    video_positions, _ = get_3d_mrope_ids_vae_tokens(frames, rows, columns, after_text + 15000, fps=layout.fps)
+    text_positions, explain_message = get_3d_mrope_ids_text_tokens(len(ids), 0, use_float_positions=True)
+    video_positions, _ = get_3d_mrope_ids_vae_tokens(frames, rows, columns, explain_message + 15000, fps=layout.fps)
     noisy = torch.arange(layout.condition_frames, frames)
     per_frame, count = rows * columns, frames * rows * columns
     return transformer(

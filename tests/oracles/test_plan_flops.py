@@ -13,7 +13,7 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.families.cosmos3.network.sequence import token_grid
 from worldsmith.families.cosmos3.task import StepCounter
 from worldsmith.planning.simulation.simulate import simulate
-from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
+from worldsmith.planning.simulation_inputs import assumed_batches, substitute_missing_components, task_for
 from worldsmith.training.preflight import build_optimizer
 
 
@@ -24,7 +24,7 @@ def test_products_outside_attention_are_those_of_the_arithmetic(monkeypatch: pyt
     config = resolve(get_recipe("vision_sft_nano_tiny"), keep_unset="names")
     config.model.config.activation_checkpointing.mode = "none"
     config.trainer.grad_accum_iter = 1
-    with with_published_parts(config) as stated:
+    with substitute_missing_components(config) as stated:
         (batch,) = assumed_batches(stated.config, fill=0.3).batches
         work = simulate(stated.config, [batch], ranks=1)
         network = task_for(stated.config, 1).model.network

@@ -13,7 +13,7 @@ from transformers import CLIPTextModel, T5EncoderModel
 from worldsmith.assets import asset_path
 from worldsmith.demo.moving_shapes import COMBINATIONS, render_moving_shape, sample_scene
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
-from worldsmith.models.video_vae.moments import ImageVAE
+from worldsmith.models.video_vae.posterior import ImageVAE
 
 
 def test_images_come_back_as_well_as_the_card_says_and_latents_are_scaled() -> None:

@@ -23,7 +23,7 @@ from worldsmith.distributed.world import stop_world
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.simulate import measure_step
 from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
-from worldsmith.planning.simulation_inputs import with_published_parts
+from worldsmith.planning.simulation_inputs import substitute_missing_components
 from worldsmith.planning.work import StepWork
 from worldsmith.tools.plan.evaluate_settings import Fitting
 from worldsmith.training.parallel import join_world
@@ -44,7 +44,7 @@ def real_peak(recipe: str, words: Sequence[str], setting: Sequence[str]) -> int:
     torch.set_num_threads(1)
     search = fitting(recipe, words, Gpu("", GIB), int(os.environ.get("WORLD_SIZE", 1)))
     chosen = next(found for found in search.settings if list(found.words) == list(setting))
-    with with_published_parts(search.read(setting).tree) as stated:
+    with substitute_missing_components(search.read(setting).tree) as stated:
         config = as_simulated(stated.config)
         run = TrackedRun(config, join_world(config.model.config), MemoryTracker(), chosen.packs.batches)
         with run.tracker:

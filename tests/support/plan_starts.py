@@ -57,16 +57,16 @@ def carry_out(case: str, world: World, folder: Path) -> dict[str, dict[str, int]
         keep(run, folder)
         with judged(found, "saving", tracker), tracker.phase("saving"):
             run.state.save(background=True)
-        run.state.checkpointer.settle()
+        run.state.checkpointer.wait_for_background_save()
         checkpoint = run.state.checkpointer.latest()
     assert checkpoint is not None
     run, tracker = tracked(case, world)
     with tracker:
         run.build()
-        for layer in run.model.held.values():  # as it is before a start
+        for layer in run.model.quantized_layers.values():  # as it is before a start
             for name in ("packed", "scale", "zero"):
                 delattr(layer, name)
-            layer.hold = held_on_device(layer.hold, tracker)
+            layer.quantize = held_on_device(layer.quantize, tracker)
         keep(run, folder)
         state: Any = run.state
         state.checkpointer.load_part = elsewhere(tracker, state.checkpointer.load_part)

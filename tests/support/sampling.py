@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from worldsmith.models.video_model import Beginning, VideoModel
+from worldsmith.models.video_model import InitialState, VideoModel
 from worldsmith.sampling.requests import GenerationRequest, begin, read_request
 
 
-def beginning(model: VideoModel, request: GenerationRequest, **settings: Any) -> Beginning:
+def beginning(model: VideoModel, request: GenerationRequest, **settings: Any) -> InitialState:
     sampler = model.sampler(model.defaults.sampling(**settings))
     return begin(sampler, read_request(sampler, request))

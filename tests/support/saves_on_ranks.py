@@ -87,7 +87,7 @@ def main(folder: Path) -> None:
         try:
             one.save(iteration, parts, dataloader={"next": iteration}, background=iteration != WAITED)
             change(parts)
-            one.settle()
+            one.wait_for_background_save()
             said[iteration] = "saved"
         except SaveError as error:
             said[iteration] = str(error)

@@ -79,8 +79,8 @@ def diffusers_velocity(transformer: Any) -> Tensor:
     latent, timestep = random_latent()
     ids = [*LAYOUT.text_ids, EOS, VISION_START]
     frames, rows, columns = LAYOUT.latent_shape[0], LAYOUT.latent_shape[1] // 2, LAYOUT.latent_shape[2] // 2
-    text, after_text = get_3d_mrope_ids_text_tokens(len(ids), 0, use_float_positions=True)
-    video, _ = get_3d_mrope_ids_vae_tokens(frames, rows, columns, after_text + 15000, fps=LAYOUT.fps)
+    text, explain_message = get_3d_mrope_ids_text_tokens(len(ids), 0, use_float_positions=True)
+    video, _ = get_3d_mrope_ids_vae_tokens(frames, rows, columns, explain_message + 15000, fps=LAYOUT.fps)
     per_frame, end = rows * columns, len(ids) + frames * rows * columns
     dtype = next(transformer.parameters()).dtype
     velocity: Tensor = transformer(

@@ -16,11 +16,11 @@ from worldsmith.config import Configurable, recipe
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.sections import JobConfig
-from worldsmith.data.assumed_batches import AssumedBatch
+from worldsmith.data.assumed_batches import DummyBatch
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
-from worldsmith.data.stream.sample_maker import Made, SampleMaker, StreamDataset
+from worldsmith.data.stream.sample_maker import SampleMaker, SampleResult, StreamDataset
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.fill_parameters import fill
 from worldsmith.models.model import Model
@@ -28,7 +28,7 @@ from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.shapes import Shapes, repeat_shapes
-from worldsmith.objectives.objective import LossSum, Objective
+from worldsmith.objectives.objective import BatchLoss, Objective
 from worldsmith.tasks.registry import TASKS
 from worldsmith.tasks.task import DummyData, Task
 from worldsmith.training.callbacks.grad_clip import GradClip
@@ -136,14 +136,14 @@ class Rows(Configurable, StreamDataset):
 class RowMaker(SampleMaker[Row]):
     """Reads a line."""
 
-    def make(self, position: int) -> Made[Row]:
+    def make(self, position: int) -> SampleResult[Row]:
         index = self.index(position)
         try:
             numbers = [float(word) for word in self.dataset.lines[index].split()]
         except ValueError as error:
             raise SampleError("no_number", str(error)) from None
         half = len(numbers) // 2
-        return Made(Row(f"row_{index}", position, numbers[:half], numbers[half:], num_tokens=half))
+        return SampleResult(Row(f"row_{index}", position, numbers[:half], numbers[half:], num_tokens=half))
 
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
         index = self.index(position)
@@ -194,10 +194,10 @@ def row_noise(row: Row, seed: int) -> Tensor:
 class DummyRows(DummyData):
     """Dummy rows, as long as the network accepts."""
 
-    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> DummyBatch:
         count, width = max(1, round(fill * self.task.data.max_samples_per_batch)), self.task.model.config.width
         rows = [Row(f"assumed_{n}", n, [0.0] * width, [0.0] * width, num_tokens=width) for n in range(count)]
-        return AssumedBatch(rows, f"{count} rows")
+        return DummyBatch(rows, f"{count} rows")
 
 
 class ToyTask(Task):
@@ -207,13 +207,13 @@ class ToyTask(Task):
     loader_class = RowLoader
     dummy_data_class = DummyRows
 
-    def loss(self, batch: Sequence[Row], *, seed: int) -> LossSum:
+    def loss(self, batch: Sequence[Row], *, seed: int) -> BatchLoss:
         import torch
 
         dtype = getattr(torch, self.model.config.precision)
         numbers = torch.tensor([row.numbers for row in batch], device=self.model.device, dtype=dtype)
         losses = self.objective.losses(self.model.network(numbers).float(), batch, seed=seed)
-        return LossSum(sum=losses.sum(), samples=len(batch), tokens=sum(row.num_tokens for row in batch))
+        return BatchLoss(sum=losses.sum(), samples=len(batch), tokens=sum(row.num_tokens for row in batch))
 
 
 # 4. A recipe, and the family's name. A package has an entry point in the place of the two calls.

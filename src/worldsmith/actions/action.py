@@ -75,7 +75,7 @@ class Action(Configurable, ABC):
 
 
 @contextmanager
-def mistakes_of_the_user() -> Iterator[None]:
+def user_errors() -> Iterator[None]:
     """Context manager: converts ValueError, DataError and MemoryError to UserError; other exceptions pass through."""
     try:
         yield
@@ -89,7 +89,7 @@ def mistakes_of_the_user() -> Iterator[None]:
         ) from error
 
 
-def share_done(what: str) -> Callable[[int, int], None]:
+def make_progress_reporter(what: str) -> Callable[[int, int], None]:
     """Returns a function `report(done, total)` that shows on stderr how many of `total` items are done.
 
     On a terminal it is a progress bar with the remaining time; otherwise it prints one line for each 10 %.

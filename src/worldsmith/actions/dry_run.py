@@ -28,7 +28,7 @@ from worldsmith.planning.plan_text import memory_lines, time_lines, wrap_row
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.preflight import build_optimizer, check_space, require_files, schedule_remarks
 from worldsmith.training.run_folder import run_path
-from worldsmith.training.start_checks import completion, require_same_run, require_same_shapes, wanted_moments
+from worldsmith.training.start_checks import completion, optimizer_state_names, require_same_run, require_same_shapes
 from worldsmith.training.start_lines import (
     data_lines,
     describe_pack,
@@ -130,7 +130,7 @@ def plan_run(
             state, may_change = loading.training_state, True
     if checkpoint is not None:
         require_same_shapes(checkpoint, model.network, model.config.ema, changes=changes)
-        empty_optimizer_state(model.network, optimizer, wanted_moments(checkpoint))
+        empty_optimizer_state(model.network, optimizer, optimizer_state_names(checkpoint))
     processes = world_size // config.model.config.parallelism.context_parallel_shard_degree
     loader = task.loader(dry=True)
     yield from data_lines(config, task, loader, state, processes, may_change=may_change)

@@ -76,7 +76,7 @@ def find_parent(name: str) -> Parent:
     """
     match = CHOICE.fullmatch(name)
     place, choice = (match["place"], match["choice"]) if match and not Path(name).exists() else (name, "")
-    parent = resolve(find_place(place), choice, name)
+    parent = resolve(find_result_path(place), choice, name)
     return replace(parent, processor=processor_of(parent.model))
 
 
@@ -111,7 +111,7 @@ def backbone_of(run: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def find_place(name: str, label: str = PARENT) -> Path:
+def find_result_path(name: str, label: str = PARENT) -> Path:
     """Finds the run, model or result that `name` refers to; returns its folder, or the file if the result is a file.
 
     Args:

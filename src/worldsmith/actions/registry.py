@@ -47,7 +47,7 @@ def commands() -> dict[str, Command]:
     return dict(sorted(found.items()))
 
 
-def kinds_of(name: str) -> dict[str, type[Action]]:
+def command_classes(name: str) -> dict[str, type[Action]]:
     """Imports and returns the classes that implement the command `name`: selecting value -> class.
 
     `Command.by` states what the selecting value is. Classes of other packages (entry points) replace those of this
@@ -74,7 +74,7 @@ def demo_classes() -> dict[str, str]:
     return found
 
 
-def kind_for_flag(name: str, flag: str) -> type[Action]:
+def command_class_for_flag(name: str, flag: str) -> type[Action]:
     """Returns the class that implements a command when `flag` is given.
 
     Args:
@@ -85,7 +85,7 @@ def kind_for_flag(name: str, flag: str) -> type[Action]:
     return kind
 
 
-def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Action]:
+def command_class_for_model(name: str, model: str, *, base: str | None = None) -> type[Action]:
     """Returns the class that implements a command for a model, which depends on the output type of the model.
 
     Args:
@@ -99,7 +99,7 @@ def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Ac
     from worldsmith.checkpoint.formats.find_model import identify
     from worldsmith.config.errors import UserError
 
-    spec, kinds = identify(model, base)[0].spec, kinds_of(name)
+    spec, kinds = identify(model, base)[0].spec, command_classes(name)
     made = spec.config.makes
     if made not in kinds:
         raise UserError(
@@ -109,7 +109,7 @@ def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Ac
     return kinds[made]
 
 
-def kind_for_word(name: str, word: str) -> type[Action]:
+def command_class_for_word(name: str, word: str) -> type[Action]:
     """Returns the class that implements the command `name` for its first argument `word`.
 
     Raises UserError for an unknown word.
@@ -117,7 +117,7 @@ def kind_for_word(name: str, word: str) -> type[Action]:
     from worldsmith.config.errors import UserError
     from worldsmith.config.tree.suggest import did_you_mean
 
-    kinds = kinds_of(name)
+    kinds = command_classes(name)
     if word not in kinds:
         advice = did_you_mean(word, kinds)
         known = f"available: {', '.join(kinds)}"

@@ -14,7 +14,7 @@ from worldsmith.distributed.world import launched_as
 from worldsmith.monitor.terminal_text import print_warning
 
 
-class RunWords(Protocol):
+class RunArguments(Protocol):
     """Command-line arguments that describe a run. The methods raise ConfigError or UserError for invalid arguments."""
 
     def load(self, more: Sequence[str] = (), *, keep_unset: Kept = False) -> Loaded:
@@ -54,7 +54,7 @@ class RunAction(Action):
     metavars: ClassVar[Mapping[str, str]] = {}
     """Config field -> placeholder of its value in the help text; the default for numbers is N."""
 
-    def __init__(self, config: Action.Config, *, run: Loaded | RunWords) -> None:
+    def __init__(self, config: Action.Config, *, run: Loaded | RunArguments) -> None:
         super().__init__(config)
         self.given = run
 
@@ -63,7 +63,7 @@ class RunAction(Action):
         """Config of the run, loaded on first access. Raises ConfigError or UserError."""
         return self.given if isinstance(self.given, Loaded) else self.load(self.given)
 
-    def load(self, words: RunWords) -> Loaded:
+    def load(self, words: RunArguments) -> Loaded:
         return words.load()
 
     @property
@@ -76,7 +76,7 @@ class RunAction(Action):
             print_warning(warning)
 
 
-def load_without_variables(words: RunWords) -> Loaded:
+def load_without_variables(words: RunArguments) -> Loaded:
     """Loads the config of a run that is not started on this machine, such as one that is only planned.
 
     Environment variables that are not set keep the text $NAME. Warnings about WORLD_SIZE are omitted, because --gpus

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from worldsmith.actions.action import Action, ColoredLine, Result, mistakes_of_the_user
-from worldsmith.actions.registry import commands, kind_for_model, kind_for_word, kinds_of
+from worldsmith.actions.action import Action, ColoredLine, Result, user_errors
+from worldsmith.actions.registry import command_class_for_model, command_class_for_word, command_classes, commands
 from worldsmith.cli.run_source import take_help
 from worldsmith.cli.spec_and_parent import (
     PARENT,
@@ -73,7 +73,7 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
             raise UserError(f"select one:\n{list_variants(name)}")
         print_text(list_variants(name))
         return 0
-    with mistakes_of_the_user():
+    with user_errors():
         prefix, kinds, words = choose_action(name, head)
         file = words.own.get(SETTINGS)
         if topic is not None:
@@ -113,7 +113,7 @@ def check_action(name: str, head: list[str], tail: list[str]) -> None:
         ConfigError: For mistakes in the settings.
         UserError: For other mistakes that the user can fix.
     """
-    with mistakes_of_the_user():
+    with user_errors():
         prefix, kinds, words = choose_action(name, head)
         load_settings(prefix, kinds[0], words, tail)
 
@@ -152,9 +152,9 @@ def choose_action(name: str, head: list[str]) -> tuple[str, list[type[Action]], 
         The beginning of the command for messages ("worldsmith evaluate"), the classes that may implement it with the
         selected class first, and the sorted arguments.
     """
-    prefix, kinds = f"worldsmith {name}", list(kinds_of(name).values())
+    prefix, kinds = f"worldsmith {name}", list(command_classes(name).values())
     if commands()[name].by == "word":
-        prefix, kinds, head = f"{prefix} {head[0]}", [kind_for_word(name, head[0])], head[1:]
+        prefix, kinds, head = f"{prefix} {head[0]}", [command_class_for_word(name, head[0])], head[1:]
     words = sort_action_words(head, kinds)
     if SPEC in words.own and name == "tune":  # the spec describes the run that is tuned
         words.loose.insert(0, words.own.pop(SPEC))
@@ -166,13 +166,13 @@ def choose_action(name: str, head: list[str]) -> tuple[str, list[type[Action]], 
     if PARENT in words.own:
         adopt_parent(words.own[PARENT], words, kinds, words.own.get(SETTINGS))
     if commands()[name].by == "model" and (model := find_model_name(words, "model", words.loose)):
-        kinds = [kind_for_model(name, model, base=find_model_name(words, "base"))]
+        kinds = [command_class_for_model(name, model, base=find_model_name(words, "base"))]
     return prefix, kinds, words
 
 
 def list_variants(name: str) -> str:
     """Returns lines that list the variants of the command `name`, each with the first line of its description."""
-    descriptions = {kind: (inspect.getdoc(cls) or "").partition("\n")[0] for kind, cls in kinds_of(name).items()}
+    descriptions = {kind: (inspect.getdoc(cls) or "").partition("\n")[0] for kind, cls in command_classes(name).items()}
     return "\n".join(f"  worldsmith {name} {kind} …\n      {text}" for kind, text in descriptions.items())
 
 

@@ -29,7 +29,7 @@ from worldsmith.cli.run_source import COMMAND_VARIABLE, start_command
 from worldsmith.cli.slurm import MAX_MACHINES, add_options, submit
 from worldsmith.config.errors import UserError
 from worldsmith.config.write.values import shorten
-from worldsmith.distributed.launcher_messages import LaunchDesk
+from worldsmith.distributed.launcher_messages import LauncherServer
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once
 from worldsmith.distributed.stop_signals import PREEMPTED, leave, leave_terminal
 from worldsmith.distributed.world import require_devices
@@ -95,7 +95,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         print_text(HELP)
         return 0 if words else 2
     forwarded: set[int] = set()
-    desk = LaunchDesk()
+    desk = LauncherServer()
 
     def forward_signal(number: int) -> None:
         forwarded.add(number)
@@ -244,7 +244,7 @@ def share_run_name() -> Iterator[None]:
 
 
 @contextmanager
-def report_waiting(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[None]:
+def report_waiting(args: Namespace, machines: int, desk: LauncherServer) -> Iterator[None]:
     """Context manager: logs at intervals that other machines are awaited, until the processes of this one have started.
 
     After these have ended, it logs that launchers of other machines have not reported the end of theirs, and exits this
@@ -401,9 +401,9 @@ def failure_code(error: ChildFailedError, forwarded: set[int]) -> int:
         return first.exitcode
     if -first.exitcode in forwarded:  # before it could catch a signal, so that there was no progress to save
         return PREEMPTED
-    from worldsmith.tools.explain.explanation import after_text
+    from worldsmith.tools.explain.explanation import explain_message
 
     how = f"was ended by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
     message = f"worldsmith launch: rank {rank} {how}; it was the first to fail"
-    print("\n".join([message, *after_text(message, None)]), file=sys.stderr)
+    print("\n".join([message, *explain_message(message, None)]), file=sys.stderr)
     return 1

@@ -7,7 +7,7 @@ import sys
 
 from worldsmith.__main__ import COLLECTED
 from worldsmith.cli.main import main
-from worldsmith.distributed.launcher_messages import tell_end
+from worldsmith.distributed.launcher_messages import report_exit_code
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.monitor.process_log import copy_output
@@ -24,7 +24,7 @@ def launched() -> int:
     code = main()
     if code not in (0, PREEMPTED):
         return code
-    tell_end(code)
+    report_exit_code(code)
     return 0
 
 

@@ -12,7 +12,7 @@ from types import FrameType
 from worldsmith import __version__
 from worldsmith.actions.registry import commands
 from worldsmith.cli.commands import COMMANDS, read_command, split_tail
-from worldsmith.distributed.launcher_messages import is_said, launcher_pid
+from worldsmith.distributed.launcher_messages import launcher_pid, was_printed
 
 WITHOUT_ARGUMENTS = ("recipes",)
 """Commands that can run without arguments; all others print their help if no arguments are given."""
@@ -239,7 +239,7 @@ def file_error(error: OSError) -> str:
 
 def fail(message: str) -> int:
     """Prints an error message, unless another process of the same launch has printed it; returns exit code 2."""
-    if not is_said(message):
+    if not was_printed(message):
         from worldsmith.monitor.terminal_text import print_message
 
         print_message(f"worldsmith: error: {message}")

@@ -9,8 +9,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
-from worldsmith.actions.action import mistakes_of_the_user
-from worldsmith.actions.registry import kinds_of
+from worldsmith.actions.action import user_errors
+from worldsmith.actions.registry import command_classes
 from worldsmith.actions.run_action import RunAction
 from worldsmith.cli import run_source
 from worldsmith.cli.action_command import JSON, OPTIONS, SETTINGS, is_first, load_settings, print_result
@@ -41,7 +41,7 @@ class RunCommand:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.kind = cast(type[RunAction], kinds_of(name)[""])
+        self.kind = cast(type[RunAction], command_classes(name)[""])
         self.HELP, _, self.epilog = (inspect.getdoc(self.kind) or "").partition("\n\n")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -82,7 +82,7 @@ class RunCommand:
 
         Raises ConfigError or UserError for what the user can fix.
         """
-        with mistakes_of_the_user():
+        with user_errors():
             self.action(args).check()
 
     def run(self, args: Namespace) -> int:
@@ -93,7 +93,7 @@ class RunCommand:
         from worldsmith.actions.processes import WorkerProcessError
 
         try:
-            with mistakes_of_the_user():
+            with user_errors():
                 return print_result(self.action(args).run(), as_json=args.json)
         except WorkerProcessError as error:
             print_message(f"worldsmith: error: {error}")
@@ -102,7 +102,7 @@ class RunCommand:
 
 @dataclass(frozen=True)
 class GivenWords:
-    """Source of a run config on the command line (recipe or file, flags and overrides); implements `RunWords`."""
+    """Source of a run config on the command line (recipe or file, flags and overrides); implements `RunArguments`."""
 
     args: Namespace
 

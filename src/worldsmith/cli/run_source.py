@@ -19,7 +19,7 @@ from worldsmith.config.recipes.registry import is_recipe
 from worldsmith.config.tree.config_draft import Draft, Loaded, finish
 from worldsmith.config.tree.references import Kept
 from worldsmith.dialects.cosmos_rl.policy import Policy, choose_policy, take_policy
-from worldsmith.dialects.sat.recognize import take_words
+from worldsmith.dialects.sat.recognize import split_arguments
 from worldsmith.monitor.redaction import redact_arguments
 from worldsmith.monitor.terminal_text import print_text
 
@@ -92,7 +92,7 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
         args.source = None
         extra = [word for word in args.spec_words if "=" not in word and not word.startswith("~")]
     if args.base:
-        args.base, changes, flags = take_words(args.base, flags)
+        args.base, changes, flags = split_arguments(args.base, flags)
         args.spec_words = changes or None
     if extra:
         parser.error(

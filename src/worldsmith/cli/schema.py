@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args, get_origin
 
-from worldsmith.actions.registry import kinds_of
+from worldsmith.actions.registry import command_classes
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.configurable import OPAQUE, Config, Configurable, find
 from worldsmith.config.declare.field_docs import field_docs
@@ -21,7 +21,7 @@ from worldsmith.config.toml.toml_schema import REFUSED, remap, toml_fields
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import MISSING, class_defaults, required_fields
 from worldsmith.config.tree.read_config import untagged_class
-from worldsmith.config.write.describe_toml import hint_at, keys_of, toml_schema
+from worldsmith.config.write.describe_toml import field_type_hint, toml_keys, toml_schema
 from worldsmith.config.write.json_schema import describe_class, has_sections, loadable_classes, tree_schema
 from worldsmith.config.write.values import SHOWN, write
 from worldsmith.dialects.cosmos_rl.spec_formats import COMMANDS, MODULES, form_of
@@ -150,7 +150,7 @@ def find_form(name: str) -> SpecForm:
     """Returns the spec format (keys, types, docstrings) of an action; raises KeyError for an action without specs."""
     if name != _TUNE:
         return form_of(name)
-    (action,) = kinds_of(_TUNE).values()
+    (action,) = command_classes(_TUNE).values()
     return SpecForm(_TUNE, action.Config, ())
 
 
@@ -167,7 +167,7 @@ def reference_page(trees: Mapping[str, Config]) -> str:
 def _toml_part(trees: Mapping[str, Config]) -> list[str]:
     lines, section = [_TOML], None
     # The type of a key is that of the config field that it sets, which is narrower; without a field, that of the key.
-    types = {e.path: hint_at(tree, at) for tree in reversed(list(trees.values())) for e, at in keys_of(tree)}
+    types = {e.path: field_type_hint(tree, at) for tree in reversed(list(trees.values())) for e, at in toml_keys(tree)}
     for entry in toml_fields():
         if entry.path == (OPAQUE,):
             continue

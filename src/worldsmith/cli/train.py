@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.actions.action import mistakes_of_the_user
+from worldsmith.actions.action import user_errors
 from worldsmith.cli import run_source
 from worldsmith.cli.action_command import is_first, print_result
 from worldsmith.cli.run_command import GivenWords
@@ -28,7 +28,7 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.config.write.annotate import describe_origins
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.coordination_group import lost_partner
-from worldsmith.distributed.launcher_messages import is_said
+from worldsmith.distributed.launcher_messages import was_printed
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.distributed.world import world_size
@@ -149,7 +149,7 @@ def dryrun(loaded: Loaded, *, show_tree: bool, **settings: Any) -> int:
     """
     from worldsmith.actions.dry_run import DryRun
 
-    with mistakes_of_the_user():
+    with user_errors():
         code = print_result(DryRun.Config(**settings).build(run=loaded).run())
     print(f"---\n{to_yaml(loaded.tree)}" if show_tree else "", end="")
     return code
@@ -159,7 +159,7 @@ def rehearse(args: argparse.Namespace) -> int:
     """Simulates the run that parsed arguments describe on fake ranks, prints the result and returns the exit code."""
     from worldsmith.tools.rehearse.rehearse import Rehearse
 
-    with mistakes_of_the_user():
+    with user_errors():
         return print_result(Rehearse.Config(gpus=args.gpus).build(run=GivenWords(args)).run())
 
 
@@ -180,7 +180,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     trainer: Trainer | None = None
     is_named = bool(tree.job.name) or tree.job.resume_newest
     try:
-        with mistakes_of_the_user():
+        with user_errors():
             complete = completion(run_path(tree.job), resolve(tree))
             if complete is not None:
                 if is_first():
@@ -197,7 +197,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
             return 1
         trainer.world.barrier()  # torchrun ends all ranks when one leaves with another code than 0
     except (DataError, FloatingPointError, SaveError) as error:
-        if not is_said(str(error)):
+        if not was_printed(str(error)):
             logging.getLogger("worldsmith").error("error: %s", error)
         print_explanation(error, tree, trainer)
         return 1
@@ -208,7 +208,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
         if lost is None:
             print_message(traceback.format_exc().rstrip("\n"))
             print_explanation(error, tree, trainer)
-        elif not is_said(lost):
+        elif not was_printed(lost):
             advice = "so this one also ends; the same command resumes from the last checkpoint"
             logging.getLogger("worldsmith").error("error: %s, %s", lost, advice)
         return 1
@@ -267,10 +267,10 @@ def print_explanation(error: Exception, tree: Trainer.Config, trainer: Trainer |
         trainer: Trainer of the run; None if it could not be built.
     """
     with suppress(Exception):  # best effort: a failure here must not hide the error
-        from worldsmith.tools.explain.explanation import after_error
+        from worldsmith.tools.explain.explanation import explain_exception
         from worldsmith.tools.explain.facts import Run
 
         config, folder = (tree, None) if trainer is None else (trainer.config, trainer.run_folder)
-        lines = after_error(error, Run(to_dict(config), folder, world_size()))
-        if lines and not is_said("\n".join(lines)):
+        lines = explain_exception(error, Run(to_dict(config), folder, world_size()))
+        if lines and not was_printed("\n".join(lines)):
             print_message("\n".join(lines))

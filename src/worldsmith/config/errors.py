@@ -200,10 +200,10 @@ def _place_of(problem: Problem, places: Mapping[Path, Place]) -> Place | None:
     for path in map(parse_path, problem.concerns):
         if path in places:
             return places[path]
-    return find_place(problem.path, places)
+    return find_source_position(problem.path, places)
 
 
-def find_place(path: str, places: Mapping[Path, Place]) -> Place | None:
+def find_source_position(path: str, places: Mapping[Path, Place]) -> Place | None:
     """Returns the source position of a config value.
 
     Args:

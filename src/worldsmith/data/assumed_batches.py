@@ -40,7 +40,7 @@ BETWEEN = 9
 
 
 @dataclass(frozen=True, slots=True)
-class AssumedBatch:
+class DummyBatch:
     """Pack of dummy samples for a plan, and its description. Large tensors are views of a single element."""
 
     samples: Sequence[Any]
@@ -79,7 +79,7 @@ def assumed_clips(
     first_frames: FirstFrames = "none",
     fill: float = 1.0,
     encoded: bool = True,
-) -> AssumedBatch:
+) -> DummyBatch:
     """Returns a pack of dummy clips that has the fraction `fill` of the max number of tokens (or samples) of a pack.
 
     Clips that are too long for that number of tokens get fewer frames. Captions are lengthened, up to their limit, to
@@ -128,12 +128,12 @@ def assumed_clips(
     clips = [with_contents(clip, kind=first_frames, channels=channels, encoded=encoded) for clip in bare]
     what = count_of(count, "image" if frames == 1 else "clip")
     of = "" if frames == 1 else f" of {frames} frames"
-    return AssumedBatch(clips, f"{what}{of} of {width}x{height} pixels, captions of {caption} tokens")
+    return DummyBatch(clips, f"{what}{of} of {width}x{height} pixels, captions of {caption} tokens")
 
 
 def assumed_chats(
     data: ChatLoader.Config, media: MediaProcessor | None, placeholders: dict[str, int], *, fill: float = 1.0
-) -> AssumedBatch:
+) -> DummyBatch:
     """Returns a pack of dummy conversations that has the fraction `fill` of the max number of tokens of a pack.
 
     Each conversation has one image or video (none for a text model). If the number of samples of a pack is limited,
@@ -168,7 +168,7 @@ def assumed_chats(
     samples = [assumed_chat(index, text, [grid] * pictures, kind, media, placeholders) for index in range(count)]
     what = "no images" if not pictures else f"{count_of(pictures, kind)} of {size_of(grid, kind, media)}"
     words = f"{count_of(count, 'conversation')} of {samples[0].num_tokens:,} tokens, each with {what}"
-    return AssumedBatch(samples, f"{words} and {samples[0].num_supervised} supervised tokens")
+    return DummyBatch(samples, f"{words} and {samples[0].num_supervised} supervised tokens")
 
 
 def count_of(number: int, what: str) -> str:

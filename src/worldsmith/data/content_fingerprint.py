@@ -17,7 +17,7 @@ MOST = 1000
 READERS = 8
 
 
-def content_mark(path: str | Path) -> str:
+def file_fingerprint(path: str | Path) -> str:
     """Returns a short fingerprint of a file: 12 hex digits of a hash of its size and three pieces of its content.
 
     At most 48 KiB are read. The result is "" if the file cannot be read or is not a regular file.
@@ -40,8 +40,8 @@ def content_mark(path: str | Path) -> str:
         os.close(handle)
 
 
-def content_marks(paths: Iterable[str]) -> dict[str, str]:
-    """Returns {path: fingerprint} for the first `MOST` different paths, see `content_mark`; later paths are ignored."""
+def file_fingerprints(paths: Iterable[str]) -> dict[str, str]:
+    """Returns {path: fingerprint} for the first `MOST` different paths; later paths are ignored."""
     chosen = list(islice(dict.fromkeys(paths), MOST))
     with ThreadPoolExecutor(READERS) as pool:
-        return dict(zip(chosen, pool.map(content_mark, chosen)))
+        return dict(zip(chosen, pool.map(file_fingerprint, chosen)))

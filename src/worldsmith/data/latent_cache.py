@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from worldsmith.data.content_fingerprint import content_mark
+from worldsmith.data.content_fingerprint import file_fingerprint
 from worldsmith.files.atomic import replacing
 
 if TYPE_CHECKING:
@@ -226,9 +226,9 @@ def file_identity(status: FileStatus, path: str, relative_path: str, mark: str =
         status: Size and modification time of the file.
         path: Path of the file.
         relative_path: Path of the file in the dataset.
-        mark: Fingerprint of the content; "" = computed by `content_mark`.
+        mark: Fingerprint of the content; "" = computed by `file_fingerprint`.
     """
-    return [relative_path, status.st_size, status.st_mtime_ns, mark or content_mark(path)]
+    return [relative_path, status.st_size, status.st_mtime_ns, mark or file_fingerprint(path)]
 
 
 def checksum(tensor: Tensor) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import ClassVar
 
-from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.actions.action import Action, Result, make_progress_reporter
 from worldsmith.demo.falling_objects import TOPICS, FallingObjects, Topic
 from worldsmith.demo.moving_shapes import MovingShapes
 from worldsmith.demo.synthetic_dataset import SyntheticDataset
@@ -51,7 +51,7 @@ class MakeClips(Action):
     def run(self) -> Result:
         """Writes the dataset unless it is complete; the result has the parameters and whether it was written."""
         out, dataset = self.config.out, self.config.dataset()
-        made = dataset.make(out, force=self.config.force, progress=share_done(dataset.kind))
+        made = dataset.make(out, force=self.config.force, progress=make_progress_reporter(dataset.kind))
         if made:
             line = f"{dataset.kind}: {dataset.clips} train and {dataset.val_clips} val clips in {out}"
         else:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.actions.model_action import VideoAction, find_device
 from worldsmith.checkpoint.formats.export_folder import add_to_card
 from worldsmith.checkpoint.formats.find_model import find_model
@@ -49,7 +49,7 @@ class MeasureAdherence(VideoAction):
     def plan(self) -> Iterator[str]:
         config = self.config
         for name, model in self.find_models().items():
-            yield f"{name:<12}{model.folder} ({model.weights_in_words})"
+            yield f"{name:<12}{model.folder} ({model.weights_description})"
         yield f"{'prompts':<12}{len(load_prompts(Path(config.prompts)))} of {config.prompts}, one video per model"
         yield f"{'folder':<12}{config.out}{' (already complete)' if self.known() else ''}"
 
@@ -108,14 +108,14 @@ class MeasureAdherence(VideoAction):
             model.load(device),
             requests,
             **self.settings,
-            progress=share_done(f"generating {len(requests)} videos ({name})"),
+            progress=make_progress_reporter(f"generating {len(requests)} videos ({name})"),
         )
 
     @property
     def settings(self) -> dict[str, Any]:
         """Sampling settings, such as the number of steps, that the config sets."""
-        said = {name: getattr(self.config, name) for name in SETTINGS}
-        return {name: value for name, value in said.items() if value is not None}
+        chosen = {name: getattr(self.config, name) for name in SETTINGS}
+        return {name: value for name, value in chosen.items() if value is not None}
 
     def known(self) -> dict[str, Any]:
         """Returns the stored metrics of an earlier command with the same models, prompts and settings.

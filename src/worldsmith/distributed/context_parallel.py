@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SharedStream:
-    """Stream of `length` tokens that is sharded over a context-parallel group; implements the protocol `TokenShare`.
+    """Stream of `length` tokens that is sharded over a context-parallel group; implements the protocol `TokenSharding`.
 
     Methods that are marked "Collective" must be called by all ranks of the group.
     """

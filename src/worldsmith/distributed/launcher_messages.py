@@ -17,7 +17,7 @@ PATIENCE = 10.0
 """Timeout in seconds for the answer of the launcher, which runs on the same machine and usually answers at once."""
 
 
-class LaunchDesk:
+class LauncherServer:
     """Server in `worldsmith launch`, on a local port, for messages of the processes that it has started.
 
     It is a context manager. Within its block, an environment variable passes the address of the server to started
@@ -26,7 +26,7 @@ class LaunchDesk:
 
     def __init__(self) -> None:
         self.exit_code: int | None = None
-        """Exit code that a process has reported last by `tell_end`; None before that."""
+        """Exit code that a process has reported last by `report_exit_code`; None before that."""
         self._printed: set[str] = set()
         self._lock = threading.Lock()
         self._secret = secrets.token_hex(16)
@@ -68,12 +68,12 @@ def launcher_pid() -> int | None:
     return int(known.split()[0]) if known else None
 
 
-def tell_end(exit_code: int) -> None:
+def report_exit_code(exit_code: int) -> None:
     """Sends the exit code of this process to `worldsmith launch`; no effect if that command did not start it."""
     _send_request("ended", str(exit_code))
 
 
-def is_said(message: str) -> bool:
+def was_printed(message: str) -> bool:
     """Returns whether another process of this launch on this machine has already printed a message.
 
     The first process that calls this function gets False, and should print the message. Without a launcher, the result

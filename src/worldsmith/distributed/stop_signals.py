@@ -60,7 +60,7 @@ class StopSignals:
             return f"the file {self.file}"
         return self.received
 
-    def honour(self) -> None:
+    def remove_stop_file(self) -> None:
         """Removes the stop file, so that the run does not stop again when it is resumed; logs an error."""
         if self.file is None or not self.file.exists():
             return

@@ -12,7 +12,7 @@ DRAWS = 2000
 """Number of bootstrap resamples."""
 
 
-def share_interval(right: int, total: int) -> tuple[float, float] | None:
+def wilson_interval(right: int, total: int) -> tuple[float, float] | None:
     """Computes Wilson's 95 % score interval (low, high) of the fraction right / total; None if total is 0.
 
     Args:
@@ -30,12 +30,12 @@ def share_interval(right: int, total: int) -> tuple[float, float] | None:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def measure_share(name: str, right: int, total: int) -> dict[str, Any]:
+def fraction_with_interval(name: str, right: int, total: int) -> dict[str, Any]:
     """Returns the fraction right / total with its Wilson interval, for metrics: {"NAME": …, "NAME_interval": …}.
 
     NAME is the argument `name`. Both values are None if `total` is 0.
     """
-    return {name: right / total if total else None, f"{name}_interval": share_interval(right, total)}
+    return {name: right / total if total else None, f"{name}_interval": wilson_interval(right, total)}
 
 
 def correlation_interval(correlation: float | None, pairs: int) -> tuple[float, float] | None:

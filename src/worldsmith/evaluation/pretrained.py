@@ -85,6 +85,6 @@ def load_network(model_class: Any, folder: Path, device: str) -> Any:
     return model.float().eval().to(device)
 
 
-def pictures_of(video: Tensor) -> list[np.ndarray]:
+def video_frames(video: Tensor) -> list[np.ndarray]:
     """Returns the frames of a video (uint8 [3, T, H, W]) as NumPy arrays, each uint8 [H, W, 3]."""
     return [frame.permute(1, 2, 0).cpu().numpy() for frame in video.unbind(1)]

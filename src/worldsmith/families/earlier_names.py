@@ -84,5 +84,8 @@ NEW_NAMES = (
             "weights.export.Export": "tools.export.export.Export",
         }.items()
     }
-    | {"worldsmith.tools.lineage.draw.ShowLineage": "worldsmith.tools.lineage.show_lineage.ShowLineage"}
+    | {
+        "worldsmith.models.video_vae.moments.ImageVAE": "worldsmith.models.video_vae.posterior.ImageVAE",
+        "worldsmith.tools.lineage.draw.ShowLineage": "worldsmith.tools.lineage.show_lineage.ShowLineage",
+    }
 )

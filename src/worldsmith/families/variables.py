@@ -12,7 +12,7 @@ WAN22_VAE = {
 }
 
 
-def hub_repository(variable: str, repository: str) -> dict[str, str]:
+def hub_variable_advice(variable: str, repository: str) -> dict[str, str]:
     """Returns {`variable`: how to set it} for a variable that names a hub repository or a folder with its files."""
     return {
         variable: f"`export {variable}={repository}` downloads it when the run starts; or first "

@@ -87,7 +87,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def folder_aside(target: Path) -> Iterator[Path]:
+def locked_temporary_folder(target: Path) -> Iterator[Path]:
     """Context manager: yields an empty temporary folder next to `target`, in which its new content is prepared.
 
     The block passes the temporary folder to `publish_folder`; otherwise it is removed at the end.
@@ -179,7 +179,7 @@ def publish_folder(aside: Path, target: Path, *, replace: bool = True) -> None:
     """Flushes the finished folder `aside` to disk and publishes it as `target` by an atomic rename.
 
     Args:
-        aside: Temporary folder on the same file system, usually from `folder_aside`.
+        aside: Temporary folder on the same file system, usually from `locked_temporary_folder`.
         target: Final path.
         replace: Whether a `target` that contains files may be replaced. An empty folder is always replaced.
 

@@ -137,7 +137,7 @@ def is_adapter(name: str) -> bool:
     return name.endswith(MATRICES)
 
 
-def draw_adapter(value: Tensor, name: str, generator: torch.Generator | None = None) -> Tensor:
+def init_adapter(value: Tensor, name: str, generator: torch.Generator | None = None) -> Tensor:
     """Fills a LoRA matrix in place with PEFT's default: A like the weight of `nn.Linear`, B with zeros.
 
     Args:

@@ -13,7 +13,7 @@ from worldsmith.config.declare.ranges import Count, DropoutRate, Range
 from worldsmith.config.declare.search import Popular, Search
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
-from worldsmith.models.converters.converter import Conversion, Converter, convert_network, held_weights
+from worldsmith.models.converters.converter import Conversion, Converter, convert_network, quantized_layers
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.lora import inject_adapters, match_targets, read_targets
 from worldsmith.models.parameter_names import native_parameters
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from worldsmith.models.converters.held_weight import HoldsWeight
+    from worldsmith.models.converters.quantized_layer import QuantizedLayer
     from worldsmith.models.network_parts import NetworkParts
     from worldsmith.models.video_model import Mode
 
@@ -174,7 +174,7 @@ class Model(Configurable, ABC):
             """
             return ()
 
-        def unreached(self) -> Sequence[str]:
+        def names_without_gradients(self) -> Sequence[str]:
             """Returns name prefixes of parameters that never receive gradients, even if they are trainable."""
             return ()
 
@@ -278,29 +278,29 @@ class Model(Configurable, ABC):
     def materialize(self, device: str | torch.device) -> None:
         """Allocates the network on `device` without initializing it.
 
-        The weight of a layer in `held` stays on the meta device; its quantized form will be stored on `device`.
+        The weight of a quantized layer stays on the meta device; its quantized form will be stored on `device`.
         """
         import torch
 
         self.device = torch.device(device)
-        held = self.held
-        if not held:
+        quantized = self.quantized_layers
+        if not quantized:
             self.network.to_empty(device=self.device)
             return
-        from worldsmith.models.converters.held_weight import without_memory
+        from worldsmith.models.converters.quantized_layer import without_memory
 
-        with without_memory(held.values()):
+        with without_memory(quantized.values()):
             self.network.to_empty(device=self.device)
-        for layer in held.values():
+        for layer in quantized.values():
             layer.device = self.device
 
     @property
-    def held(self) -> Mapping[str, HoldsWeight]:
+    def quantized_layers(self) -> Mapping[str, QuantizedLayer]:
         """Layers with a quantized base weight, by the internal name of that weight; empty without such a converter."""
-        return held_weights(self.network) if self.conversions else {}
+        return quantized_layers(self.network) if self.conversions else {}
 
     def draw_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        """Initializes parameters with `init_weights`, and quantizes the weights of layers in `held`.
+        """Initializes parameters with `init_weights`, and quantizes the weights of layers in `quantized_layers`.
 
         A weight to be quantized is allocated in full precision only until it is quantized.
 
@@ -308,18 +308,18 @@ class Model(Configurable, ABC):
             seed: Seed of all values.
             names: Internal parameter names; None: all parameters.
         """
-        held = self.held
-        if not held:
+        quantized = self.quantized_layers
+        if not quantized:
             self.init_weights(seed, names)
             return
-        from worldsmith.models.converters.held_weight import with_memory
+        from worldsmith.models.converters.quantized_layer import with_memory
 
         names = native_parameters(self.network) if names is None else names
-        self.init_weights(seed, [name for name in names if name not in held])
-        for name in held.keys() & names:
-            with with_memory(held[name]) as value:
+        self.init_weights(seed, [name for name in names if name not in quantized])
+        for name in quantized.keys() & names:
+            with with_memory(quantized[name]) as value:
                 self.init_weights(seed, [name])
-            held[name].hold(value)
+            quantized[name].quantize(value)
 
     def cast(self, dtype: torch.dtype) -> None:
         """Converts the network to `dtype` in place; `full_precision` modules and adapters stay float32."""

@@ -59,7 +59,7 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
     return found if isinstance(found, Path) else download(found, file_patterns, field)
 
 
-def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path | None:
+def find_without_download(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path | None:
     """Returns the local path of a model if its files are on this machine; None if they can be downloaded from the hub.
 
     Args:
@@ -104,7 +104,7 @@ def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> P
     return local_folder(name, file_patterns=layouts[-1], field=field)
 
 
-def look_for_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path | None:
+def find_layout_without_download(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path | None:
     """Returns the local path of a model that may have one of several layouts; None if it is only on the hub.
 
     Args:
@@ -118,7 +118,7 @@ def look_for_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) 
     hub = hub_name(name)
     if hub is None or is_local(name) or any(cached(hub, patterns) is not None for patterns in layouts):
         return find_layout(name, layouts, field=field)
-    return look_for(name, field=field)
+    return find_without_download(name, field=field)
 
 
 def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path | HubName:
@@ -288,7 +288,7 @@ Contents = Mapping[str, Mapping[str, Any] | Path | None]
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedPart:
+class SubstituteComponent:
     """Pretrained component that a config section names, such as a VAE.
 
     If its files are missing, a simulation of the run uses substitute files.
@@ -317,7 +317,7 @@ def tokenizer_files(asset: str, folder: str = "") -> Contents:
         folder: Folder of the files within the component; "": its root.
 
     Returns:
-        Path of each file by its name in the component, for `PublishedPart.contents`.
+        Path of each file by its name in the component, for `SubstituteComponent.contents`.
     """
     home = asset_path(asset)
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -142,7 +142,7 @@ class Solver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class InitialState:
     """Initial state of one sample, before the first solver step."""
 
     state: Tensor
@@ -192,7 +192,7 @@ class VideoSampler(ABC):
     @abstractmethod
     def begin(
         self, conditional: SampleLayout, unconditional: SampleLayout, *, seed: int, condition: Tensor | None
-    ) -> Beginning:
+    ) -> InitialState:
         """Builds the initial state of a sample.
 
         Args:
@@ -203,7 +203,7 @@ class VideoSampler(ABC):
         """
 
     @abstractmethod
-    def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
+    def predictor(self, samples: Sequence[InitialState], branches: Sequence[int]) -> Predict:
         """Returns a function that evaluates the network; values that all steps share, such as texts, are computed here.
 
         Args:
@@ -212,7 +212,7 @@ class VideoSampler(ABC):
                 samples for the first branch, then those for the next one.
         """
 
-    def finish(self, sample: Beginning, state: Tensor) -> Tensor:
+    def finish(self, sample: InitialState, state: Tensor) -> Tensor:
         """Converts the last state of a sample to the latents [C, t, h, w] that are decoded."""
         return state
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.objectives.objective import LossSum, Objective
+from worldsmith.objectives.objective import BatchLoss, Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,7 @@ class NoiseObjective(Objective):
         return len(samples)
 
     @abstractmethod
-    def add_up(self, losses: Tensor, samples: Sequence[Any], draws: Sequence[Any], *, tokens: int) -> LossSum:
+    def add_up(self, losses: Tensor, samples: Sequence[Any], draws: Sequence[Any], *, tokens: int) -> BatchLoss:
         """Returns the weighted sum of a batch's losses, with metrics to log.
 
         Args:

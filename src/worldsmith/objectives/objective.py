@@ -1,4 +1,4 @@
-"""`Objective`: the loss that a run minimizes; `LossSum`: the contribution of one batch to the loss of a step."""
+"""`Objective`: the loss that a run minimizes; `BatchLoss`: the contribution of one batch to the loss of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LossSum:
+class BatchLoss:
     """Summed loss of one batch, from which the trainer computes the mean loss of a step, with metrics to log."""
 
     sum: Tensor
@@ -22,7 +22,7 @@ class LossSum:
     batches of the step."""
     samples: int
     tokens: int
-    figures: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
     """Metric name -> (sum, count) of this batch, of which the mean over the step is logged. Every batch must have the
     same names.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 from worldsmith.config.declare.ranges import Range
 from worldsmith.config.errors import WrongValueError
 from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, sum_by_noise
-from worldsmith.objectives.objective import LossSum
+from worldsmith.objectives.objective import BatchLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,7 +161,7 @@ class RectifiedFlow(NoiseObjective):
 
     def add_up(
         self, losses: Tensor, samples: Sequence[FlowSample], draws: Sequence[SigmaDraw], *, tokens: int
-    ) -> LossSum:
+    ) -> BatchLoss:
         """Returns the weighted sum of a batch's losses, with metrics to log.
 
         The sum is in float64, so that a weight reaches the gradient with a single rounding. The metric "loss" is the
@@ -180,11 +180,11 @@ class RectifiedFlow(NoiseObjective):
         scales = [share * (image if is_image(sample) else video) for sample in samples]
         exact = losses.double()
         bins = [min(int(draw.sigma * NOISE_BINS), NOISE_BINS - 1) for draw in draws]
-        return LossSum(
+        return BatchLoss(
             sum=(exact * torch.tensor(scales, dtype=torch.float64, device=losses.device)).sum(),
             samples=len(samples),
             tokens=tokens,
-            figures={"loss": (exact.detach().sum(), len(samples)), **sum_by_noise(exact.detach(), bins)},
+            metrics={"loss": (exact.detach().sum(), len(samples)), **sum_by_noise(exact.detach(), bins)},
         )
 
 

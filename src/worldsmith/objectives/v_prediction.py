@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range
 from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, stack_tensors, sum_by_noise
-from worldsmith.objectives.objective import LossSum
+from worldsmith.objectives.objective import BatchLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,7 +164,7 @@ class VPrediction(NoiseObjective):
 
     def add_up(
         self, losses: Tensor, samples: Sequence[PositionedSample], draws: Sequence[TimestepDraw], *, tokens: int
-    ) -> LossSum:
+    ) -> BatchLoss:
         """Returns the sum of a batch's losses, with the metric "loss_by_noise" for ten ranges of timesteps.
 
         Args:
@@ -175,7 +175,7 @@ class VPrediction(NoiseObjective):
         """
         exact = losses.double()
         bins = [draw.timestep * NOISE_BINS // self.config.num_timesteps for draw in draws]
-        return LossSum(sum=exact.sum(), samples=len(draws), tokens=tokens, figures=sum_by_noise(exact.detach(), bins))
+        return BatchLoss(sum=exact.sum(), samples=len(draws), tokens=tokens, metrics=sum_by_noise(exact.detach(), bins))
 
     def _levels(self, draws: Sequence[TimestepDraw], like: Tensor) -> tuple[Tensor, Tensor]:
         """Returns √ᾱ and √(1-ᾱ) of each sample, float32 [n, 1, …] on the device of `like` [n, …]."""

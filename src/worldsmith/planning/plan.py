@@ -157,12 +157,12 @@ def make_plan(
         UserError: If the run cannot be planned.
     """
     from worldsmith.planning.simulation.simulate import simulate
-    from worldsmith.planning.simulation_inputs import plan_batches, why_not_encodable, with_published_parts
+    from worldsmith.planning.simulation_inputs import plan_batches, substitute_missing_components, why_not_encodable
 
     if encoded and (reason := why_not_encodable(config)):
         raise UserError(f"--encoded: {reason}")
     quick, degrees = quick_plan(config, ranks), plan_degrees(config.model.config.parallelism, ranks)
-    with with_published_parts(config) as stated:
+    with substitute_missing_components(config) as stated:
         data = plan_batches(stated, ranks=ranks)
         work = simulate(stated.config, data.batches, ranks=ranks, phases=BESIDE)
     if encoded:

@@ -18,7 +18,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World
-from worldsmith.models.model_files import Contents, PublishedPart, cached, hub_name, is_local
+from worldsmith.models.model_files import Contents, SubstituteComponent, cached, hub_name, is_local
 from worldsmith.tasks.registry import task_of
 from worldsmith.tasks.task import Task
 
@@ -35,7 +35,7 @@ class Stated:
 
 
 @contextmanager
-def with_published_parts(config: Any) -> Iterator[Stated]:
+def substitute_missing_components(config: Any) -> Iterator[Stated]:
     """Context manager: yields a copy of `config` in which missing pretrained components are substituted.
 
     A component whose files are neither in the given folder nor in the hub cache is replaced by a temporary folder with
@@ -47,7 +47,7 @@ def with_published_parts(config: Any) -> Iterator[Stated]:
     config, substitutes, reads_texts = deepcopy(config), [], True
     with tempfile.TemporaryDirectory(prefix="worldsmith-plan-") as folder:
         for number, (where, section) in enumerate(sections(config.model.config, "model.config")):
-            part: PublishedPart | None = section.published()
+            part: SubstituteComponent | None = section.substitute()
             name = "" if part is None else getattr(section, part.field)
             why = find_missing_files(section, part) if part is not None and name else None
             if part is None or why is None:
@@ -62,7 +62,7 @@ def with_published_parts(config: Any) -> Iterator[Stated]:
 
 def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
     """Yields (path, section) of each config section in `section` (at `path`) that can name a released component."""
-    if hasattr(section, "published"):
+    if hasattr(section, "substitute"):
         yield path, section
     for field in fields(section):
         value = getattr(section, field.name)
@@ -70,7 +70,7 @@ def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
             yield from sections(value, f"{path}.{field.name}")
 
 
-def find_missing_files(section: Any, part: PublishedPart) -> str | None:
+def find_missing_files(section: Any, part: SubstituteComponent) -> str | None:
     """Returns the reason why the files of the component `part` of `section` are not usable; None if they are."""
     name = getattr(section, part.field)
     if is_local(name):
@@ -118,7 +118,7 @@ def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
     """Returns the largest of the first batches of the dataset, or dummy batches if the dataset cannot be read.
 
     Args:
-        stated: Result of `with_published_parts`.
+        stated: Result of `substitute_missing_components`.
         ranks: Number of ranks of the run.
     """
     task, data = task_for(stated.config, ranks), stated.config.dataloader_train

@@ -14,7 +14,7 @@ from worldsmith.sampling.requests import GenerationRequest, ReadRequest, begin, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.models.video_model import Beginning, VideoModel, VideoSampler
+    from worldsmith.models.video_model import InitialState, VideoModel, VideoSampler
 
 __all__ = ["BranchShare", "GenerationRequest", "generate", "generate_latents", "generate_pack", "make_packs"]
 
@@ -132,7 +132,7 @@ def generate_pack(
 
 
 def sampling_steps(
-    sampler: VideoSampler, samples: Sequence[Beginning], share: BranchShare | None = None
+    sampler: VideoSampler, samples: Sequence[InitialState], share: BranchShare | None = None
 ) -> Iterator[list[Tensor]]:
     """Runs the solver steps of samples that share their forward passes.
 

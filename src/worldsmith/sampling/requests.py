@@ -18,7 +18,7 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import aspect_bucket
 from worldsmith.data.stream.errors import check_text
 from worldsmith.models.real_values import real_values
-from worldsmith.models.video_model import Beginning, SampleLayout, VideoSampler
+from worldsmith.models.video_model import InitialState, SampleLayout, VideoSampler
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,7 +141,7 @@ def read_request(sampler: VideoSampler, request: GenerationRequest) -> ReadReque
     return ReadRequest(request, *layouts)
 
 
-def begin(sampler: VideoSampler, request_layouts: ReadRequest) -> Beginning:
+def begin(sampler: VideoSampler, request_layouts: ReadRequest) -> InitialState:
     """Returns the initial state of the solver for one request: noise, and conditioning frames in the requested size.
 
     Args:

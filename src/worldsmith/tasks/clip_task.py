@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config.errors import UserError
-from worldsmith.data.assumed_batches import AssumedBatch, assumed_clips, with_contents
+from worldsmith.data.assumed_batches import DummyBatch, assumed_clips, with_contents
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.latent_cache import LatentCache
@@ -68,7 +68,7 @@ class DummyClips(DummyData):
 
     task: ClipTask
 
-    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> DummyBatch:
         return assumed_clips(
             self.task.data,
             self.task.grid,
@@ -138,7 +138,7 @@ class ClipTask(Task):
         return "none"
 
     @property
-    def only_shape(self) -> tuple[int, int, int] | None:
+    def required_latent_shape(self) -> tuple[int, int, int] | None:
         """The latent shape (t, h, w) that every clip must have; None: any shape."""
         return None
 
@@ -151,8 +151,8 @@ class ClipTask(Task):
             tokenizer=self.tokenize,  # loaded once, here, and not in every worker
             latent_cache=self.latent_cache if settings.latent_cache else None,
             first_frames=self.first_frames,
-            only_shape=self.only_shape,
-            **self.place_in_run(),
+            required_latent_shape=self.required_latent_shape,
+            **self.loader_arguments(),
         )
         return loader
 

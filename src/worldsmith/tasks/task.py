@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 
 from worldsmith.config.declare.configurable import owner_of
 from worldsmith.config.errors import UserError, WrongValueError
-from worldsmith.data.assumed_batches import AssumedBatch
+from worldsmith.data.assumed_batches import DummyBatch
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Quarantine, Split
 from worldsmith.distributed.world import World
 from worldsmith.models.model import Model
-from worldsmith.objectives.objective import LossSum, Objective
+from worldsmith.objectives.objective import BatchLoss, Objective
 
 
 class DummyData:
@@ -31,7 +31,7 @@ class DummyData:
     def __init__(self, task: Any) -> None:
         self.task = task
 
-    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> DummyBatch:
         """Builds a dummy batch without reading data.
 
         Args:
@@ -206,9 +206,9 @@ class Task(ABC):
         """
         settings = copy.deepcopy(self.data)
         settings.num_workers = 0 if dry else settings.num_workers
-        return settings.build(**self.place_in_run())
+        return settings.build(**self.loader_arguments())
 
-    def place_in_run(self) -> dict[str, Any]:
+    def loader_arguments(self) -> dict[str, Any]:
         """Returns the loader's constructor arguments that depend on the run: quarantine, rank and world size."""
         return {
             "quarantine": self.quarantine or Quarantine(self.run_folder, rank=self.world.rank, split=self.split),
@@ -219,12 +219,12 @@ class Task(ABC):
     def weigh(self, batch: Any) -> float:
         """Returns the weight of a batch in its step (number of samples or tokens, or 1), before any forward pass.
 
-        The loss of a step is the sum of `LossSum.sum` over all batches and ranks, divided by the sum of their weights.
+        The loss of a step is the sum of `BatchLoss.sum` over all batches and ranks, divided by the sum of the weights.
         """
         return len(batch)
 
     @abstractmethod
-    def loss(self, batch: Any, *, seed: int) -> LossSum:
+    def loss(self, batch: Any, *, seed: int) -> BatchLoss:
         """Runs the forward pass of one batch and returns the sum of its loss, with metrics.
 
         Validation calls it without gradients, with the network in eval mode.

@@ -95,7 +95,7 @@ def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> 
     from worldsmith.distributed.fsdp import make_mesh, shard_network
     from worldsmith.models.parameter_names import native_parameters
 
-    held, whole = model.held, replicated_modules(parts)
+    held, whole = model.quantized_layers, replicated_modules(parts)
     shard_network(
         model.network,
         [*parts.layers, *parts.units],

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.dcp.dcp_folder import whole_checkpoint
+from worldsmith.checkpoint.dcp.dcp_folder import checkpoint_of_model_folder
 from worldsmith.checkpoint.run.find_checkpoint import POINTER, checkpoint_folders
 from worldsmith.checkpoint.run.frozen_weights import LOAD_REPORT
 from worldsmith.checkpoint.run.save_error import SaveError
@@ -205,7 +205,7 @@ def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[
         return [entry for entry in read_lineage(folder).inputs if entry["role"] == "base"]
     if config.initial_weights() is None:
         return []
-    return [Input("base", whole_checkpoint(Path(str(read_json_object(folder / LOAD_REPORT)["folder"]))))]
+    return [Input("base", checkpoint_of_model_folder(Path(str(read_json_object(folder / LOAD_REPORT)["folder"]))))]
 
 
 def dataset_inputs(split: str, dataset: Any) -> Iterator[Input]:

@@ -23,9 +23,9 @@ from worldsmith.files.atomic import write_text
 from worldsmith.training.run_folder import write_on_main
 from worldsmith.training.run_weights import RunWeights
 from worldsmith.training.start_checks import (
+    optimizer_state_names,
     require_same_data,
     require_same_shapes,
-    wanted_moments,
 )
 from worldsmith.training.step import StepGuard
 from worldsmith.training.validation import BestSoFar
@@ -77,10 +77,10 @@ class RunState:
         self.iteration = 0
         """Completed steps, including skipped ones."""
 
-    def record_validation(self, figures: Mapping[str, float]) -> bool:
+    def record_validation(self, metrics: Mapping[str, float]) -> bool:
         """Records a validation with these metrics; returns whether it is the best, but not at step 0. Collective."""
-        figures = self.world.broadcast(figures)
-        return self.best is not None and self.iteration > 0 and self.best.record(self.iteration, figures)
+        metrics = self.world.broadcast(metrics)
+        return self.best is not None and self.iteration > 0 and self.best.record(self.iteration, metrics)
 
     @property
     def is_done(self) -> bool:
@@ -205,7 +205,7 @@ class RunState:
 
     def _restore_optimizer(self, checkpoint: Path, *, skipped: Sequence[str] = ()) -> None:
         """Restores optimizer state and schedule. `skipped`: weights (`net.<name>`) whose state is not loaded."""
-        optim = empty_optimizer_state(self.network, self.optimizer, wanted_moments(checkpoint, skipped))
+        optim = empty_optimizer_state(self.network, self.optimizer, optimizer_state_names(checkpoint, skipped))
         self.checkpointer.load_part(checkpoint, "optim", optim)
         restore_optimizer_state(self.network, self.optimizer, optim)
         schedule = {"last_epoch": torch.tensor(0)}

@@ -75,7 +75,7 @@ class RunWeights:
                 average_as_live=settings.load_ema_to_reg,
                 prepare=prepare,
                 field=start.field,
-                held=self.model.held,
+                quantized=self.model.quantized_layers,
                 world=self.world,
             )
             for line in ([start.describe] if start.unread else []) + report.lines():
@@ -89,7 +89,7 @@ class RunWeights:
 
     def frozen(self) -> dict[str, Tensor | WeightSum]:
         """Returns the frozen raw weights by internal name; checksums instead of weights that are now quantized."""
-        taken = {name: layer.taken for name, layer in self.model.held.items()}
+        taken = {name: layer.source_checksum for name, layer in self.model.quantized_layers.items()}
         parameters = native_parameters(self.model.network).items()
         frozen = {name: parameter.detach() for name, parameter in parameters if not parameter.requires_grad}
         return {name: taken.get(name) or tensor for name, tensor in frozen.items()}

@@ -14,7 +14,7 @@ from worldsmith.assets import asset_name
 from worldsmith.checkpoint.dcp.dcp_folder import METADATA
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
-from worldsmith.checkpoint.sources.stored_config import with_classes_of, written_here
+from worldsmith.checkpoint.sources.stored_config import explain_config_errors, with_classes_of
 from worldsmith.checkpoint.sources.warm_start import LoadReport, shorten_names
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.text_file import read_config_text
@@ -203,7 +203,7 @@ def steps_done(checkpoint: Path) -> int:
     return int(state["iteration"])
 
 
-def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
+def optimizer_state_names(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
     """Returns the names of the optimizer state to load from a checkpoint.
 
     Args:
@@ -303,7 +303,7 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
     try:
         before = from_yaml(text, type(config), file=str(path))
     except ConfigError:  # another version's: its classes may have moved, or were not written where there was one only
-        with written_here(path):
+        with explain_config_errors(path):
             before = from_dict(with_classes_of(read_yaml(text, str(path)).data, after), type(config))
     old, new = flatten(to_dict(before)), flatten(after)
     changes = changed_values(old, new)

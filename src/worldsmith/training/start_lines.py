@@ -25,11 +25,11 @@ from worldsmith.training.preflight import (
     run_states,
 )
 from worldsmith.training.start_checks import (
+    optimizer_state_names,
     require_same_data,
     require_training_state,
     state_shapes,
     steps_done,
-    wanted_moments,
 )
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def plan_initial_weights(config: RunConfig, network: nn.Module, optimizer: Optim
     if not is_new or not settings.load_training_state:
         return LoadingPlan(lines)
     source = require_training_state(report, config)
-    empty_optimizer_state(network, optimizer, wanted_moments(source, report.skipped))
+    empty_optimizer_state(network, optimizer, optimizer_state_names(source, report.skipped))
     return LoadingPlan(
         [*lines, f"state        optimizer state, schedule, step count and data loader state of {source}"], source
     )

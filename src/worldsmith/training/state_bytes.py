@@ -78,7 +78,9 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
     updated = [weight for weight in table.values() if weight.trained and weight.reached]
     padded = sum(shard_elements(weight, num_shards) * bytes_per_number(weight, model) for weight in updated)
     parameters = sum(
-        shard_elements(weight, num_shards) * bytes_per_number(weight, model) if weight.held is None else weight.held
+        shard_elements(weight, num_shards) * bytes_per_number(weight, model)
+        if weight.quantized_bytes is None
+        else weight.quantized_bytes
         for weight in table.values()
     )
     states = optimizer_states(updated, run)

@@ -15,7 +15,7 @@ from worldsmith.distributed.fsdp import reduce_gradients
 from worldsmith.objectives.noise_schedule import NETWORK_STREAM, random_stream
 
 if TYPE_CHECKING:
-    from worldsmith.objectives.objective import LossSum
+    from worldsmith.objectives.objective import BatchLoss
     from worldsmith.tasks.task import Task
     from worldsmith.training.optimizer import LossScaler
 
@@ -57,7 +57,7 @@ class StepResult:
     weight: float
     """Sum of `Task.weigh` over all batches of the step: the denominator of the loss. 0: no sample to train on."""
     loss: float = math.nan
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     """Other mean metrics of the step, by name."""
     samples: int = 0
     tokens: int = 0
@@ -157,7 +157,7 @@ def read_batches(batches: Iterator[Any], index: int, grad_accum_iter: int) -> St
 def forward_backward(inputs: StepInputs, task: Task, *, seed: int, scaler: LossScaler | None = None) -> StepResult:
     """Accumulates the gradient of the step's mean loss in the parameters and returns loss and metrics.
 
-    The loss is sum(`LossSum.sum`) / weight over the batches of all ranks. FSDP averages gradients over the ranks, so
+    The loss is sum(`BatchLoss.sum`) / weight over the batches of all ranks. FSDP averages gradients over the ranks, so
     each batch's sum is multiplied by the number of data-parallel ranks and divided by the weight. Collective: all ranks
     must call it. The loss values are copied to the host once, after the last backward pass. If the weight is 0, no pass
     runs.
@@ -188,7 +188,7 @@ def forward_backward(inputs: StepInputs, task: Task, *, seed: int, scaler: LossS
     )
 
 
-def forward_backward_batch(task: Task, batch: Any, loss_factor: float, *, seed: int) -> LossSum:
+def forward_backward_batch(task: Task, batch: Any, loss_factor: float, *, seed: int) -> BatchLoss:
     """Runs the forward and backward pass of one batch and returns its detached loss.
 
     It is a separate function so that no local variable keeps the autograd graph alive in the next forward pass.
@@ -202,8 +202,8 @@ def forward_backward_batch(task: Task, batch: Any, loss_factor: float, *, seed: 
     with seeded_rng(network_seed(task, batch, seed)):
         loss = task.loss(batch, seed=seed)
         (loss.sum * loss_factor).backward()  # type: ignore[no-untyped-call]
-    figures = {name: (total.detach(), count) for name, (total, count) in loss.figures.items()}
-    return replace(loss, sum=loss.sum.detach(), figures=figures)
+    metrics = {name: (total.detach(), count) for name, (total, count) in loss.metrics.items()}
+    return replace(loss, sum=loss.sum.detach(), metrics=metrics)
 
 
 def network_seed(task: Task, batch: Any, seed: int) -> int:
@@ -227,7 +227,7 @@ class MeanMetrics:
     tokens: int
 
 
-def reduce_metrics(task: Task, losses: Sequence[LossSum], weights: Sequence[float]) -> MeanMetrics:
+def reduce_metrics(task: Task, losses: Sequence[BatchLoss], weights: Sequence[float]) -> MeanMetrics:
     """Computes the mean loss and metrics over the batches of all ranks.
 
     Collective: all ranks must call it. A metric `name[key]` for which no rank counted anything is omitted.
@@ -241,7 +241,7 @@ def reduce_metrics(task: Task, losses: Sequence[LossSum], weights: Sequence[floa
 
     if not losses:
         return MeanMetrics({"loss": math.nan}, 0, 0)
-    batches = [{"loss": (loss.sum, weight), **loss.figures} for loss, weight in zip(losses, weights, strict=True)]
+    batches = [{"loss": (loss.sum, weight), **loss.metrics} for loss, weight in zip(losses, weights, strict=True)]
     names = list(batches[0])
     # One stacked tensor, so that all values are copied to the host at once.
     values = torch.stack([batch[name][0].double() for batch in batches for name in names]).tolist()

@@ -165,7 +165,7 @@ class Trainer(Configurable):
                 self._warn("step %d: the save waits for a step that is not skipped", self.iteration)
             if stopping:
                 reason = stop.asked or "another process was asked to stop"
-                stop.honour()
+                stop.remove_stop_file()
                 if not state.is_done:
                     self._log("stopped and saved after step %d (%s)", self.iteration, reason)
                     self.reason = reason
@@ -219,7 +219,7 @@ class Trainer(Configurable):
         self.pace.leave_out(found.seconds)
         self._log("validation after step %d: %s", self.iteration, found)
         self._call("on_validation_end", found)
-        return self.state.record_validation(found.figures)
+        return self.state.record_validation(found.metrics)
 
     def save(self, *, required: bool = True) -> None:
         """Writes a checkpoint of the current state. Collective.
@@ -294,7 +294,7 @@ class Trainer(Configurable):
     def _finish_save(self, *, report: bool = True) -> None:
         """Waits for a background save; if `report` is True, calls `on_save_checkpoint_end` for its checkpoint."""
         try:
-            checkpoint = self.checkpointer.settle()
+            checkpoint = self.checkpointer.wait_for_background_save()
         except SaveError as error:
             self._count_failure(error)
         else:

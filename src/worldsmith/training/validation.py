@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from worldsmith.data.stream.sample_maker import StreamDataset
     from worldsmith.models.ema import PowerEMA
-    from worldsmith.objectives.objective import LossSum
+    from worldsmith.objectives.objective import BatchLoss
     from worldsmith.tasks.task import Task
 
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 class Validation:
     """Result of one validation, over all ranks."""
 
-    figures: dict[str, float]
+    metrics: dict[str, float]
     """`val/loss` and the other metrics of the task, and those of the EMA weights with the prefix `val_ema/`."""
     samples: int
     tokens: int
     seconds: float
 
     def __str__(self) -> str:
-        averaged = f", EMA weights {self.figures['val_ema/loss']:.4f}" if "val_ema/loss" in self.figures else ""
-        return f"loss {self.figures['val/loss']:.4f}{averaged} ({self.samples} samples, {self.seconds:.1f} s)"
+        averaged = f", EMA weights {self.metrics['val_ema/loss']:.4f}" if "val_ema/loss" in self.metrics else ""
+        return f"loss {self.metrics['val/loss']:.4f}{averaged} ({self.samples} samples, {self.seconds:.1f} s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +90,19 @@ class Validator:
         import torch
 
         start, network = time.perf_counter(), self.network
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         with untouched_rng(), evaluating(network), torch.no_grad():
             rounds = 1 if average is None else 2
             found = self.measure(is_stopped, lambda fraction: report_fraction(fraction / rounds))
-            figures |= prefix_names("val", found)
+            metrics |= prefix_names("val", found)
             if found is not None and average is not None:
                 with average.apply_to(network):
                     found = self.measure(is_stopped, lambda fraction: report_fraction((1 + fraction) / rounds))
-                figures |= prefix_names("val_ema", found)
+                metrics |= prefix_names("val_ema", found)
         self.task.in_first_step = False
         if found is None:
             return None
-        return Validation(figures, found.samples, found.tokens, time.perf_counter() - start)
+        return Validation(metrics, found.samples, found.tokens, time.perf_counter() - start)
 
     def remarks(self, training: StreamDataset, run_folder: Path) -> Iterator[str]:
         """Yields warnings about validation samples that are also trained on, and about changes of the validation data.
@@ -174,10 +174,10 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def zero_loss_like(loss: LossSum) -> LossSum:
+def zero_loss_like(loss: BatchLoss) -> BatchLoss:
     """Returns a loss of zero samples with the metric names of `loss`."""
     nothing = loss.sum.new_zeros(())
-    return replace(loss, sum=nothing, samples=0, tokens=0, figures={name: (nothing, 0.0) for name in loss.figures})
+    return replace(loss, sum=nothing, samples=0, tokens=0, metrics={name: (nothing, 0.0) for name in loss.metrics})
 
 
 def prefix_names(prefix: str, found: MeanMetrics | None) -> dict[str, float]:
@@ -206,12 +206,12 @@ class BestSoFar:
         self.without = 0
         """Number of validations since the best one."""
 
-    def record(self, step: int, figures: Mapping[str, float]) -> bool:
+    def record(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Records a validation.
 
         Args:
             step: Number of completed steps.
-            figures: Metrics of the validation.
+            metrics: Metrics of the validation.
 
         Returns:
             Whether the weights after `step` steps are the best so far; False for a validation that was counted before.
@@ -219,12 +219,12 @@ class BestSoFar:
         Raises:
             UserError: If the validation has no such metric.
         """
-        if self.metric not in figures:
-            there = ", ".join(figures)
+        if self.metric not in metrics:
+            there = ", ".join(metrics)
             raise UserError(f"checkpoint.keep_best: '{self.metric}' is not a validation metric; available: {there}")
         if step <= self.counted_step:
             return False
-        value, self.counted_step = figures[self.metric], step
+        value, self.counted_step = metrics[self.metric], step
         better = self.step == 0 or (value < self.value if self.mode == "min" else value > self.value)
         if not (better and math.isfinite(value)):
             self.without += 1

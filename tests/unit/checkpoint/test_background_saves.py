@@ -69,10 +69,10 @@ def test_what_is_written_is_what_was_there_when_save_was_called(tmp_path: Path, 
     assert not one.has_saved
     assert one.latest() is None
     gate.open.set()
-    assert one.settle() == folder == one.latest()
+    assert one.wait_for_background_save() == folder == one.latest()
     assert torch.equal(read(one, folder), torch.arange(4.0))
     assert load_positions(folder) == [{"next_position": 3}]
-    assert one.settle() is None
+    assert one.wait_for_background_save() is None
 
 
 def test_the_next_save_waits_for_the_one_before(tmp_path: Path, gate: Gate) -> None:
@@ -84,7 +84,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path, gate: Gate) -> N
     weights.fill_(2)
     one.save(2, {"model": {"net.a": weights}}, background=True)
     assert (tmp_path / POINTER).read_text() == "iter_000000001\n"
-    one.settle()
+    one.wait_for_background_save()
     assert [read(one, tmp_path / f"iter_00000000{n}")[0].item() for n in (1, 2)] == [1.0, 2.0]
 
 
@@ -95,11 +95,11 @@ def test_an_error_in_the_background_is_raised_by_settle_and_leaves_nothing(tmp_p
     gate.broken.set()
     one.save(2, {"model": {"net.a": torch.ones(4)}}, background=True)
     with pytest.raises(SaveError, match=r"iter_000000002 could not be written .*Input/output error.*unchanged"):
-        one.settle()
+        one.wait_for_background_save()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_000000001", POINTER]
     gate.broken.clear()
     one.save(3, {"model": {"net.a": torch.ones(4)}}, background=True)
-    assert one.settle().name == "iter_000000003"
+    assert one.wait_for_background_save().name == "iter_000000003"
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -118,7 +118,7 @@ def test_too_little_memory_for_the_copy_is_a_failed_save(tmp_path: Path) -> None
         with pytest.raises(SaveError, match="no memory for the copy"):
             one.save(1, {"model": {"net.a": torch.ones(4)}}, background=True)
     one.save(2, {"model": {"net.a": torch.ones(4)}}, background=True)
-    assert one.settle() == one.latest() == tmp_path / "iter_000000002"
+    assert one.wait_for_background_save() == one.latest() == tmp_path / "iter_000000002"
 
 
 def out_of_memory(*arguments: object) -> None:

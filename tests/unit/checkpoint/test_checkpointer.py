@@ -91,7 +91,7 @@ def kill_during_save(folder: Path, point: int, *, background: bool) -> bool:
             Mortal().arm(point)
             one = checkpointer(folder, keep_latest_k=2)
             one.save(20, {"model": weights(20), "trainer": {"i": torch.tensor(20)}}, background=background)
-            one.settle()
+            one.wait_for_background_save()
             code = 0
         finally:
             os._exit(code)

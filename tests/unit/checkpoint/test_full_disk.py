@@ -24,7 +24,7 @@ large = {**small, "net.b": torch.randn(800_000)}
 def save(iteration, model):
     try:
         one.save(iteration, {"model": model}, background=background)
-        one.settle()
+        one.wait_for_background_save()
     except SaveError as error:
         return str(error)
 
@@ -63,7 +63,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from worldsmith.checkpoint.dcp.dcp_folder import planner_of, save_part
 from worldsmith.cli.main import file_error
-from worldsmith.files.atomic import folder_aside
+from worldsmith.files.atomic import locked_temporary_folder
 
 target, large = Path(sys.argv[1]) / "out", {"a": torch.randn(1_000_000)}
 for write in (
@@ -72,7 +72,7 @@ for write in (
     lambda folder: (folder / "x").write_bytes(bytes(4_000_000)),
 ):
     try:
-        with folder_aside(target) as aside:
+        with locked_temporary_folder(target) as aside:
             write(aside)
     except OSError as error:
         said = file_error(error)

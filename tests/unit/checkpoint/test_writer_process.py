@@ -108,7 +108,7 @@ one = Checkpointer.Config(init="scratch").build(folder=Path({str(tmp_path)!r}))
 for iteration in (1, 2):
     weights = {{"net.a": torch.ones(3_000_000), "net.b": torch.ones(3_000_000)}}
     one.save(iteration, {{"model": weights}}, background=True)
-    print(one.settle().name, flush=True)
+    print(one.wait_for_background_save().name, flush=True)
 """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
@@ -133,21 +133,21 @@ def test_errors_that_cannot_be_sent_are_described(tmp_path: Path, monkeypatch: p
     one = Checkpointer.Config(init="scratch").build(folder=tmp_path)
     one.save(1, {"model": {"net.a": torch.ones(3)}}, background=True)
     with pytest.raises(SaveError, match="the store is gone"):
-        one.settle()
+        one.wait_for_background_save()
 
 
 def test_when_it_dies_one_save_fails_and_a_thread_writes_the_next(tmp_path: Path) -> None:
     one, writer = with_writer(tmp_path)
     weights = torch.arange(4.0)
     one.save(1, {"model": {"net.a": weights}}, background=True)
-    one.settle()
+    one.wait_for_background_save()
     die(writer)
     one.save(2, {"model": {"net.a": weights}}, background=True)
     with pytest.raises(SaveError, match="process that writes checkpoints has died"):
-        one.settle()
+        one.wait_for_background_save()
     one.save(3, {"model": {"net.a": weights}}, background=True)
     weights.zero_()
-    assert one.settle() == one.latest()
+    assert one.wait_for_background_save() == one.latest()
     assert torch.equal(read(tmp_path / "iter_000000003/model", {"net.a": weights})["net.a"], torch.arange(4.0))
 
 
@@ -159,7 +159,7 @@ def test_when_it_has_died_before_it_was_needed_a_thread_writes_at_once(
     with caplog.at_level(logging.WARNING):
         one.save(1, {"model": {"net.a": torch.ones(4)}}, background=True)
     assert "process that writes checkpoints has died" in caplog.text
-    assert one.settle() == one.latest()
+    assert one.wait_for_background_save() == one.latest()
 
 
 def with_writer(folder: Path) -> tuple[Checkpointer, psutil.Process]:

@@ -21,7 +21,7 @@ from toy_runs import make_world, toy_config
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.actions.model_action import ModelAction
-from worldsmith.actions.registry import Command, commands, kinds_of
+from worldsmith.actions.registry import Command, command_classes, commands
 from worldsmith.cli import action_command
 from worldsmith.cli.action_command import OWN
 from worldsmith.cli.launch import launch
@@ -384,7 +384,7 @@ def test_the_model_chooses_the_kind_and_one_that_nothing_is_known_for_is_refused
 def test_every_field_has_a_doc_and_a_name_of_its_own(name: str) -> None:
     """Kinds of a command agree on what a flag takes: the words are sorted before the kind is known."""
     taken: dict[str, Any] = {}
-    for cls in kinds_of(name).values():
+    for cls in command_classes(name).values():
         assert cls.__doc__
         docs, tree = field_docs(cls.Config), unset_tree(cls.Config)
         assert {*cls.places, *cls.aliases.values()} <= {*docs}

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from worldsmith.cli import launch
-from worldsmith.distributed.launcher_messages import LaunchDesk
+from worldsmith.distributed.launcher_messages import LauncherServer
 
 
 def test_whom_a_machine_waits_for_before_its_processes_start_and_after_their_end(
@@ -30,7 +30,7 @@ def test_whom_a_machine_waits_for_before_its_processes_start_and_after_their_end
 
     monkeypatch.setattr(launch, "FIRST_REPORT_AFTER", 0.02)
     monkeypatch.setattr(launch.psutil, "Process", lambda: SimpleNamespace(children=lambda: list(children)))
-    desk = LaunchDesk()
+    desk = LauncherServer()
     with launch.report_waiting(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 3, desk):
         assert "waiting for 2 other machines to connect at a:1" in until("to connect")
         children.append(1)
@@ -51,7 +51,7 @@ def test_launchers_of_other_machines_that_are_no_more_are_not_waited_for(
     monkeypatch.setattr(launch, "GIVE_UP", 0.5)
     monkeypatch.setattr(launch.psutil, "Process", lambda: SimpleNamespace(children=lambda: []))
     monkeypatch.setattr(launch.os, "_exit", left.put)
-    desk = LaunchDesk()
+    desk = LauncherServer()
     with launch.report_waiting(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 2, desk):
         begun = time.monotonic()
         desk.exit_code = 75

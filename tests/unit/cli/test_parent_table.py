@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from worldsmith.actions.registry import kinds_of
+from worldsmith.actions.registry import command_classes
 from worldsmith.cli import run_source, train
 from worldsmith.cli.action_command import load_settings, sort_action_words
 from worldsmith.cli.main import main
@@ -52,7 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def settings_of(command: str, spec: Path, *words: str) -> Any:
     """What the front door makes of a spec."""
-    (kind,) = [cls for name, cls in kinds_of(command).items() if name in ("answers", "")]
+    (kind,) = [cls for name, cls in command_classes(command).items() if name in ("answers", "")]
     sorted_words = sort_action_words([SPEC, str(spec), *words], [kind])
     read_spec_words(command, sorted_words, settings="--settings")
     adopt_parent(sorted_words.own[PARENT], sorted_words, [kind], None)
@@ -167,7 +167,7 @@ def test_frames_that_a_template_leaves_open_are_those_of_the_parent(run: Path, t
     file.write_text(f"dataset: {{annotation_path: kpi.json}}\nresults_dir: results\n{open_keys}")
     settings = settings_of("evaluate", file, "--parent", "parent")
     assert (settings.model, settings.processor.media.fps, settings.processor.media.nframes) == (str(run), 3.0, None)
-    words = sort_action_words([SPEC, str(file), "--parent", "parent"], list(kinds_of("evaluate").values()))
+    words = sort_action_words([SPEC, str(file), "--parent", "parent"], list(command_classes("evaluate").values()))
     read_spec_words("evaluate", words, settings="--settings")
     assert words.spec is not None
     assert words.spec.get_warnings() == []

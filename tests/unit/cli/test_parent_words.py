@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from worldsmith.actions.registry import kinds_of
+from worldsmith.actions.registry import command_classes
 from worldsmith.cli import run_source, train
 from worldsmith.cli.action_command import applicable_options, load_settings, sort_action_words
 from worldsmith.cli.main import main
@@ -28,7 +28,7 @@ def adapter(tmp_path: Path) -> Path:
 
 
 def test_it_fills_what_was_not_given(adapter: Path) -> None:
-    (kind,) = kinds_of("export").values()
+    (kind,) = command_classes("export").values()
     words = sort_action_words(["--parent", str(adapter), "--dtype", "float32"], [kind])
     adopt_parent(words.own["--parent"], words, [kind], None)
     config = load_settings("worldsmith export", kind, words, []).tree
@@ -47,7 +47,7 @@ def test_how_pictures_are_shown_goes_along_unless_it_is_said(tmp_path: Path) -> 
         "trainer: {max_iter: 1}\n"
         "dataloader_train: {processor: {media: {fps: 2.0, total_pixels: 4096}, outer_vision_tokens: true}}\n"
     )
-    kind = kinds_of("infer")["answers"]
+    kind = command_classes("infer")["answers"]
 
     def processor(*more: str) -> Any:
         words = sort_action_words(["--parent", str(run), "--prompt", "Why?", *more], [kind])
@@ -61,7 +61,7 @@ def test_how_pictures_are_shown_goes_along_unless_it_is_said(tmp_path: Path) -> 
 
 
 def test_a_model_beside_it_is_refused(adapter: Path, tmp_path: Path) -> None:
-    (kind,) = kinds_of("export").values()
+    (kind,) = command_classes("export").values()
     settings = tmp_path / "settings.toml"
     settings.write_text('model = "other"')
     for head, file in ((["other"], None), (["--model", "other"], None), ([], str(settings))):
@@ -74,7 +74,7 @@ def test_an_action_that_reads_no_model_has_no_parent(adapter: Path) -> None:
     with pytest.raises(UserError, match="this command needs none"):
         adopt_parent(str(adapter), sort_action_words([], [MakeMovingShapes]), [MakeMovingShapes], None)
     assert not any("--parent" in option for option in applicable_options("dataset", MakeMovingShapes))
-    assert any("--parent" in option for option in applicable_options("export", *kinds_of("export").values()))
+    assert any("--parent" in option for option in applicable_options("export", *command_classes("export").values()))
 
 
 def words_of_train(*words: str) -> argparse.Namespace:
@@ -121,7 +121,7 @@ def test_no_run_starts_from_adapters_alone(adapter: Path, monkeypatch: pytest.Mo
 
 def test_a_spec_is_no_option_of_a_command_that_reads_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert not any("--spec" in option for option in applicable_options("dataset", MakeMovingShapes))
-    assert any("--spec" in option for option in applicable_options("gaps", *kinds_of("gaps").values()))
+    assert any("--spec" in option for option in applicable_options("gaps", *command_classes("gaps").values()))
     assert main(["dataset", "moving-shapes", str(tmp_path / "set"), "--spec", "spec.toml"]) == 2
     assert "worldsmith dataset does not read specs; these commands do: train, evaluate" in capsys.readouterr().err
     assert main(["dataset", "moving-shapes", str(tmp_path / "set"), "--parent", "run"]) == 2

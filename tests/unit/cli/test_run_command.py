@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from worldsmith.actions.registry import commands, kinds_of
+from worldsmith.actions.registry import command_classes, commands
 from worldsmith.cli import run_source
 from worldsmith.cli.commands import read_command
 from worldsmith.cli.main import main
@@ -35,7 +35,7 @@ def options_of(add_arguments: Callable[[ArgumentParser], None]) -> dict[str, Any
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_flags_of_a_command_are_the_fields_of_its_component(name: str) -> None:
-    (kind,) = kinds_of(name).values()
+    (kind,) = command_classes(name).values()
     options = options_of(read_command(name, ["moving_shapes"])[0].add_arguments)
     own = [dest for dest in options if dest not in {*options_of(run_source.add_source_arguments), "settings", "json"}]
     assert own == list(field_hints(kind.Config))
@@ -55,7 +55,7 @@ def test_fields_without_a_flag_keep_their_defaults() -> None:
 
 
 def test_an_action_about_a_run_is_built_for_a_run_that_is_loaded() -> None:
-    (kind,) = kinds_of("plan").values()
+    (kind,) = command_classes("plan").values()
     run: Any = object()
     assert kind.Config(gpus=2).build(run=Loaded(run)).tree is run
 

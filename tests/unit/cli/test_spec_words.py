@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from worldsmith.actions.registry import kinds_of
+from worldsmith.actions.registry import command_classes
 from worldsmith.cli.action_command import SETTINGS, load_settings, sort_action_words
 from worldsmith.cli.main import main
 from worldsmith.cli.spec_and_parent import SPEC, adopt_parent, read_spec_words
@@ -21,7 +21,7 @@ COMMANDS = ["evaluate", "quantize", "gaps", "infer"]
 
 def read(command: str, *words: str, tail: tuple[str, ...] = ()) -> Any:
     """The settings that a command line with a template, and words for it, leads to."""
-    (kind,) = [cls for name, cls in kinds_of(command).items() if name in ("answers", "")]
+    (kind,) = [cls for name, cls in command_classes(command).items() if name in ("answers", "")]
     sorted_words = sort_action_words(list(words), [kind])
     read_spec_words(command, sorted_words, settings=SETTINGS)
     return load_settings(f"worldsmith {command}", kind, sorted_words, list(tail))
@@ -98,7 +98,7 @@ def test_a_parent_stands_for_the_model(template: str) -> None:
     for content in (text, text.replace("\nmodel_path =", "\n#model_path =")):
         Path(template).write_text(content, encoding="utf-8")
         for words in (["--parent", "runs/a"], ["parent_job_id=runs/a"]):
-            sorted_words = sort_action_words([SPEC, template, *words], list(kinds_of("quantize").values()))
+            sorted_words = sort_action_words([SPEC, template, *words], list(command_classes("quantize").values()))
             read_spec_words("quantize", sorted_words, settings=SETTINGS)
             assert sorted_words.own["--parent"] == "runs/a"
             assert sorted_words.spec is not None
@@ -123,7 +123,7 @@ def test_a_parent_shows_pictures_as_it_saw_them_where_the_spec_is_silent(tmp_pat
     spec.write_text(
         f"parent_job_id: {tmp_path / 'run'}\nprompt: Why?\nmedia: a.mp4\nresults_dir: r\nenable_lora: {enable_lora}\n"
     )
-    (kind,) = kinds_of("infer").values()
+    (kind,) = command_classes("infer").values()
 
     def settings(*more: str) -> Any:
         words = sort_action_words([SPEC, str(spec), *more], [kind])
@@ -140,7 +140,7 @@ def test_a_parent_shows_pictures_as_it_saw_them_where_the_spec_is_silent(tmp_pat
 
 @pytest.mark.parametrize("template", ["evaluate"], indirect=True)
 def test_a_model_with_an_equals_sign_in_its_path_is_no_dotted_word(template: str) -> None:
-    words = sort_action_words([SPEC, template, "runs/lr=1e-5", "~vision"], list(kinds_of("evaluate").values()))
+    words = sort_action_words([SPEC, template, "runs/lr=1e-5", "~vision"], list(command_classes("evaluate").values()))
     read_spec_words("evaluate", words, settings=SETTINGS)
     assert words.loose == ["runs/lr=1e-5"]
 

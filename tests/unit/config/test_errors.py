@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worldsmith.config import Config
-from worldsmith.config.errors import ConfigError, Place, Problem, WrongValueError, find_place
+from worldsmith.config.errors import ConfigError, Place, Problem, WrongValueError, find_source_position
 
 PLACES = {
     ("optimizer",): Place("f", 3),
@@ -14,7 +14,7 @@ PLACES = {
 
 def test_a_path_has_its_own_place_else_that_of_the_section_above_else_of_a_key_below() -> None:
     def line(path: str) -> int | None:
-        place = find_place(path, PLACES)
+        place = find_source_position(path, PLACES)
         return place.line if place else None
 
     assert [line(path) for path in ("optimizer.betas", "optimizer.betas[1]", "optimizer.x.y")] == [4, 4, 3]

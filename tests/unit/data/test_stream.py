@@ -16,7 +16,7 @@ from worldsmith.config import Configurable
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
-from worldsmith.data.stream.sample_maker import Made, SampleMaker, StreamDataset
+from worldsmith.data.stream.sample_maker import SampleMaker, SampleResult, StreamDataset
 
 
 @dataclass
@@ -45,11 +45,11 @@ class Numbers(Configurable, StreamDataset):
 
 
 class NumberMaker(SampleMaker[Number]):
-    def make(self, position: int) -> Made[Number]:
+    def make(self, position: int) -> SampleResult[Number]:
         value = self.dataset.values[self.index(position)]
         if value < 0:
             raise SampleError("negative", f"{value} is below 0")
-        return Made(Number(str(value), position, value), {"odd": f"{value} is odd"} if value % 2 else {})
+        return SampleResult(Number(str(value), position, value), {"odd": f"{value} is odd"} if value % 2 else {})
 
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
         return Rejection(f"number {self.index(position)}", reason, detail, "numbers")
@@ -108,11 +108,11 @@ def test_a_sample_that_cannot_be_read_is_left_out_and_a_fault_of_the_process_is_
 ) -> None:
     """Whatever a maker reads: an error number that is about a file is one of its sample."""
 
-    def make(maker: NumberMaker, position: int) -> Made[Number]:
+    def make(maker: NumberMaker, position: int) -> SampleResult[Number]:
         value = maker.dataset.values[maker.index(position)]
         if value == 3:
             raise OSError(code, os.strerror(code), "numbers/3")
-        return Made(Number(str(value), position, value))
+        return SampleResult(Number(str(value), position, value))
 
     monkeypatch.setattr(NumberMaker, "make", make)
     code = errno.EIO

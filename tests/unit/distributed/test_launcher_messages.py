@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from worldsmith.cli.main import fail
-from worldsmith.distributed.launcher_messages import LAUNCHER, LaunchDesk, launcher_pid, tell_end
+from worldsmith.distributed.launcher_messages import LAUNCHER, LauncherServer, launcher_pid, report_exit_code
 
 
 def in_a_fork(work: Callable[[], int]) -> int:
@@ -22,7 +22,7 @@ def in_a_fork(work: Callable[[], int]) -> int:
 def test_the_same_mistake_is_said_by_the_first_process_of_a_launch(capfd: pytest.CaptureFixture[str]) -> None:
     """Another one is said by whoever makes it; each command that is not launched speaks for itself."""
     messages = ("the folder is wrong", "the folder is wrong", "rank 1 has no disk", "half of \ud83d")
-    with LaunchDesk():
+    with LauncherServer():
         assert [in_a_fork(lambda message=message: fail(message)) for message in messages[:3]] == [2, 2, 2]
     err = capfd.readouterr().err
     assert err.count("the folder is wrong") == err.count("rank 1 has no disk") == 1
@@ -31,10 +31,10 @@ def test_the_same_mistake_is_said_by_the_first_process_of_a_launch(capfd: pytest
 
 
 def test_the_launcher_learns_how_its_processes_ended() -> None:
-    with LaunchDesk() as desk:
+    with LauncherServer() as desk:
         assert desk.exit_code is None
         assert launcher_pid() == os.getpid()
-        in_a_fork(lambda: tell_end(75) or 0)
+        in_a_fork(lambda: report_exit_code(75) or 0)
         assert desk.exit_code == 75
     assert launcher_pid() is None
 
@@ -44,11 +44,11 @@ def test_a_stranger_is_not_heard_and_a_launcher_that_is_gone_is_not_waited_for(
 ) -> None:
     monkeypatch.delenv(LAUNCHER, raising=False)  # as it is put back at the end
     monkeypatch.setenv(LAUNCHER, "")
-    with LaunchDesk() as desk:
+    with LauncherServer() as desk:
         pid, port, _ = os.environ[LAUNCHER].split()
         silent = socket.create_connection(("127.0.0.1", int(port)))  # who says nothing keeps nobody
         monkeypatch.setenv(LAUNCHER, f"{pid} {port} guessed")
-        tell_end(0)
+        report_exit_code(0)
         assert desk.exit_code is None
     silent.close()
     monkeypatch.setenv(LAUNCHER, f"{pid} {port} late")

@@ -46,9 +46,9 @@ def test_a_file_counts_and_is_removed_when_honoured(tmp_path: Path) -> None:
         assert stop.asked is None
         (tmp_path / "STOP").touch()
         assert stop.asked == f"the file {tmp_path / 'STOP'}"
-        stop.honour()
+        stop.remove_stop_file()
         assert stop.asked is None
-        stop.honour()
+        stop.remove_stop_file()
 
 
 def test_a_folder_of_that_name_counts_and_is_removed_unless_it_holds_something(
@@ -58,10 +58,10 @@ def test_a_folder_of_that_name_counts_and_is_removed_unless_it_holds_something(
     place.mkdir()
     with StopSignals(place) as stop:
         assert stop.asked == f"the file {place}"
-        stop.honour()
+        stop.remove_stop_file()
         assert not place.exists()
         (place / "kept").mkdir(parents=True)
-        stop.honour()
+        stop.remove_stop_file()
     assert (place / "kept").is_dir()
     assert caplog.messages == [f"remove {place}, or the next start stops as well: Directory not empty"]
 

@@ -33,7 +33,7 @@ def test_a_kill_between_hide_and_rename_is_mended_by_the_next_writer(
             replace(*paths)
 
         monkeypatch.setattr(os, "replace", die_at_the_second)
-        with atomic.folder_aside(target) as aside:
+        with atomic.locked_temporary_folder(target) as aside:
             (aside / "file").write_text("new")
             atomic.publish_folder(aside, target)
 
@@ -42,7 +42,7 @@ def test_a_kill_between_hide_and_rename_is_mended_by_the_next_writer(
     child.join()
     assert child.exitcode == -signal.SIGKILL
     assert not target.exists()
-    with atomic.folder_aside(target) as aside:
+    with atomic.locked_temporary_folder(target) as aside:
         assert (target / "file").read_text() == "old"
         (aside / "file").write_text("newer")
         atomic.publish_folder(aside, target)
@@ -52,13 +52,16 @@ def test_a_kill_between_hide_and_rename_is_mended_by_the_next_writer(
 
 def test_two_writers_do_not_share_a_folder(tmp_path: Path) -> None:
     target = tmp_path / "out"
-    with atomic.folder_aside(target) as aside:
+    with atomic.locked_temporary_folder(target) as aside:
         (aside / "file").write_text("first")
-        with pytest.raises(FileExistsError, match="is being written by another process"), atomic.folder_aside(target):
+        with (
+            pytest.raises(FileExistsError, match="is being written by another process"),
+            atomic.locked_temporary_folder(target),
+        ):
             pass
         assert (aside / "file").exists()
         atomic.publish_folder(aside, target)
-    with atomic.folder_aside(target) as aside:
+    with atomic.locked_temporary_folder(target) as aside:
         (aside / "file").write_text("second")
         with pytest.raises(FileExistsError, match="written by another process in the meantime"):
             atomic.publish_folder(aside, target, replace=False)
@@ -68,7 +71,7 @@ def test_two_writers_do_not_share_a_folder(tmp_path: Path) -> None:
 
 def test_what_another_writer_has_begun_after_publishing_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "out"
-    with atomic.folder_aside(target) as aside:
+    with atomic.locked_temporary_folder(target) as aside:
         atomic.publish_folder(aside, target)
         make(aside, "of another process")
     assert (aside / "file").read_text() == "of another process"
@@ -86,7 +89,10 @@ def test_a_folder_that_another_writer_takes_before_it_is_locked_is_given_up(
         return handle
 
     monkeypatch.setattr(atomic, "lock", lock_late)
-    with pytest.raises(FileExistsError, match="is being written"), atomic.folder_aside(tmp_path / "out") as aside:
+    with (
+        pytest.raises(FileExistsError, match="is being written"),
+        atomic.locked_temporary_folder(tmp_path / "out") as aside,
+    ):
         raise AssertionError(aside)
     (aside,) = tmp_path.glob(f"{atomic.SAVING}*")
     assert (aside / "file").read_text() == "of another process"

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError
 
 from worldsmith.models.hub import HubName, Offer, ask_hub
-from worldsmith.models.model_files import local_folder, look_for
+from worldsmith.models.model_files import find_without_download, local_folder
 
 FILES = {
     "README.md": b"read me",
@@ -29,12 +29,12 @@ def test_the_head_of_the_largest_wanted_file_is_asked_for(monkeypatch: pytest.Mo
         assert hub.asked == ["GET /api/models/open/model", "HEAD /open/model/resolve/main/model.safetensors"]
         assert ask_hub(HubName("open/model", "v1", "old"), ("*.bin",)) == Offer(files=1, bytes=13)
         assert hub.asked[2:] == ["GET /api/models/open/model/revision/v1", "HEAD /open/model/resolve/v1/old/model.bin"]
-        assert look_for("open/model", file_patterns=PATTERNS) is None
+        assert find_without_download("open/model", file_patterns=PATTERNS) is None
         assert (
             local_folder("hf://open/model", file_patterns=PATTERNS) / "model.safetensors"
         ).read_bytes() == b"weights"
         count = len(hub.asked)
-        assert look_for("open/model", file_patterns=PATTERNS) is not None
+        assert find_without_download("open/model", file_patterns=PATTERNS) is not None
         assert len(hub.asked) == count
 
 
@@ -65,7 +65,7 @@ def test_each_refusal_has_its_word(
         hub.gated, hub.tokens, hub.down = {"gated/model"}, {TOKEN: set()}, status
         if token is not None:
             monkeypatch.setenv("HF_TOKEN", token)
-        for ask in (look_for, local_folder):
+        for ask in (find_without_download, local_folder):
             with pytest.raises(FileNotFoundError, match=words) as caught:
                 ask(name, file_patterns=PATTERNS, field="checkpoint.load_path")
             assert str(caught.value).startswith(f"checkpoint.load_path {name}: looked for a local folder")
@@ -78,12 +78,12 @@ def test_a_token_with_access_opens_a_gated_repository(monkeypatch: pytest.Monkey
         with pytest.raises(GatedRepoError):  # the list of files alone would not tell
             ask_hub(HubName("gated/model"), PATTERNS)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        assert look_for("gated/model", file_patterns=PATTERNS) is None
+        assert find_without_download("gated/model", file_patterns=PATTERNS) is None
 
 
 def test_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with serving_hub(REPOS, monkeypatch, tmp_path) as hub:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE is set, so no request was sent"):
-            look_for("open/model", file_patterns=PATTERNS)
+            find_without_download("open/model", file_patterns=PATTERNS)
         assert hub.asked == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from worldsmith.actions.action import ColoredLine, Result, share_done
+from worldsmith.actions.action import ColoredLine, Result, make_progress_reporter
 from worldsmith.cli.action_command import print_result
 from worldsmith.cli.main import main
 from worldsmith.config.write.values import escape_controls, limit_message, shorten
@@ -248,7 +248,7 @@ def test_progress_that_is_complete_is_shown_once(monkeypatch: pytest.MonkeyPatch
     """Some work reports its last part and then its end."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    show = share_done("reading clips")
+    show = make_progress_reporter("reading clips")
     for done in (1, 2, 2):
         show(done, 2)
     assert terminal.getvalue().count("100%") == 1

@@ -118,7 +118,7 @@ def gradients_of_split_step(component: RectifiedFlow, packs: list[list[list[Clip
             draws = component.draw(pack, latents, seed=0)
             loss = component.add_up(losses_of(component, network, pack, latents), pack, draws, tokens=0)
             (loss.sum * (world_size / weight)).backward()
-            sums = [total + float(own) for total, own in zip(sums, loss.figures["loss"])]
+            sums = [total + float(own) for total, own in zip(sums, loss.metrics["loss"])]
         own = torch.cat([p.grad.flatten() for p in network.parameters()]) / world_size
         average = own if average is None else average + own
     return average, float(sums[0] / sums[1])
@@ -223,7 +223,7 @@ def test_the_config_copies_and_compares_by_value():
 def test_losses_by_noise_are_those_of_each_tenth():
     draws = [SigmaDraw(sigma, torch.zeros(())) for sigma in (0.0, 0.0999, 0.1, 0.55, 1.0)]
     losses = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
-    figures = flow().add_up(losses, [Clip(place) for place in range(5)], draws, tokens=0).figures
+    figures = flow().add_up(losses, [Clip(place) for place in range(5)], draws, tokens=0).metrics
     found = {name: (float(total), count) for name, (total, count) in figures.items() if count and "[" in name}
     assert found == {
         "loss_by_noise[0.0]": (3.0, 2),

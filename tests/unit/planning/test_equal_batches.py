@@ -11,7 +11,7 @@ import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.planning.simulation.simulate import simulate
-from worldsmith.planning.simulation_inputs import assumed_batches, with_published_parts
+from worldsmith.planning.simulation_inputs import assumed_batches, substitute_missing_components
 
 
 @pytest.mark.parametrize("every_pack", [False, True])
@@ -21,7 +21,7 @@ def test_a_step_of_five_equal_batches_is_found_from_three(every_pack: bool, monk
     config = resolve(get_recipe("cogvideox_2b_tiny"), keep_unset="names")
     config.trainer.grad_accum_iter = 5
     config.model.config.parallelism.reduce_every_pack = every_pack
-    with with_published_parts(config) as stated:
+    with substitute_missing_components(config) as stated:
         batches = assumed_batches(stated.config, fill=0.1).batches
         short = simulate(stated.config, batches, ranks=2)
         whole = simulate(stated.config, [list(batch) for batch in batches], ranks=2)

@@ -17,7 +17,7 @@ from worldsmith.distributed.world import World
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.simulate import measure_step, simulate
 from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
-from worldsmith.planning.simulation_inputs import assumed_batches, with_published_parts
+from worldsmith.planning.simulation_inputs import assumed_batches, substitute_missing_components
 from worldsmith.planning.work import StepWork
 
 TINY = ["cogvideox_5b_i2v_tiny", "llava_ov_tiny"]
@@ -64,7 +64,7 @@ def real_step(config: Any, batches: Any) -> StepWork:
 @pytest.mark.parametrize("recipe", [*TINY, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_TINY)])
 def test_a_step_without_memory_holds_what_a_real_one_holds(recipe: str) -> None:
     """But for indices: they have values here, and are followed from where they meet others."""
-    with with_published_parts(run_tree(recipe)) as stated:
+    with substitute_missing_components(run_tree(recipe)) as stated:
         batches = assumed_batches(stated.config).batches
         found, real = simulate(stated.config, batches, ranks=1), real_step(stated.config, batches)
     peaks, expected = ({p.name: p.peak for p in work.phases if p.name != "building"} for work in (found, real))
@@ -79,7 +79,7 @@ def test_a_full_size_recipe_makes_steps_on_eight_ranks(recipe: str) -> None:
     config = run_tree(recipe)
     for name in FULL[recipe]:
         setattr(config.model.config.network, name, 2)
-    with with_published_parts(config) as stated:
+    with substitute_missing_components(config) as stated:
         if not FULL[recipe]:
             cut_folder(Path(stated.config.model.config.policy.backbone.model_name))
         work = simulate(stated.config, assumed_batches(stated.config).batches, ranks=8)
@@ -101,6 +101,6 @@ def test_selective_recomputation_where_a_block_has_a_part_of_its_own_that_is_not
     parallelism = config.model.config.parallelism
     parallelism.data_parallel_replicate_degree, parallelism.data_parallel_shard_degree = 2, 1
     config.model.config.activation_checkpointing.mode = "selective"
-    with with_published_parts(config) as stated:
+    with substitute_missing_components(config) as stated:
         work = simulate(stated.config, assumed_batches(stated.config, fill=0.1).batches, ranks=2)
     assert work.hardware_flops > work.model_flops

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from worldsmith.models.local_part import local_part
-from worldsmith.planning.simulation.fake_world import without_memory
+from worldsmith.planning.simulation.fake_world import fake_tensor_mode
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.phase_peaks import Timeline, deeper_peaks
 
@@ -43,7 +43,7 @@ class Blocks(nn.Module):
 
 
 def tracked(*, fake: bool, again: bool) -> MemoryTracker:
-    mode = without_memory() if fake else None
+    mode = fake_tensor_mode() if fake else None
     tracker = MemoryTracker(mode)
     with mode or contextlib.nullcontext(), tracker:
         network = Blocks(3, again=again)

@@ -85,8 +85,8 @@ def test_of_equal_frozen_layers_the_first_and_the_last_are_quantized(config, mon
         checkpoint=replace(config.checkpoint, save_weights="trained"),
         optimizer=replace(config.optimizer, keys_to_select=[], lr_multipliers={}),
     )
-    batches, quantized, hold = assumed_batches(config).batches, [], QuantizedLinear.hold
-    monkeypatch.setattr(QuantizedLinear, "hold", lambda layer, value: (quantized.append(layer), hold(layer, value)))
+    batches, quantized, hold = assumed_batches(config).batches, [], QuantizedLinear.quantize
+    monkeypatch.setattr(QuantizedLinear, "quantize", lambda layer, value: (quantized.append(layer), hold(layer, value)))
     found = {}
     for name in ("first and last", "all"):
         with monkeypatch.context() as patch:
@@ -95,7 +95,7 @@ def test_of_equal_frozen_layers_the_first_and_the_last_are_quantized(config, mon
             quantized.clear()
             with simulated_run(qlora, batches, ranks=1, loads=True) as run:
                 phases = {phase.name: phase for phase in run.tracker.phases()}
-                layers = run.model.held.values()
+                layers = run.model.quantized_layers.values()
                 sizes = [{name: tuple(v.shape) for name, v in vars(x).items() if hasattr(v, "shape")} for x in layers]
                 found[name] = phases["loading"], sizes, len(quantized)
     assert found["first and last"][:2] == found["all"][:2]

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
-from worldsmith.planning.simulation_inputs import with_published_parts
+from worldsmith.planning.simulation_inputs import substitute_missing_components
 
 DEPTHS = ("num_hidden_layers", "num_layers", "num_single_layers")
 PUBLISHED = {
@@ -31,7 +31,7 @@ def nowhere(monkeypatch):
 
 @pytest.mark.parametrize("recipe", PUBLISHED)
 def test_frozen_parts_have_their_published_sizes(recipe):
-    with with_published_parts(run_tree(recipe)) as stated:
+    with substitute_missing_components(run_tree(recipe)) as stated:
         config = stated.config.model.config
         small = {name: 1 for name in DEPTHS if hasattr(config.network, name)}
         model = replace(config, network=replace(config.network, **small)).build(device="meta")
@@ -56,7 +56,7 @@ def size_of(part) -> int:
 
 def test_what_is_at_hand_stays():
     config = run_tree("vision_sft_tiny")
-    with with_published_parts(config) as stated:
+    with substitute_missing_components(config) as stated:
         assert stated.config.model == config.model
         assert (stated.assumptions, stated.reads_texts) == ([], True)
 
@@ -68,7 +68,7 @@ def test_what_is_at_hand_stays():
 def test_a_reasoner_has_the_sizes_of_its_name(name, parameters):
     config = run_tree("pre_exp012_llava_ov")
     config.model.config.policy.backbone.model_name = name
-    with with_published_parts(config) as stated:
+    with substitute_missing_components(config) as stated:
         model = stated.config.model.config.build(device="meta")
         assert sum(p.numel() for p in model.network.parameters()) == parameters
         assert model.folder.is_dir()

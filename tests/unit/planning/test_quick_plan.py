@@ -81,9 +81,9 @@ FULL = ["vision_sft_nano", "videophy2_sft_nano", "cogvideox_5b_lora", "wan22_ti2
 def test_the_states_are_those_of_a_simulated_step(name: str) -> None:
     """Of FSDP itself on 8 processes, with the trainer's own optimizer and average; it counts buffers as parameters."""
     from worldsmith.planning.simulation.simulate import simulate
-    from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
+    from worldsmith.planning.simulation_inputs import assumed_batches, substitute_missing_components, task_for
 
-    with with_published_parts(run_of(name)) as stated:
+    with substitute_missing_components(run_of(name)) as stated:
         batches = assumed_batches(stated.config, task_for(stated.config, 8), fill=0.1).batches
         work = simulate(stated.config, batches, ranks=8)
         network = stated.config.model.config.build(device="meta").network

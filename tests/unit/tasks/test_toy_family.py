@@ -17,9 +17,9 @@ from worldsmith.checkpoint.formats.find_model import load_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.data.stream.sample_maker import Made
+from worldsmith.data.stream.sample_maker import SampleResult
 from worldsmith.monitor.metrics_log import read_metrics
-from worldsmith.objectives.objective import LossSum
+from worldsmith.objectives.objective import BatchLoss
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.trainer import Outcome, Trainer
 
@@ -58,10 +58,10 @@ def test_workers_that_are_killed_change_no_bit(
     """In four steps, between the gradients and the update of the weights; the last of them needs no more data."""
     plain = RowMaker.make
 
-    def large(maker: RowMaker, position: int) -> Made[Row]:  # so that a pipe does not hold all of them
+    def large(maker: RowMaker, position: int) -> SampleResult[Row]:  # so that a pipe does not hold all of them
         row = plain(maker, position).item
         assert isinstance(row, Row)
-        return Made(replace(row, key=row.key.ljust(100_000)))
+        return SampleResult(replace(row, key=row.key.ljust(100_000)))
 
     monkeypatch.setattr(RowMaker, "make", large)
     trainer = Trainer(toy_config(world, workers=2), run_folder=tmp_path)
@@ -140,9 +140,9 @@ def test_further_figures_are_means_over_the_step_and_are_logged(
     """Their tensors may have a graph, which nothing holds on to after the step."""
     plain = ToyTask.loss
 
-    def loss(task: ToyTask, batch: Sequence[Row], *, seed: int) -> LossSum:
+    def loss(task: ToyTask, batch: Sequence[Row], *, seed: int) -> BatchLoss:
         found = plain(task, batch, seed=seed)
-        return replace(found, figures={"twice": (2 * found.sum, len(batch))})
+        return replace(found, metrics={"twice": (2 * found.sum, len(batch))})
 
     monkeypatch.setattr(ToyTask, "loss", loss)
     config = toy_config(world)

@@ -46,7 +46,7 @@ class Scripted:
 
     def __call__(self, *arguments: Any, **more: Any) -> Any:
         found = self.run_really(*arguments, **more)
-        found.figures["val/loss"] = self.values[self.trainer.iteration - 1]
+        found.metrics["val/loss"] = self.values[self.trainer.iteration - 1]
         return found
 
 

@@ -21,7 +21,7 @@ from worldsmith.actions.dry_run import plan_run
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.objectives.objective import LossSum
+from worldsmith.objectives.objective import BatchLoss
 from worldsmith.training.preflight import check_files
 from worldsmith.training.trainer import Outcome, Trainer
 
@@ -76,7 +76,7 @@ def test_training_is_the_same_to_the_bit_with_and_without(
     """Also for a task that draws from the generators of the process: they go on as if nothing had been."""
     plain = ToyTask.loss
 
-    def loss(task: ToyTask, batch: Sequence[Row], *, seed: int) -> LossSum:
+    def loss(task: ToyTask, batch: Sequence[Row], *, seed: int) -> BatchLoss:
         found = plain(task, batch, seed=seed)
         return replace(found, sum=found.sum * (random.random() + np.random.rand() + torch.rand(())))
 
@@ -110,7 +110,7 @@ def test_a_stop_does_not_wait_for_it_and_it_is_made_up_for(
     """SIGTERM at a batch of the validation after step 3, the fourth being one of the averaged weights."""
     plain, seen = ToyTask.loss, []
 
-    def loss(task: ToyTask, rows: Sequence[Row], *, seed: int) -> LossSum:
+    def loss(task: ToyTask, rows: Sequence[Row], *, seed: int) -> BatchLoss:
         if task.split == "val":
             seen.append(rows)
             if len(seen) == 6 + batch:
@@ -142,7 +142,7 @@ def test_it_sees_a_network_in_eval_mode_and_leaves_it_as_it_was(
     before = {name: tensor.clone() for name, tensor in trainer.state.weights.state_dict().items()}
     plain, seen = ToyTask.loss, []
 
-    def loss(task: ToyTask, batch: Sequence[Row], *, seed: int) -> LossSum:
+    def loss(task: ToyTask, batch: Sequence[Row], *, seed: int) -> BatchLoss:
         if len(seen) == 8:
             raise RuntimeError("in the midst")
         found = plain(task, batch, seed=seed)

@@ -86,6 +86,6 @@ def save_part(
     peers.run_on_main(finish)
 
 
-def whole_checkpoint(folder: Path) -> Path:
+def checkpoint_of_model_folder(folder: Path) -> Path:
     """Returns the parent folder if `folder` is the `model/` folder of a checkpoint; any other folder unchanged."""
     return folder.parent if folder.name == "model" and (folder / METADATA).is_file() else folder

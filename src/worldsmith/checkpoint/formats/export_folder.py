@@ -161,7 +161,7 @@ def facts_of(model: StoredModel) -> dict[str, Any]:
     return {"data": Path(path).name, "clips": len(clips), "windows": len(windows)}
 
 
-def count_numbers(shapes: Mapping[str, Sequence[int]]) -> int:
+def count_elements(shapes: Mapping[str, Sequence[int]]) -> int:
     """Returns the total number of elements of all tensors in `shapes` (tensor name -> shape)."""
     return sum(math.prod(shape) for shape in shapes.values())
 
@@ -253,7 +253,7 @@ def new_export(
     Raises:
         FileExistsError: As `publish_export`.
     """
-    with atomic.folder_aside(out) as aside:
+    with atomic.locked_temporary_folder(out) as aside:
         yield aside
         (aside / "README.md").write_text(card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about, force=force)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
     add_tensor,
-    count_numbers,
+    count_elements,
     facts_of,
     may_write,
     origin_of,
@@ -29,7 +29,7 @@ from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.checkpoint.sources.vision_tower import find_tower
 from worldsmith.checkpoint.sources.weight_source import JoinedWeights, WeightSource
 from worldsmith.config.errors import UserError
-from worldsmith.files.atomic import folder_aside
+from worldsmith.files.atomic import locked_temporary_folder
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.check_finite import non_finite, require_finite
 
@@ -198,10 +198,10 @@ def export_weights(
         "weights_sha256": (present or {}).get("weights_sha256", ""),
         "generation": asdict(model.defaults) if model.defaults is not None else {},
         "model": formats.exported_config(spec),
-        "card": {"parameters": count_numbers(source.shapes), **layout.facts(spec), **model.card},
+        "card": {"parameters": count_elements(source.shapes), **layout.facts(spec), **model.card},
     }
     is_known = present is not None and not may_write(out, about, force, index=CONFIG)
-    with folder_aside(out) as aside:
+    with locked_temporary_folder(out) as aside:
         keys = {name: layout.key(name) for name in source.shapes}
         dtype_of = formats.stored_dtype(dtype, spec.config)
         about["weights_sha256"] = write_safetensors(

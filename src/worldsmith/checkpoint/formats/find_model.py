@@ -16,9 +16,9 @@ from worldsmith.checkpoint.formats.weight_formats import FORMATS, full_name, wei
 from worldsmith.checkpoint.run.find_checkpoint import NAME, find_latest, folder_iteration
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
-from worldsmith.checkpoint.sources.stored_config import written_here
+from worldsmith.checkpoint.sources.stored_config import explain_config_errors
 from worldsmith.checkpoint.sources.verify import WEIGHTS, require_intact
-from worldsmith.config.declare.value_types import fits, misfit
+from worldsmith.config.declare.value_types import fits, wrong_type_problem
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.read_config import from_dict
@@ -117,7 +117,7 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
     if about and about.get("format") != "adapter":
         if "model" not in about:
             raise UserError(f"{path / ABOUT} has no section 'model', which describes the network")
-        with written_here(path / ABOUT):
+        with explain_config_errors(path / ABOUT):
             return read_export(path, from_dict(about["model"], ModelSpec), about), None
     if (path / "model").is_dir() and (NAME.fullmatch(path.resolve().name) or (path / "model" / METADATA).is_file()):
         run_folder = path.resolve().parent.parent
@@ -160,7 +160,7 @@ def read_run(config_file: Path, path: Path) -> StoredModel:
     for part in ("job", "model", "objective", "trainer", "checkpoint", "dataloader_train"):
         if not isinstance(tree, dict) or not isinstance(tree.get(part), dict):
             raise ValueError(f"{config_file} has no section '{part}'; expected the config.yaml of a training run")
-    with written_here(config_file):
+    with explain_config_errors(config_file):
         spec = from_dict(tree["model"], ModelSpec)
     spec.config = spec.config.as_used()
     return StoredModel(
@@ -210,7 +210,7 @@ def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> Stor
         about: Content of the folder's `worldsmith.json`; empty for a folder of another library.
     """
     formats = weight_formats(spec.name)
-    formats.place_components(spec.config, folder)
+    formats.set_component_folder(spec.config, folder)
     source = section(about, "source")
     if about:
         defaults = read_generation(formats, about, folder)
@@ -245,7 +245,7 @@ def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any
         if name not in {known.name for known in fields(defaults)}:
             raise UserError(f"{folder / ABOUT}: unknown key '{name}' in generation. Export the model again")
         if not fits(value, hints[name]) or (isinstance(value, float) and not math.isfinite(value)):
-            problem = misfit(("generation", name), hints[name], value)
+            problem = wrong_type_problem(("generation", name), hints[name], value)
             raise UserError(f"{folder / ABOUT}: {replace(problem, hint=None).render()}. Export the model again")
     return formats.read_defaults(generation)
 

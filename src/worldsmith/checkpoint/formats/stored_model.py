@@ -97,7 +97,7 @@ class StoredModel:
         return ModelSpec(name=self.spec.name, config=self.config.without_adapters()) if self.has_adapters else self.spec
 
     @property
-    def weights_in_words(self) -> str:
+    def weights_description(self) -> str:
         """Description of the chosen weights, such as "EMA weights, 100 steps"."""
         return "untrained" if self.weights == "untrained" else f"{WEIGHTS_NAMES[self.weights]}, {self.iteration} steps"
 

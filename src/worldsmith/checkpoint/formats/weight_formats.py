@@ -138,7 +138,7 @@ class WeightFormats:
         """Returns name and config of the model in a folder of diffusers or transformers; None for another family."""
         return None
 
-    def place_components(self, config: Configurable.Config, folder: Path) -> None:
+    def set_component_folder(self, config: Configurable.Config, folder: Path) -> None:
         """Changes the paths in the model config `config`, in place, to the components in the exported folder."""
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> Any:

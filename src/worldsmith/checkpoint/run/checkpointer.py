@@ -46,7 +46,7 @@ class Checkpointer(Configurable):
     """Saves and restores the checkpoints of a run in one folder. All ranks must call every method together.
 
     - Only one save is written at a time. A background save is written from a copy of the tensors while training
-      continues; `is_saving` reports its state and `settle` waits for it.
+      continues; `is_saving` reports its state and `wait_for_background_save` waits for it.
     - A failed save raises SaveError, leaves no file, and does not change complete checkpoints.
     """
 
@@ -143,8 +143,8 @@ class Checkpointer(Configurable):
             parts: Tensors of "model", "optim", "scheduler" and "trainer" by name, sharded or not.
             dataloader: Data loader state of this rank as JSON data; None: not saved.
             texts: File name -> content of small text files in the checkpoint, such as config.yaml.
-            background: Whether the tensors are only copied here and written in the background; `settle` then returns
-                the folder or raises the error.
+            background: Whether the tensors are only copied here and written in the background;
+                `wait_for_background_save` then returns the folder or raises the error.
             retire: Whether old checkpoints are removed as the config states (`keep_latest_k`, `keep_every`).
             is_best: Whether the pointer to the best checkpoint is updated when the checkpoint is complete.
 
@@ -154,7 +154,7 @@ class Checkpointer(Configurable):
         Raises:
             SaveError: If this save or the previous background save failed; raised on all ranks.
         """
-        self.settle()
+        self.wait_for_background_save()
         target, needed = self.folder / folder_name(iteration), state_bytes(parts)
         position, settings = None if dataloader is None else json.dumps(dataloader), self.config
         keep = settings.keep_latest_k if retire else None
@@ -177,10 +177,10 @@ class Checkpointer(Configurable):
 
     @property
     def has_saved(self) -> bool:
-        """Whether a background save has ended on this rank, even with an error, so that `settle` does not wait."""
+        """Whether a background save has ended on this rank, even with an error, so that a wait would end at once."""
         return self._saving is not None and self._saving.done()
 
-    def settle(self) -> Path | None:
+    def wait_for_background_save(self) -> Path | None:
         """Waits for the background save to end. Collective.
 
         Returns:

@@ -90,9 +90,9 @@ def require_weights(path: str, *, field: str, family: str = "") -> None:
     """
     from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
-    from worldsmith.models.model_files import look_for
+    from worldsmith.models.model_files import find_without_download
 
-    root = look_for(full_name(path), file_patterns=FILES, field=field)
+    root = find_without_download(full_name(path), file_patterns=FILES, field=field)
     if root is None:  # it exists on the Hub
         return
     foreign = find_source(root)

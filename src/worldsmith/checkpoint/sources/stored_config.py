@@ -29,7 +29,7 @@ def with_classes_of(stored: Any, present: Any) -> Any:
 
 
 @contextmanager
-def written_here(file: Path) -> Iterator[None]:
+def explain_config_errors(file: Path) -> Iterator[None]:
     """Context manager around the reading of a config in `file`: converts a ConfigError to a UserError with a fix."""
     try:
         yield

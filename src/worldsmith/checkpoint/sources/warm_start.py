@@ -21,7 +21,7 @@ from worldsmith.models.weights.check_finite import non_finite, require_finite
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.models.converters.held_weight import HoldsWeight
+    from worldsmith.models.converters.quantized_layer import QuantizedLayer
     from worldsmith.models.spec import ModelSpec
 
 
@@ -98,7 +98,7 @@ def load_weights(
     average_as_live: bool = False,
     prepare: Callable[[LoadReport], None] | None = None,
     field: str = LOAD_PATH,
-    held: Mapping[str, HoldsWeight] | None = None,
+    quantized: Mapping[str, QuantizedLayer] | None = None,
     world: World | None = None,
 ) -> LoadReport:
     """Reads initial weights from disk into the tensors of a model, in place. Collective.
@@ -115,8 +115,8 @@ def load_weights(
         prepare: Called with the report before tensors are read, to initialize the tensors in `LoadReport.left`; it may
             raise.
         field: Config field that contains the path, for messages.
-        held: Internal parameter name -> layer that stores its weight itself, for example quantized; its method `hold`
-            is called with the weight instead of filling the tensor in `model`.
+        quantized: Internal parameter name -> layer with a quantized weight; its method `quantize` is called
+            with the weight instead of filling the tensor in `model`.
         world: Ranks that call this function together, each with its shards of the model; they divide the verification
             of the files. None: this process only.
 
@@ -141,22 +141,22 @@ def load_weights(
     )
     if prepare is not None:
         prepare(report)
-    held, bad = held or {}, list[str]()
+    quantized, bad = quantized or {}, list[str]()
     for prefix in (LIVE, AVERAGE):
         tensors = {name.removeprefix(prefix): model[name] for name in report.loaded if name.startswith(prefix)}
         average = prefix == AVERAGE or average_as_live
-        taken = held.keys() & tensors if prefix == LIVE else set()
+        taken = quantized.keys() & tensors if prefix == LIVE else set()
         if whole := {name: tensor for name, tensor in tensors.items() if name not in taken}:
             source.read_into(whole, average=average, no_dist=world.size == 1)
             bad += [prefix + name for name in non_finite(whole)]
         for name in sorted(taken):
             weight = source.read(name, average=average)
             bad += [prefix + name for name in non_finite({name: weight})]
-            held[name].hold(weight)
+            quantized[name].quantize(weight)
     require_finite(source.describe, list(dict.fromkeys(name for found in world.gather(bad) for name in found)))
     if isinstance(source, CheckpointWeights):
         live = {name.removeprefix(LIVE): model[name] for name in report.loaded if name.startswith(LIVE)}
-        source.check_frozen(None if average_as_live or held else live)
+        source.check_frozen(None if average_as_live or quantized else live)
     for name in report.started_live:
         model[name].copy_(model[live_name(name)])
     return report
@@ -242,9 +242,11 @@ def compare_weights(
             report.loaded.append(name)
             if bare in source.copies:
                 report.copied[name] = LIVE + source.copies[bare]
-    held = [LIVE + n for n in source.shapes if n not in source.copies] + [AVERAGE + n for n in source.average_shapes]
-    report.unexpected = [name for name in held if name not in wanted] + source.unknown
-    names = [*wanted, *held]
+    in_source = [LIVE + n for n in source.shapes if n not in source.copies] + [
+        AVERAGE + n for n in source.average_shapes
+    ]
+    report.unexpected = [name for name in in_source if name not in wanted] + source.unknown
+    names = [*wanted, *in_source]
     report.rules_without_effect = [key for key in keys_to_skip if not any(key in name for name in names)]
     if spec is not None:
         report.notes = list(require_same_network(report, source, spec, keys_to_skip).choices)

@@ -122,7 +122,7 @@ def check_ranges(section: Any) -> None:
     References to other values are skipped.
     """
     for name, hint in _declared(section.__class__).items():
-        for where, limits, value in outside(getattr(section, name), hint, (name,)):
+        for where, limits, value in values_outside_range(getattr(section, name), hint, (name,)):
             raise WrongValueError({format_path(where): value}, allowed=str(limits), why=getattr(limits, "why", ""))
 
 
@@ -146,7 +146,7 @@ def _has_limits(hint: Any) -> bool:
     return get_origin(hint) is Annotated or any(_has_limits(argument) for argument in get_args(hint))
 
 
-def outside(value: Any, hint: Any, where: Path) -> Iterator[tuple[Path, Any, Any]]:
+def values_outside_range(value: Any, hint: Any, where: Path) -> Iterator[tuple[Path, Any, Any]]:
     """Yields the values of a config field that violate a limit in its type, such as `Range`.
 
     Args:
@@ -164,15 +164,15 @@ def outside(value: Any, hint: Any, where: Path) -> Iterator[tuple[Path, Any, Any
         yield from (
             (where, limit, value) for limit in limits if not isinstance(limit, Mark) and not limit.allows(value)
         )
-        yield from outside(value, inner, where)
+        yield from values_outside_range(value, inner, where)
         return
     for member in union_members(hint):
         origin, arguments = get_origin(member), get_args(member)
         if origin is list and isinstance(value, list):
             for index, item in enumerate(value):
-                yield from outside(item, arguments[0], (*where, index))
+                yield from values_outside_range(item, arguments[0], (*where, index))
         elif origin is dict and isinstance(value, dict):
             for key, item in value.items():
-                yield from outside(item, arguments[1], (*where, key))
+                yield from values_outside_range(item, arguments[1], (*where, key))
         elif origin is Annotated:
-            yield from outside(value, member, where)
+            yield from values_outside_range(value, member, where)

@@ -143,13 +143,13 @@ def search_space(tree: Config) -> Iterator[Searched]:
         if not isinstance(section, Config):
             continue
         for name, hint in annotated_hints(type(section)).items():
-            marks = tuple(mark for mark in marks_of(hint) if isinstance(mark, Search))
+            marks = tuple(mark for mark in search_marks(hint) if isinstance(mark, Search))
             if marks:
                 rooted = tuple(_rooted(mark, format_path(path)) for mark in marks)
                 yield Searched(format_path((*path, name)), rooted, hint)
 
 
-def marks_of(hint: Any) -> list[Mark]:
+def search_marks(hint: Any) -> list[Mark]:
     """Returns the annotations of a field that are a `Mark`, such as `Search` or `Example`.
 
     Args:
@@ -159,7 +159,7 @@ def marks_of(hint: Any) -> list[Mark]:
     for member in (hint,) if get_origin(hint) is Annotated else union_members(hint):
         if get_origin(member) is Annotated:
             inner, *annotations = get_args(member)
-            found += [*marks_of(inner), *(mark for mark in annotations if isinstance(mark, Mark))]
+            found += [*search_marks(inner), *(mark for mark in annotations if isinstance(mark, Mark))]
     return found
 
 
@@ -169,7 +169,7 @@ def marks_schema(hint: Any) -> dict[str, Any]:
     Args:
         hint: Type of the field with its annotations.
     """
-    marks = marks_of(hint)
+    marks = search_marks(hint)
     searches = [mark for mark in marks if isinstance(mark, Search)]
     dependencies = list(dict.fromkeys(path for mark in searches for path in mark.depends_on))
     cases = [mark.json_schema() for mark in searches]

@@ -116,7 +116,7 @@ def fit(value: Any, hint: Any, path: Path, problems: list[Problem], *, reference
             return _fit_float(value, path, problems)
     elif type(value) is hint or (hint is str and isinstance(value, str)):
         return str(value) if hint is str else value
-    problems.append(misfit(path, hint, value))
+    problems.append(wrong_type_problem(path, hint, value))
     return value
 
 
@@ -127,7 +127,7 @@ def fits(value: Any, hint: Any) -> bool:
     return not problems
 
 
-def misfit(path: Path, hint: Any, value: Any) -> Problem:
+def wrong_type_problem(path: Path, hint: Any, value: Any) -> Problem:
     """Builds the problem for a config value of a wrong type, with a suggestion if its meaning is clear.
 
     Args:
@@ -225,7 +225,7 @@ def _fit_union(
     real = [member for member in members if member is not type(None)]
     if len(real) == 1 and get_origin(real[0]) is type(value):
         return fit(value, real[0], path, problems, references=references)  # names the wrong item
-    problems.append(misfit(path, hint, value))
+    problems.append(wrong_type_problem(path, hint, value))
     return value
 
 

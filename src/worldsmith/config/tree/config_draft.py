@@ -144,7 +144,7 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept
         places=draft.places,
         broken=draft.broken,
     )
-    give_way(draft)
+    clear_overridden_alternatives(draft)
     now = datetime.now()
     sources: dict[Path, list[str | Path]] = {}
     resolved, late = try_resolve(
@@ -187,7 +187,7 @@ def _move_to_source(problem: Problem, places: dict[Path, Place], sources: dict[P
     return problem
 
 
-def give_way(draft: Draft) -> None:
+def clear_overridden_alternatives(draft: Draft) -> None:
     """Clears the values of alternative fields that an earlier layer set, in place, and adds a warning for each.
 
     The layers are recipe, file, flags and overrides. For example, a limit in a TOML file clears the other kind of limit

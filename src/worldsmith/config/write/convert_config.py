@@ -15,11 +15,11 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import find_recipe, is_recipe, recipe_task
 from worldsmith.config.toml.recipe_toml import read_recipe_text
 from worldsmith.config.toml.toml_schema import TASKS, TomlField
-from worldsmith.config.tree.config_draft import Loaded, give_way
+from worldsmith.config.tree.config_draft import Loaded, clear_overridden_alternatives
 from worldsmith.config.tree.difference import Change, find_changes, same_value
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import MISSING, class_defaults, to_dict, to_plain
-from worldsmith.config.write.describe_toml import keys_of
+from worldsmith.config.write.describe_toml import toml_keys
 from worldsmith.config.write.values import (
     JSON,
     PYTHON,
@@ -103,7 +103,7 @@ def to_toml(loaded: Loaded) -> Converted:
     comment = f"# Keys that this file omits keep the value of the recipe {printable(name)}."
     text = f"{comment}\n\n{write_toml(_table(loaded.raw, name, base))}"
     draft, _ = read_recipe_text(text, "<toml>", [])
-    give_way(draft)
+    clear_overridden_alternatives(draft)
     rest = find_changes(draft.tree, loaded.raw)
     words = [_format_override(change) for change in rest]
     _require_same(draft.tree, words, loaded.raw)
@@ -177,7 +177,7 @@ def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
         base: Config of the recipe.
     """
     table: dict[str, Any] = {"job": {"task": recipe_task(base) or TASKS[0], "experiment": name}}
-    for entry, target in keys_of(base):
+    for entry, target in toml_keys(base):
         if is_missing(tree, target):
             continue
         value, before = find(tree, target), find(base, target)

@@ -87,7 +87,7 @@ def new_recipe_toml(name: str) -> str:
         toml_pair("experiment", name),
     ]
     section: tuple[str, ...] = (_JOB,)
-    for entry, target in keys_of(tree):
+    for entry, target in toml_keys(tree):
         if entry.path[:-1] != section:
             section = entry.path[:-1]
             lines += ["", f"[{'.'.join(section)}]"]
@@ -151,13 +151,13 @@ def _recipe_schema(tree: Config) -> Schema:
         target = remap(entry.path, task)
         if target is None or entry.path in (TASK, EXPERIMENT, (OPAQUE,)):
             continue
-        narrow = dict(OMITTED) if is_missing(tree, target) else _optional(_without_null(hint_at(tree, target)))
+        narrow = dict(OMITTED) if is_missing(tree, target) else _optional(_without_null(field_type_hint(tree, target)))
         if narrow != _key_schema(entry):
             _set_schema(found, entry.path, narrow)
     return found
 
 
-def keys_of(tree: Config) -> Iterator[tuple[TomlField, Path]]:
+def toml_keys(tree: Config) -> Iterator[tuple[TomlField, Path]]:
     """Yields (TOML key, config path) for the keys that exist in the config of a recipe, except task and recipe name."""
     task = recipe_task(tree) or TASKS[0]
     for entry in toml_fields():
@@ -166,7 +166,7 @@ def keys_of(tree: Config) -> Iterator[tuple[TomlField, Path]]:
             yield entry, target
 
 
-def hint_at(tree: Config, path: Path) -> Any:
+def field_type_hint(tree: Config, path: Path) -> Any:
     """Returns the annotated type of the field at `path` of a config; Any if the path is not a field."""
     parent = find(tree, path[:-1])
     return annotated_hints(type(parent))[str(path[-1])] if isinstance(parent, Config) else Any
@@ -197,7 +197,7 @@ def _key_comment(entry: TomlField, tree: Config, target: tuple[Any, ...]) -> str
         tree: Config of the recipe.
         target: Config path that the key sets; the description is that of the field there, if it has one.
     """
-    hint = hint_at(tree, target)
+    hint = field_type_hint(tree, target)
     doc = " ".join(field_docs(type(find(tree, target[:-1]))).get(str(target[-1]), entry.doc).split())
     default = "" if entry.default in (None, MISSING, "") else f" Default: {write(entry.default, TOML)}."
     return f"{doc} ({describe_hint(hint, null=False)}){default}"

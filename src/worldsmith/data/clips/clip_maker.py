@@ -19,7 +19,7 @@ from worldsmith.data.latent_cache import LatentCache
 from worldsmith.data.stream.errors import SampleError, check_text
 from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker, StreamSettings
+from worldsmith.data.stream.sample_maker import Features, SampleMaker, SampleResult, StreamSettings
 from worldsmith.data.video_decoder import examine
 
 
@@ -38,7 +38,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         max_caption_tokens: int,
         latent_cache: LatentCache | None,
         first_frames: FirstFrames = "none",
-        only_shape: tuple[int, int, int] | None = None,
+        required_latent_shape: tuple[int, int, int] | None = None,
     ) -> None:
         super().__init__(dataset, config)
         self.grid = grid
@@ -46,7 +46,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         self.max_caption_tokens = max_caption_tokens
         self.latent_cache = latent_cache
         self.first_frames = first_frames
-        self.only_shape = only_shape
+        self.required_latent_shape = required_latent_shape
 
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
         window = self.window(position)
@@ -67,13 +67,14 @@ class ClipMaker(SampleMaker[VideoSample]):
         windows = self.dataset.choices[self.index(position)]
         return sample_rng(self.seed, position, "window").choice(windows)
 
-    def make(self, position: int) -> Made[VideoSample]:
+    def make(self, position: int) -> SampleResult[VideoSample]:
         config, window = self.dataset.config, self.window(position)
         part = inspect_window(window, config, self.grid, sample_rng(self.seed, position, "frames"))
-        if self.only_shape not in (None, part.latent_shape):
+        if self.required_latent_shape not in (None, part.latent_shape):
             raise SampleError(
                 "other_shape",
-                f"{part}: expected latents of shape {self.only_shape}, for which the network has position embeddings",
+                f"{part}: expected latents of shape {self.required_latent_shape}, for which the network has "
+                "position embeddings",
             )
         notes: dict[str, str] = {}
         caption = self._caption(window, position, part)
@@ -113,7 +114,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         )
         if self.first_frames != "none":
             sample.image = self._image(sample, window, part)
-        return Made(sample, notes)
+        return SampleResult(sample, notes)
 
     def _image(self, sample: VideoSample, window: Window, part: InspectedClip) -> VideoSample:
         """Returns a sample with the first frame of the clip in `sample`, in the form `self.first_frames`.

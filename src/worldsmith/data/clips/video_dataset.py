@@ -17,7 +17,7 @@ from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, 
 from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
 from worldsmith.data.clips.clip_records import LAST, ClipRecord, find_file, has_file, line_records, shard_records
 from worldsmith.data.clips.resolution import check_resolution
-from worldsmith.data.content_fingerprint import content_marks
+from worldsmith.data.content_fingerprint import file_fingerprints
 from worldsmith.data.shards.addresses import shard_pattern
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.positions import sample_rng
@@ -168,7 +168,7 @@ class VideoDataset(Configurable, StreamDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all windows: paths, frames, captions, and fingerprints of clips (`content_marks`)."""
+        """SHA-256 of all windows: paths, frames, captions, and fingerprints of clips (`file_fingerprints`)."""
         digest = hashlib.sha256()
         for key, facts in self.listing():
             digest.update(json.dumps([key, *facts]).encode())
@@ -193,7 +193,7 @@ class VideoDataset(Configurable, StreamDataset):
 
     @cached_property
     def _marks(self) -> dict[str, str]:
-        return content_marks(window.path for window in self.windows if not window.mark)
+        return file_fingerprints(window.path for window in self.windows if not window.mark)
 
     def _windows(self, record: ClipRecord) -> Iterator[Window]:
         """Yields the usable windows of the clip in `record`; adds the other windows to `self.rejections`."""

@@ -47,7 +47,7 @@ class VideoLoader(PackingDataLoader):
         rank: int = 0,
         world_size: int = 1,
         first_frames: FirstFrames = "none",
-        only_shape: tuple[int, int, int] | None = None,
+        required_latent_shape: tuple[int, int, int] | None = None,
     ) -> None:
         """Builds the loader of one rank.
 
@@ -60,7 +60,7 @@ class VideoLoader(PackingDataLoader):
             rank: Index of the data-parallel rank.
             world_size: Number of data-parallel ranks.
             first_frames: Form of the first frame that each sample contains in addition to its clip.
-            only_shape: Required latent shape (t, h, w); clips of another shape are skipped. None: any shape.
+            required_latent_shape: Required latent shape (t, h, w); clips of another shape are skipped. None: any shape.
 
         Raises:
             DataError: If no window is usable.
@@ -84,7 +84,7 @@ class VideoLoader(PackingDataLoader):
             max_caption_tokens=config.max_caption_tokens,
             latent_cache=latent_cache,
             first_frames=first_frames,
-            only_shape=only_shape,
+            required_latent_shape=required_latent_shape,
         )
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)
 

@@ -22,7 +22,7 @@ from worldsmith.data.conversations.media.media_processor import VideoPlan
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker
+from worldsmith.data.stream.sample_maker import Features, SampleMaker, SampleResult
 
 if TYPE_CHECKING:
     from worldsmith.data.stream.quarantine import Quarantine
@@ -124,7 +124,7 @@ class ChatMaker(SampleMaker[ChatSample]):
         self.processor = processor
         self.on_overlong = config.on_overlong
 
-    def make(self, position: int) -> Made[ChatSample]:
+    def make(self, position: int) -> SampleResult[ChatSample]:
         index = self.index(position)
         key, path, _ = self.dataset.place(index)
         plan = self.processor.plan(self.dataset.turns(index))
@@ -153,7 +153,7 @@ class ChatMaker(SampleMaker[ChatSample]):
                 notes["variable_rate"] = (
                     f"{key}: {video.source} has unevenly spaced frames; their own timestamps are used"
                 )
-        return Made(sample, notes)
+        return SampleResult(sample, notes)
 
     def features(self, sample: ChatSample) -> Features:
         """Returns the feature values of a conversation for a data report, see `SampleMaker.features`.

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Self
 
 from worldsmith.config.errors import describe_error
-from worldsmith.data.content_fingerprint import content_mark
+from worldsmith.data.content_fingerprint import file_fingerprint
 from worldsmith.data.stream.errors import DataError
-from worldsmith.files.atomic import folder_aside, publish_folder
+from worldsmith.files.atomic import locked_temporary_folder, publish_folder
 
 log = logging.getLogger(__name__)
 
@@ -86,13 +86,13 @@ def unpacked(archive: Path) -> Path:
         DataError: If the archive is missing, a member would be written outside of the folder, or the disk is full.
         DamagedArchiveError: If no file of the archive can be unpacked.
     """
-    mark = content_mark(archive)
+    mark = file_fingerprint(archive)
     if not mark:
         raise DataError(f"the archive {archive} cannot be read: expected a file. Use its path, or the unpacked folder")
     target = unpack_location(archive) / f".unpacked_{archive.name}.{mark}"
     while not target.is_dir():
         try:
-            with folder_aside(target) as aside:
+            with locked_temporary_folder(target) as aside:
                 if target.is_dir():  # another process has finished in the meantime
                     break
                 log.warning("unpacking %s into %s, once", archive, target)

@@ -107,7 +107,7 @@ S = TypeVar("S", bound=StreamSample)
 
 
 @dataclass(slots=True)
-class Made(Generic[S]):
+class SampleResult(Generic[S]):
     """Result for one stream position: a sample or a rejection (`item`), with the loader counters that it raises."""
 
     item: S | Rejection
@@ -116,7 +116,7 @@ class Made(Generic[S]):
 
 
 class SampleMaker(ABC, Generic[S]):
-    """Base class of sample builders: `maker[position]` returns a `Made` with the sample at a stream position.
+    """Base class of sample builders: `maker[position]` returns a `SampleResult` with the sample at a stream position.
 
     It runs in worker processes, and all randomness depends on (seed, position) only. `maker[position]` returns a
     `Rejection` for an unusable sample, and does not raise SampleError.
@@ -132,7 +132,7 @@ class SampleMaker(ABC, Generic[S]):
         """Number of tokens of the sample that `check_size` has checked last; None before the first one."""
 
     @abstractmethod
-    def make(self, position: int) -> Made[S]:
+    def make(self, position: int) -> SampleResult[S]:
         """Returns the sample at a stream position, decoded unless `decodes` is False, with its counters.
 
         Raises:
@@ -161,7 +161,7 @@ class SampleMaker(ABC, Generic[S]):
         """Returns the number of latent positions (t·h·w) that a cache stores for a sample; 0 without latents."""
         return 0
 
-    def __getitem__(self, position: int) -> Made[S]:
+    def __getitem__(self, position: int) -> SampleResult[S]:
         try:
             made = self.make(position)
             if not isinstance(made.item, Rejection):
@@ -173,7 +173,7 @@ class SampleMaker(ABC, Generic[S]):
             if error.errno not in READ_ERRORS:
                 raise
             fault = read_error(error)
-        return Made(self.reject(position, fault.reason, fault.detail))
+        return SampleResult(self.reject(position, fault.reason, fault.detail))
 
     def index(self, position: int) -> int:
         """Returns the dataset index of the sample at a stream position."""

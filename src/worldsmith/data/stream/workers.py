@@ -21,7 +21,7 @@ from typing import Any, Generic
 
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.positions import Positions
-from worldsmith.data.stream.sample_maker import Made, S, SampleMaker
+from worldsmith.data.stream.sample_maker import S, SampleMaker, SampleResult
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 def fetch(
     maker: SampleMaker[S], positions: Positions, *, workers: int, prefetch: int, counts: Counter[str]
-) -> Iterator[Made[S]]:
+) -> Iterator[SampleResult[S]]:
     """Yields the result of `maker` for each stream position, in order, built in worker processes.
 
     A worker that dies is replaced by a worker that prefetches only one sample; no sample is lost or changed. If the
@@ -62,7 +62,7 @@ def fetch(
         team.extend(Worker(maker, positions, first, workers, prefetch) for first in range(workers))
         for number, position in enumerate(positions):
             place, attempts = number % workers, 0
-            made: Made[S] | None = None
+            made: SampleResult[S] | None = None
             while made is None:
                 try:
                     made = team[place].receive()
@@ -75,7 +75,7 @@ def fetch(
                     rejection = maker.reject(position, "crashes_worker", detail)
                     log_death(death, rejection.key, counts["workers_died"], left_out=known)
                     if known:
-                        made = Made(rejection)
+                        made = SampleResult(rejection)
                     elif attempts > 1:
                         time.sleep(PAUSE)
                     following = number + workers if known else number
@@ -150,7 +150,7 @@ class Worker(Generic[S]):
         finally:
             sender.close()
 
-    def receive(self) -> Made[S]:
+    def receive(self) -> SampleResult[S]:
         """Waits for the next result and returns it.
 
         Raises:
@@ -217,7 +217,7 @@ def work(
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the tokenizer's threads exist only in the parent
     threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
-    unsent: SimpleQueue[Made[Any] | Exception] = SimpleQueue()
+    unsent: SimpleQueue[SampleResult[Any] | Exception] = SimpleQueue()
     free = threading.Semaphore(ahead)
     threading.Thread(target=send_all, args=(unsent, pipe, free), daemon=True).start()
     for position in islice(positions, first, None, stride):

@@ -33,7 +33,7 @@ def fields_of(key: str) -> Path:
     return tuple(field_of(part) if isinstance(part, str) else part for part in parse_path(key))
 
 
-def keys_of(path: Path) -> str:
+def spec_key(path: Path) -> str:
     """Returns the dotted spec key of a field path; inverse of `fields_of`."""
     return format_path(tuple(key_of(part) if isinstance(part, str) else part for part in path))
 
@@ -50,11 +50,11 @@ def leaf_keys(cls: type[Config], path: Path = ()) -> tuple[str, ...]:
     for name, hint in field_hints(cls).items():
         sections = nested_config_classes(hint)
         here = (*path, name)
-        found += leaf_keys(sections[0], here) if sections else (keys_of(here),)
+        found += leaf_keys(sections[0], here) if sections else (spec_key(here),)
     return found
 
 
-def hint_at(cls: type[Config], path: Path) -> Any:
+def spec_type_hint(cls: type[Config], path: Path) -> Any:
     """Returns the type hint of the value at a field path of a spec class; Any if the class has no such field."""
     hint: Any = cls
     for part in path:
@@ -74,6 +74,6 @@ def default_at(cls: type[Config], path: Path) -> Any:
 
 def in_keys(problem: Problem) -> Problem:
     """Returns a copy of a problem that names spec keys instead of Config fields in its path, message and hint."""
-    path = keys_of(problem.keys) if problem.path else ""
+    path = spec_key(problem.keys) if problem.path else ""
     hint = _INNER.sub(r"\1", problem.hint) if problem.hint else problem.hint
     return replace(problem, path=path, message=_INNER.sub(r"\1", problem.message), hint=hint)

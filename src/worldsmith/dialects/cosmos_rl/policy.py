@@ -41,7 +41,7 @@ class Route:
     """Decision whether a request starts a hyperparameter search (`search`) or runs the action directly."""
 
     search: bool
-    said: str
+    message: str
     """Reason, for messages."""
     words: tuple[str, ...] = ()
     """Text of the request without the policy."""

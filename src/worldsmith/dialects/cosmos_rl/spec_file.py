@@ -25,11 +25,11 @@ from worldsmith.dialects.cosmos_rl.names import (
     default_at,
     field_of,
     fields_of,
-    hint_at,
     in_keys,
     key_of,
-    keys_of,
     leaf_keys,
+    spec_key,
+    spec_type_hint,
 )
 from worldsmith.dialects.cosmos_rl.policy import KEY as POLICY
 from worldsmith.dialects.translation import ForeignSpec, SpecForm, is_one_of
@@ -133,17 +133,17 @@ def _missing(root: Config, problems: Sequence[Problem]) -> list[Problem]:
     broken = [problem.keys for problem in problems if problem.path]
     found = []
     for path, _ in unset_fields(root):
-        sections = nested_config_classes(hint_at(type(root), path))
+        sections = nested_config_classes(spec_type_hint(type(root), path))
         below = [(*path, name) for name in required_fields(sections[0])] if sections else [path]
         for where in below if not any(starts_with(bad, path) for bad in broken) else []:
-            hint = f"set it, or add {keys_of(where)}=VALUE"
+            hint = f"set it, or add {spec_key(where)}=VALUE"
             found.append(Problem(format_path(where), "the value is missing", hint=hint))
     return found
 
 
 def _with_keys(problem: Problem, cls: type[Config]) -> Problem:
     """Returns a problem; if a value was given instead of a section of `cls`, its hint lists the section's keys."""
-    sections = nested_config_classes(hint_at(cls, problem.keys)) if problem.path and problem.expected else []
+    sections = nested_config_classes(spec_type_hint(cls, problem.keys)) if problem.path and problem.expected else []
     if not sections or problem.hint:
         return problem
     keys = ", ".join(f"{problem.path}.{key_of(name)}" for name in field_hints(sections[0]))
@@ -208,7 +208,7 @@ def _apply(document: Document, form: SpecForm, override: Override, problems: lis
         parent.pop(path[-1], None)
         forget_places(document.spans, path)
         return
-    hint = hint_at(form.spec, tuple(field_of(part) if isinstance(part, str) else part for part in path))
+    hint = spec_type_hint(form.spec, tuple(field_of(part) if isinstance(part, str) else part for part in path))
     if set_override(document, parent, path, override, hint, problems):
         for length in range(1, len(path)):
             document.spans.setdefault(path[:length], Span(override.place, override.place))
@@ -285,7 +285,7 @@ def _rename(
         path: Key path of the section.
         fields: Field path of the section.
     """
-    free = keys_of(fields) in spec.form.free
+    free = spec_key(fields) in spec.form.free
     siblings = [(*path, key_of(name)) for name in field_hints(cls)]
     for key, value in data.items():
         name = field_of(str(key))
@@ -353,6 +353,6 @@ def _refuse_references(spec: Spec) -> None:
     """
     for path in list(spec.places):
         value = find(spec.root, path, ABSENT)
-        if is_reference(value) and not fits(value, hint_at(spec.form.spec, path)):
+        if is_reference(value) and not fits(value, spec_type_hint(spec.form.spec, path)):
             text = "in a spec, a reference is only allowed as the value of a string; write the value"
             spec.problems.append(Problem(format_path(path), text, place=spec.places[path]))

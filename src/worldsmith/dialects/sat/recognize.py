@@ -35,7 +35,7 @@ def has_sat_keys(data: Mapping[str, Any]) -> bool:
     return (isinstance(model, dict) and "network_config" in model) or {"args", "deepspeed"} <= data.keys()
 
 
-def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[str], list[str], list[TypedFlag]]:
+def split_arguments(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[str], list[str], list[TypedFlag]]:
     """Splits the arguments after ``--base`` into files, SAT overrides, and flags that are not SAT's.
 
     A flag without a dot is a SAT flag: ``--train-iters 500`` means args.train_iters=500. If the files are not a SAT

@@ -10,8 +10,8 @@ from typing import Any
 
 from worldsmith.config.command_line.overrides import Override, parse_overrides
 from worldsmith.config.declare.configurable import ABSENT, find, walk
-from worldsmith.config.declare.ranges import outside
-from worldsmith.config.declare.value_types import fits, misfit, mismatch
+from worldsmith.config.declare.ranges import values_outside_range
+from worldsmith.config.declare.value_types import fits, mismatch, wrong_type_problem
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
@@ -264,11 +264,11 @@ def _take(stack: SatStack, document: Document, path: Path, value: Any) -> None:
     key = KEYS[name]
     stack.places[name] = _place(stack, document, path)
     if not fits(value, key.plain):
-        problem = misfit(path, key.plain, value)
+        problem = wrong_type_problem(path, key.plain, value)
         stack.problems.append(replace(problem, hint=advice_on(value) or problem.hint, place=stack.places[name]))
         stack.broken.append(name)
         return
-    for where, limits, found in outside(value, key.hint, path):
+    for where, limits, found in values_outside_range(value, key.hint, path):
         stack.problems.append(
             Problem(format_path(where), "", expected=str(limits), found=str(found), place=stack.places[name])
         )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.evaluation.answers.parse_answers import RATINGS, parse_rating
-from worldsmith.evaluation.intervals import DRAWS, correlation_interval, mean_interval, measure_share
+from worldsmith.evaluation.intervals import DRAWS, correlation_interval, fraction_with_interval, mean_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ def measure_classes(
     metrics: dict[str, Any] = {
         "total": total,
         "correct": right,
-        **measure_share("accuracy", right, total),
+        **fraction_with_interval("accuracy", right, total),
         "unparsed": sum(answer is None for answer in predictions),
         "majority_baseline": max(Counter(truths).values()) / total if total else None,
     }
@@ -140,7 +140,7 @@ def measure_numbers(
     return {
         "total": total,
         "correct": right,
-        **measure_share("accuracy", right, total),
+        **fraction_with_interval("accuracy", right, total),
         "unparsed": sum(answer is None for answer in predictions),
         "relative_error": math.fsum(errors) / len(errors) if errors else None,
         "relative_error_interval": mean_interval(sorted(errors)),
@@ -172,8 +172,8 @@ def measure_ratings(answers: Sequence[str], truths: Sequence[str]) -> dict[str, 
         "correct": exact,
         "truths_unread": len(answers) - total,
         "unparsed": total - len(pairs),
-        **measure_share("accuracy", exact, total),
-        **measure_share("within_one", near, total),
+        **fraction_with_interval("accuracy", exact, total),
+        **fraction_with_interval("within_one", near, total),
         "majority_baseline": max(counts.values()) / total if total else None,
         "mean_absolute_error": float(errors.mean()) if len(pairs) else None,
         "pearson_correlation": pearson,

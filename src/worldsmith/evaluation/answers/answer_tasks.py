@@ -52,7 +52,7 @@ class AnswerTask:
     """Description of valid ground-truth answers, for messages."""
     measure: Callable[[Sequence[str], Sequence[str]], Figures]
     """Computes the metrics from (answers, ground truths): value by metric name."""
-    agree: Callable[[Any, Any], bool] = lambda said, true: bool(said == true)
+    agree: Callable[[Any, Any], bool] = lambda predicted, true: bool(predicted == true)
     """Returns whether a parsed answer is correct for a parsed ground truth."""
     excluded: str = ""
     """Reason why the answers are not graded; "" if they are graded."""
@@ -61,8 +61,8 @@ class AnswerTask:
 
     def right(self, answer: str, truth: str) -> bool | None:
         """Returns whether an answer is correct; None if the task is not graded or the ground truth cannot be parsed."""
-        said, true = self.read(answer), self.read(strip_reasoning(truth))
-        return None if self.excluded or true is None else said is not None and self.agree(said, true)
+        predicted, true = self.read(answer), self.read(strip_reasoning(truth))
+        return None if self.excluded or true is None else predicted is not None and self.agree(predicted, true)
 
 
 def strip_reasoning(truth: str) -> str:
@@ -82,8 +82,8 @@ def task_of_classes(
 
 
 def task_of_numbers(name: str, within: float) -> AnswerTask:
-    def agree(said: float, true: float) -> bool:
-        return abs(said - true) <= within * abs(true)
+    def agree(predicted: float, true: float) -> bool:
+        return abs(predicted - true) <= within * abs(true)
 
     def measure(answers: Sequence[str], truths: Sequence[str]) -> Figures:
         known = [parse_number(strip_reasoning(truth)) or 0.0 for truth in truths]
@@ -105,8 +105,8 @@ class AnswerTasks:
         texts = partial(measure_texts, metrics=metrics, soft_threshold=soft_threshold)
 
         def measure(answers: Sequence[str], truths: Sequence[str]) -> Figures:
-            said, true = [answer or None for answer in answers], list(map(strip_reasoning, truths))
-            return texts(said, true, bert_score=self.bert_score)
+            predicted, true = [answer or None for answer in answers], list(map(strip_reasoning, truths))
+            return texts(predicted, true, bert_score=self.bert_score)
 
         self.text = AnswerTask("text", lambda text: text or None, "a non-empty string", measure, is_exact)
         self.scores = AnswerTask("scores", parse_rating, "a score from 1 to 5", measure_ratings, truths_may_lack=True)

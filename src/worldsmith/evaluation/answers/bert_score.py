@@ -109,7 +109,9 @@ class BertScore(Configurable):
         for start in range(0, len(texts), size):
             batch = texts[start : start + size]
             states |= dict(zip(batch, self.encode(batch), strict=True))
-        return [score(*states[said.strip()], *states[true.strip()]) for said, true in zip(answers, truths, strict=True)]
+        return [
+            score(*states[answer.strip()], *states[true.strip()]) for answer, true in zip(answers, truths, strict=True)
+        ]
 
     def encode(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
         """Returns (unit-length states [tokens, width], weights [tokens]) of each text; special tokens have weight 0."""

@@ -11,23 +11,23 @@ from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.answer_tasks import SPATIAL, AnswerTask
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.results import Row
-from worldsmith.evaluation.intervals import measure_share
+from worldsmith.evaluation.intervals import fraction_with_interval
 
 MOST = 30
 """Max number of values of a slice in the metrics; the values with the fewest records are combined."""
 OTHERS = "(others)"
 
 
-def judge(row: Row, task: AnswerTask, said: str) -> None:
+def grade_row(row: Row, task: AnswerTask, response_text: str) -> None:
     """Grades a generated text and stores response, task, status, reason and correctness in `row`.
 
     Args:
         row: Result of the record, which is changed in place.
         task: Task of the record, which parses and grades the answer.
-        said: Full generated text, with reasoning.
+        response_text: Full generated text, with reasoning.
     """
-    row.full_response = said
-    row.response = split_answer(said)[1]
+    row.full_response = response_text
+    row.response = split_answer(response_text)[1]
     row.task = task.name
     row.status = "ok"
     row.reason = ""
@@ -67,7 +67,7 @@ def measure(rows: Sequence[Row], tasks: Mapping[str, AnswerTask], name: str) -> 
         "task": name,
         "total": total,
         "correct": right,
-        **measure_share("accuracy", right, total),
+        **fraction_with_interval("accuracy", right, total),
         "unparsed": sum(row.status == "unparsed" for row in answered),
         "per_task": per_task,
         "excluded_tasks": excluded,
@@ -111,7 +111,7 @@ def measure_slices(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             found[name][part] = {
                 "total": len(own),
                 "correct": right,
-                **measure_share("accuracy", right, len(own)),
+                **fraction_with_interval("accuracy", right, len(own)),
             }
     return found
 

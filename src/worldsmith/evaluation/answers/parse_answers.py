@@ -62,10 +62,10 @@ def parse_letter(text: str, letters: str = LETTERS) -> str | None:
     if boxed := BOXED.findall(text):
         text = boxed[-1]
     text = text.strip(QUOTES)
-    said = JOINED.sub(" ", re.sub(_ARTICLE, "a", text))
-    stated = ["".join(groups) for groups in STATED.findall(said)]
-    leading = LEADING.match(said)
-    if not stated and leading and not _is_echo(said):
+    normalized = JOINED.sub(" ", re.sub(_ARTICLE, "a", text))
+    stated = ["".join(groups) for groups in STATED.findall(normalized)]
+    leading = LEADING.match(normalized)
+    if not stated and leading and not _is_echo(normalized):
         stated = [leading[1]]
     letter = stated[-1].upper() if stated else ""
     return letter if letter and letter in letters else None
@@ -78,8 +78,8 @@ def _is_echo(text: str) -> bool:
 
 def parse_direction(text: str) -> str | None:
     """Returns the first label in `DIRECTIONS`, such as "turning left", whose last word is in the text; else None."""
-    said = text.lower()
-    return next((label for label in DIRECTIONS if label.rpartition(" ")[2] in said), None)
+    normalized = text.lower()
+    return next((label for label in DIRECTIONS if label.rpartition(" ")[2] in normalized), None)
 
 
 def parse_side(text: str) -> str | None:
@@ -100,14 +100,14 @@ def parse_yes_no(text: str) -> str | None:
     If only one of the two words occurs, it is the answer; else the word at the start of the text, else the last one
     after "answer is" or "answer:".
     """
-    said = ECHO.sub(" ", text.lower().replace("_", " "))
-    words = set(YES_NO_WORD.findall(said))
+    normalized = ECHO.sub(" ", text.lower().replace("_", " "))
+    words = set(YES_NO_WORD.findall(normalized))
     if len(words) == 1:
         return str(words.pop())
-    found = LEADING_YES_NO.match(said)
+    found = LEADING_YES_NO.match(normalized)
     if found:
         return found[1]
-    marked = STATED_YES_NO.findall(said)
+    marked = STATED_YES_NO.findall(normalized)
     return str(marked[-1]) if marked else None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.answer_text import normalize, token_f1
-from worldsmith.evaluation.intervals import mean_interval, measure_share
+from worldsmith.evaluation.intervals import fraction_with_interval, mean_interval
 
 if TYPE_CHECKING:
     from worldsmith.evaluation.answers.bert_score import BertScore
@@ -59,10 +59,10 @@ def measure_texts(
     values_by_name: dict[str, Any] = {
         "total": total,
         "correct": exact,
-        **measure_share("accuracy", exact, total),
+        **fraction_with_interval("accuracy", exact, total),
         "unparsed": sum(answer is None for answer in predictions),
         "soft_correct": soft,
-        **measure_share("soft_accuracy", soft, total),
+        **fraction_with_interval("soft_accuracy", soft, total),
         "soft_threshold": soft_threshold,
         "token_f1": mean(overlaps),
         "token_f1_interval": mean_interval(sorted(overlaps)),

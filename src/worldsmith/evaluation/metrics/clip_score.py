@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.metrics.base import Output, SampleMetric, Values
-from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
+from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, video_frames
 from worldsmith.files.untrusted_folder import load_from_folder
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ClipScore(SampleMetric):
         scores = []
         with torch.inference_mode():
             for frames in video.split(FRAMES_AT_ONCE, dim=1):
-                pixels = self.processor(pictures_of(frames), return_tensors="pt")["pixel_values"]
+                pixels = self.processor(video_frames(frames), return_tensors="pt")["pixel_values"]
                 found = self.model(input_ids=ids.to(self.model.device), pixel_values=pixels.to(self.model.device))
                 scores.append((100 * found.image_embeds @ found.text_embeds[0]).clamp(min=0))
         return float(torch.cat(scores).double().mean())

@@ -10,7 +10,7 @@ import numpy as np
 
 from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.metrics.base import Metric, Output
-from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
+from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, video_frames
 from worldsmith.files.untrusted_folder import load_from_folder
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class FrechetVideoDistance(Metric):
         import torch
 
         chosen = np.linspace(0, video.shape[1] - 1, self.frames).round().astype(int)
-        pixels = self.processor(pictures_of(video[:, chosen]), return_tensors="pt")["pixel_values"]
+        pixels = self.processor(video_frames(video[:, chosen]), return_tensors="pt")["pixel_values"]
         with torch.inference_mode():
             features = self.model(pixels.to(self.model.device)).logits[0]
         return np.asarray(features.double().cpu().numpy())

@@ -94,11 +94,11 @@ class NetworkConfig(Config):
 
     def check_clip(self, latent_shape: tuple[int, int, int]) -> None:
         """Raises WrongValueError if the network has no position embeddings for latents of the shape (t, h, w)."""
-        if self.only_shape not in (None, latent_shape):
+        if self.required_latent_shape not in (None, latent_shape):
             names = "use_learned_positional_embeddings", "sample_frames", "sample_height", "sample_width"
             why = (
-                f"the learned position table requires latents {self.only_shape} (frames, height, width), found "
-                f"{latent_shape}"
+                f"the learned position table requires latents {self.required_latent_shape} (frames, height, width), "
+                f"found {latent_shape}"
             )
             remedy = "train at this size, or set use_learned_positional_embeddings = false"
             raise wrong(self, *names, why=why, remedy=remedy)
@@ -118,7 +118,7 @@ class NetworkConfig(Config):
         return (self.sample_frames - 1) // self.temporal_compression_ratio + 1
 
     @property
-    def only_shape(self) -> tuple[int, int, int] | None:
+    def required_latent_shape(self) -> tuple[int, int, int] | None:
         """The only latent shape (t, h, w) that a learned position table supports; None: any shape (no such table)."""
         sizes = self.sample_latent_frames, self.sample_height, self.sample_width
         return sizes if self.use_learned_positional_embeddings else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.export_folder import (
-    count_numbers,
+    count_elements,
     facts_of,
     may_write,
     new_export,
@@ -246,7 +246,7 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
         "lora": {"r": config.lora_rank, "lora_alpha": config.lora_alpha} if kept else {},
         "model": formats_of(model.spec.name).exported_config(model.spec if kept else model.merged_spec),
         "generation": asdict(model.defaults),
-        "card": {"parameters": count_numbers(source.shapes), **facts_of(model)},
+        "card": {"parameters": count_elements(source.shapes), **facts_of(model)},
     }
     if not may_write(out, about, options.force, index=LATEST):
         return False

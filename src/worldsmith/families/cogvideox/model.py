@@ -16,8 +16,8 @@ from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import (
     NOISE_LEVELS,
-    Beginning,
     DynamicGuidance,
+    InitialState,
     Mode,
     SampleLayout,
     Sampling,
@@ -314,13 +314,13 @@ class CogVideoXSampler(SchedulerSampler):
         )
         return noisy, None
 
-    def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+    def extra_inputs(self, samples: Sequence[InitialState]) -> dict[str, Any]:
         import torch
 
         images = [sample.shown for sample in samples if sample.shown is not None]
         return {"image": torch.stack(images)} if images else {}
 
-    def finish(self, sample: Beginning, state: Tensor) -> Tensor:
+    def finish(self, sample: InitialState, state: Tensor) -> Tensor:
         """Returns the final latents `state` without the latent frames that were added in front as padding."""
         return state[:, self.model.padding(sample.conditional.latent_shape[0]) :]
 

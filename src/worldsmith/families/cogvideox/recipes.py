@@ -20,7 +20,7 @@ from worldsmith.families.diffusers_pipeline.base_recipe import (
     train_adapters,
 )
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
-from worldsmith.families.variables import CLIPS, hub_repository
+from worldsmith.families.variables import CLIPS, hub_variable_advice
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.objectives.v_prediction import VPrediction
 from worldsmith.training.callbacks.grad_clip import GradClip
@@ -35,7 +35,7 @@ PIPELINE = "${oc.env:COGVIDEOX_PATH}"
 
 def cogvideox_weights_advice(name: str) -> dict[str, str]:
     """Returns {"COGVIDEOX_PATH": how to get the released weights `name`}, shown if the variable is not set."""
-    return hub_repository("COGVIDEOX_PATH", f"zai-org/{name}")
+    return hub_variable_advice("COGVIDEOX_PATH", f"zai-org/{name}")
 
 
 @recipe("cogvideox_2b", variables={**CLIPS, **cogvideox_weights_advice("CogVideoX-2b")})

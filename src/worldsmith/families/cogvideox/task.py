@@ -49,8 +49,8 @@ class CogVideoXTask(PipelineTask):
         return "none" if image is None else "encoded in every epoch" if image.noise else "cached"
 
     @property
-    def only_shape(self) -> tuple[int, int, int] | None:
-        return self.model.config.network.only_shape
+    def required_latent_shape(self) -> tuple[int, int, int] | None:
+        return self.model.config.network.required_latent_shape
 
     def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
         """Returns the clean latents [C, t, h, w] of each sample, padded to full temporal patches.

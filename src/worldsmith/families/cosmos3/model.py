@@ -23,8 +23,8 @@ from worldsmith.families.cosmos3.network.architecture import (
     LAYERS,
     NetworkConfig,
     adaptable_layers,
+    names_without_gradients,
     parameter_shapes,
-    unreached,
 )
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.families.diffusers_pipeline.sampling import SchedulerSolver, make_unipc_scheduler
@@ -34,8 +34,8 @@ from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import (
     MODES,
     NOISE_LEVELS,
-    Beginning,
     GenerationDefaults,
+    InitialState,
     Mode,
     Predict,
     SampleLayout,
@@ -155,8 +155,8 @@ class Cosmos3Generator(Model):
         def adaptable_layers(self) -> list[str]:
             return adaptable_layers(self.shapes())
 
-        def unreached(self) -> list[str]:
-            return unreached(self.network)
+        def names_without_gradients(self) -> list[str]:
+            return names_without_gradients(self.network)
 
     config: Config
     network: Cosmos3Network
@@ -322,7 +322,7 @@ class Cosmos3Sampler(VideoSampler):
 
     def begin(
         self, conditional: SampleLayout, unconditional: SampleLayout, *, seed: int, condition: Tensor | None
-    ) -> Beginning:
+    ) -> InitialState:
         """Returns the initial state of a sample: noise, in which conditioning frames replace the first latent frames.
 
         Args:
@@ -336,9 +336,9 @@ class Cosmos3Sampler(VideoSampler):
         if condition is not None:
             start[:, : conditional.condition_frames] = self.model.encode(condition)
         solver = CleanFramesSolver(self.make_scheduler(), start[:, : conditional.condition_frames].clone())
-        return Beginning(start, solver, conditional, unconditional)
+        return InitialState(start, solver, conditional, unconditional)
 
-    def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
+    def predictor(self, samples: Sequence[InitialState], branches: Sequence[int]) -> Predict:
         import torch
 
         layouts = [(s.conditional, s.unconditional)[branch] for branch in branches for s in samples]

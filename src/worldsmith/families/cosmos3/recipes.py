@@ -19,7 +19,7 @@ from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import edge, nano, super_, tiny
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
-from worldsmith.families.variables import CLIPS, WAN22_VAE, hub_repository
+from worldsmith.families.variables import CLIPS, WAN22_VAE, hub_variable_advice
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
@@ -81,7 +81,7 @@ def validation_loader() -> VideoLoader.Config:
 
 def base_checkpoint_advice(name: str) -> dict[str, str]:
     """Returns {"BASE_CHECKPOINT_PATH": how to get the released weights nvidia/`name`}, shown if it is not set."""
-    return hub_repository("BASE_CHECKPOINT_PATH", f"nvidia/{name}")
+    return hub_variable_advice("BASE_CHECKPOINT_PATH", f"nvidia/{name}")
 
 
 @recipe("vision_sft_nano", variables={**CLIPS, **WAN22_VAE, **base_checkpoint_advice("Cosmos3-Nano")})

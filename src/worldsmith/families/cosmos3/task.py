@@ -16,8 +16,8 @@ from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.video_model import SampleLayout
-from worldsmith.models.weights.step_flops import ProductCounter, StepFlops
-from worldsmith.objectives.objective import LossSum
+from worldsmith.models.weights.step_flops import MatmulCounter, StepFlops
+from worldsmith.objectives.objective import BatchLoss
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.tasks.clip_task import ClipEncoder, ClipTask
 from worldsmith.tasks.task import Preview
@@ -88,7 +88,7 @@ class Cosmos3Task(ClipTask):
     def weigh(self, batch: Sequence[VideoSample]) -> float:
         return self.objective.weigh(batch)
 
-    def loss(self, batch: Sequence[VideoSample], *, seed: int) -> LossSum:
+    def loss(self, batch: Sequence[VideoSample], *, seed: int) -> BatchLoss:
         latents = self.latents(batch)
         pack = self.model.pack([layout_of(sample) for sample in batch])
         draws = self.objective.draw(batch, latents, seed=seed)
@@ -132,7 +132,7 @@ class Cosmos3Task(ClipTask):
         return Preview(*self.size(pack), first=f"{pack[0].key} has latents {shape}, {shorten_caption(pack[0].caption)}")
 
 
-class StepCounter(ProductCounter):
+class StepCounter(MatmulCounter):
     """Counts the FLOPs of a training step by walking the network and tracking which activations carry gradients.
 
     With a frozen understanding tower, the text has no FLOPs in the backward pass.

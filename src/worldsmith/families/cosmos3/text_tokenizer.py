@@ -7,7 +7,12 @@ from typing import Any
 
 from worldsmith.config import Configurable
 from worldsmith.files.untrusted_folder import load_from_folder
-from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
+from worldsmith.models.model_files import (
+    SubstituteComponent,
+    find_layout,
+    find_layout_without_download,
+    tokenizer_files,
+)
 
 VISION_START = "<|vision_start|>"
 FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json",
@@ -33,13 +38,13 @@ class TextTokenizer(Configurable):
         path: str = "${asset:tiny_tokenizer}"
         """Folder with tokenizer.json, tokenizer_config.json and the chat template, or a hub repository's org/name."""
 
-        def published(self) -> PublishedPart:
+        def substitute(self) -> SubstituteComponent:
             """Returns a small substitute for the released tokenizer, which plans use if its files are missing."""
-            return PublishedPart("path", "a built-in tokenizer", PLACES, tokenizer_files("tiny_tokenizer"))
+            return SubstituteComponent("path", "a built-in tokenizer", PLACES, tokenizer_files("tiny_tokenizer"))
 
         def check_files(self) -> None:
             """Raises FileNotFoundError if the tokenizer does not exist; downloads no files."""
-            found = look_for_layout(self.path, PLACES, field="text_tokenizer.path")
+            found = find_layout_without_download(self.path, PLACES, field="text_tokenizer.path")
             if found is not None:
                 find_tokenizer_files(found)
 

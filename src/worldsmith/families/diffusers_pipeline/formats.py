@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.export_folder import (
-    count_numbers,
+    count_elements,
     facts_of,
     may_write,
     new_export,
@@ -146,7 +146,7 @@ class PipelineFormats(FamilyFormats):
         config.network = self.network_config(**settings)
         return ModelSpec(name=self.family, config=config)
 
-    def place_components(self, config: Any, folder: Path) -> None:
+    def set_component_folder(self, config: Any, folder: Path) -> None:
         if (folder / PIPELINE_INDEX).is_file():  # a native export names them
             for path in self.model.components:
                 set_field(config, path, str(folder))
@@ -278,7 +278,7 @@ def export_stored_pipeline(model: StoredModel, out: Path, options: ExportOptions
         "vae": generator.latent_fingerprint,
         "generation": asdict(generator.defaults),
         "model": describe_model(formats, model),
-        "card": {"parameters": count_numbers({name: w.shape for name, w in weights.items()}), **facts_of(model)},
+        "card": {"parameters": count_elements({name: w.shape for name, w in weights.items()}), **facts_of(model)},
     }
     if not may_write(out, about, options.force, index=PIPELINE_INDEX):
         return False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.real_values import real_values, with_real_values
-from worldsmith.models.video_model import Beginning, GenerationDefaults, Predict, SampleLayout, VideoSampler
+from worldsmith.models.video_model import GenerationDefaults, InitialState, Predict, SampleLayout, VideoSampler
 
 if TYPE_CHECKING:
     import torch
@@ -74,13 +74,13 @@ class SchedulerSampler(VideoSampler):
 
     def begin(
         self, conditional: SampleLayout, unconditional: SampleLayout, *, seed: int, condition: Tensor | None
-    ) -> Beginning:
+    ) -> InitialState:
         import torch
 
         draws = torch.Generator().manual_seed(seed)
         solver = self.make_solver(self.make_scheduler(conditional.latent_shape), draws)
         state, shown = self.start(conditional, solver, condition)
-        return Beginning(state, solver, conditional, unconditional, shown)
+        return InitialState(state, solver, conditional, unconditional, shown)
 
     def make_solver(self, scheduler: Any, draws: torch.Generator) -> SchedulerSolver:
         return SchedulerSolver(scheduler, draws, self.skipped)
@@ -96,11 +96,11 @@ class SchedulerSampler(VideoSampler):
         shape = (self.model.latent_channels, *layout.latent_shape)
         return solver.noise(shape).to(self.model.device), None
 
-    def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+    def extra_inputs(self, samples: Sequence[InitialState]) -> dict[str, Any]:
         """Returns further arguments of the model's `predict` for these samples, by name; by default none."""
         return {}
 
-    def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
+    def predictor(self, samples: Sequence[InitialState], branches: Sequence[int]) -> Predict:
         import torch
 
         jobs = [(sample, branch) for branch in branches for sample in samples]
@@ -137,7 +137,7 @@ class FlowMatchSampler(SchedulerSampler):
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=defaults.log_shift(tokens))
         return scheduler
 
-    def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+    def extra_inputs(self, samples: Sequence[InitialState]) -> dict[str, Any]:
         """Returns {"fps": frame rate of each sample}, a further argument of the model's `predict`."""
         return {"fps": [sample.conditional.fps for sample in samples]}
 
@@ -256,6 +256,6 @@ def make_unipc_scheduler(shift: float) -> Any:
     return library.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
 
 
-def solver_of(sample: Beginning) -> SchedulerSolver:
+def solver_of(sample: InitialState) -> SchedulerSolver:
     assert isinstance(sample.solver, SchedulerSolver)
     return sample.solver

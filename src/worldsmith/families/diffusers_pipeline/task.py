@@ -17,7 +17,7 @@ from worldsmith.data.latent_cache import TextCache
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_objective import NoiseObjective
-from worldsmith.objectives.objective import LossSum
+from worldsmith.objectives.objective import BatchLoss
 from worldsmith.tasks.clip_task import ClipEncoder, ClipTask, DummyClips
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class DummyPipelineClips(DummyClips):
         """
         model = self.task.model
         self.task.text_cache = AssumedTexts(model.text_shape, model.config.text_encoder.precision)
-        if model.config.tokenizer.keeps_moments:
+        if model.config.tokenizer.returns_posterior:
             model.vae  # noqa: B018
         super().assume_cached()
 
@@ -148,7 +148,7 @@ class PipelineTask(ClipTask):
     @property
     def encoded_channels(self) -> int:
         """Channels of the VAE output: of a latent, or of its mean and log variance."""
-        return self.model.latent_channels * (2 if self.model.config.tokenizer.keeps_moments else 1)
+        return self.model.latent_channels * (2 if self.model.config.tokenizer.returns_posterior else 1)
 
     @cached_property
     def work_by_shape(self) -> dict[tuple[int, ...], Any]:
@@ -180,7 +180,7 @@ class PipelineTask(ClipTask):
     def weigh(self, batch: Sequence[VideoSample]) -> float:
         return self.objective.weigh(batch)
 
-    def loss(self, batch: Sequence[VideoSample], *, seed: int) -> LossSum:
+    def loss(self, batch: Sequence[VideoSample], *, seed: int) -> BatchLoss:
         import torch
 
         model, objective = self.model, self.objective
@@ -207,7 +207,7 @@ class PipelineTask(ClipTask):
         from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise
 
         encoded = self.latents(batch)
-        if not self.model.config.tokenizer.keeps_moments:
+        if not self.model.config.tokenizer.returns_posterior:
             return encoded
         drawn = []
         for sample, moments in zip(batch, encoded, strict=True):

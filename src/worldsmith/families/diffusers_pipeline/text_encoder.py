@@ -13,7 +13,13 @@ from worldsmith.config.declare.ranges import Count
 from worldsmith.families.diffusers_pipeline.published import T5_XXL, UMT5_XXL
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.untrusted_folder import load_from_folder
-from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, read_settings, tokenizer_files
+from worldsmith.models.model_files import (
+    SubstituteComponent,
+    find_layout,
+    find_layout_without_download,
+    read_settings,
+    tokenizer_files,
+)
 from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.weights.check_finite import non_finite, require_finite
 
@@ -78,14 +84,14 @@ class T5TextEncoder(Configurable):
             """Max number of token ids of a caption."""
             return self.max_length
 
-        def published(self) -> PublishedPart:
+        def substitute(self) -> SubstituteComponent:
             """Returns a substitute for the released text encoder, which plans use if its files are missing."""
             contents = {f"{ENCODER}/config.json": T5_XXL, **tokenizer_files("tiny_t5", TOKENIZER)}
-            return PublishedPart("path", "the encoder of T5 v1.1 XXL", PLACES, contents)
+            return SubstituteComponent("path", "the encoder of T5 v1.1 XXL", PLACES, contents)
 
         def check_files(self) -> None:
             """Raises FileNotFoundError if the encoder or the tokenizer does not exist; downloads no files."""
-            found = look_for_layout(self.path, PLACES, field=FIELD)
+            found = find_layout_without_download(self.path, PLACES, field=FIELD)
             if found is not None:
                 find_encoder_folders(found)
 
@@ -197,9 +203,9 @@ class UMT5TextEncoder(T5TextEncoder):
         dropped_captions: Literal["zeros", "encoded"] = "encoded"
         """Embedding of captions that are dropped for classifier-free guidance: zeros, or that of the empty caption."""
 
-        def published(self) -> PublishedPart:
+        def substitute(self) -> SubstituteComponent:
             contents = {f"{ENCODER}/config.json": UMT5_XXL, **tokenizer_files("tiny_umt5", TOKENIZER)}
-            return PublishedPart("path", "the encoder of UMT5 XXL", PLACES, contents)
+            return SubstituteComponent("path", "the encoder of UMT5 XXL", PLACES, contents)
 
 
 def read_caption(tokenizer: Any, caption: str) -> list[int]:

@@ -13,8 +13,8 @@ from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.sampling import FlowMatchDefaults, FlowMatchSampler
 from worldsmith.families.flux.architecture import PACKED, NetworkConfig
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
-from worldsmith.models.video_model import Beginning, Mode, Sampling, VideoSampler
-from worldsmith.models.video_vae.moments import ImageVAE
+from worldsmith.models.video_model import InitialState, Mode, Sampling, VideoSampler
+from worldsmith.models.video_vae.posterior import ImageVAE
 from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -148,5 +148,5 @@ class FluxSampler(FlowMatchSampler):
         """Scale of classifier-free guidance at each solver step: always 1, which needs no unconditional branch."""
         return [1.0] * self.sampling.steps
 
-    def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+    def extra_inputs(self, samples: Sequence[InitialState]) -> dict[str, Any]:
         return {"guidance": self.sampling.guidance}

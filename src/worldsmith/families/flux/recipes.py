@@ -19,9 +19,9 @@ from worldsmith.families.flux.architecture import flux_schnell as network_schnel
 from worldsmith.families.flux.architecture import tiny
 from worldsmith.families.flux.model import FluxGenerator
 from worldsmith.families.flux.text_encoder import CLIP_TOKENS, FluxTextEncoder
-from worldsmith.families.variables import CLIPS, hub_repository
+from worldsmith.families.variables import CLIPS, hub_variable_advice
 from worldsmith.models.ema import PowerEMA
-from worldsmith.models.video_vae.moments import ImageVAE
+from worldsmith.models.video_vae.posterior import ImageVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.optimizer import AdamW
@@ -34,7 +34,7 @@ PIPELINE = "${oc.env:FLUX_PATH}"
 
 def flux_weights_advice(name: str) -> dict[str, str]:
     """Returns {"FLUX_PATH": how to get the released weights `name`}, shown if the variable is not set."""
-    return hub_repository("FLUX_PATH", f"black-forest-labs/{name}")
+    return hub_variable_advice("FLUX_PATH", f"black-forest-labs/{name}")
 
 
 @recipe("flux_dev", variables={**CLIPS, **flux_weights_advice("FLUX.1-dev")})

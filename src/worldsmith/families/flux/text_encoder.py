@@ -18,7 +18,12 @@ from worldsmith.families.diffusers_pipeline.text_encoder import (
     read_caption,
 )
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
+from worldsmith.models.model_files import (
+    SubstituteComponent,
+    find_layout,
+    find_layout_without_download,
+    tokenizer_files,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -54,18 +59,18 @@ class FluxTextEncoder(T5TextEncoder):
         def caption_ids(self) -> int:
             return CLIP_TOKENS + self.max_length
 
-        def published(self) -> PublishedPart:
+        def substitute(self) -> SubstituteComponent:
             contents = {
                 f"{CLIP[0]}/config.json": CLIP_L,
                 f"{T5[0]}/config.json": T5_XXL,
                 **tokenizer_files("tiny_flux/tokenizer", CLIP[1]),
                 **tokenizer_files("tiny_flux/tokenizer_2", T5[1]),
             }
-            return PublishedPart("path", "the text encoders of CLIP ViT-L/14 and T5 v1.1 XXL", PLACES, contents)
+            return SubstituteComponent("path", "the text encoders of CLIP ViT-L/14 and T5 v1.1 XXL", PLACES, contents)
 
         def check_files(self) -> None:
             """Raises FileNotFoundError if one of the encoders or tokenizers does not exist; downloads no files."""
-            found = look_for_layout(self.path, PLACES, field=FIELD)
+            found = find_layout_without_download(self.path, PLACES, field=FIELD)
             if found is not None:
                 find_encoder_folders(found, *CLIP)
                 find_encoder_folders(found, *T5)

@@ -12,10 +12,10 @@ from worldsmith.config.declare.ranges import Count, LayerCount
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.sampling import FlowMatchDefaults, FlowMatchSampler
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
-from worldsmith.models.model_files import PublishedPart
+from worldsmith.models.model_files import SubstituteComponent
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
-from worldsmith.models.video_vae.moments import MomentsVAE
-from worldsmith.models.video_vae.vae_folder import vae_part
+from worldsmith.models.video_vae.posterior import PosteriorVAE
+from worldsmith.models.video_vae.vae_folder import vae_substitute
 from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class NetworkConfig(Config):
         return shapes | linear("proj_out", d, self.out_channels)
 
 
-class LTXVideoVAE(MomentsVAE):
+class LTXVideoVAE(PosteriorVAE):
     """VAE of LTX-Video (`AutoencoderKLLTXVideo`): 8k+1 frames become k+1 latent frames, 32x32 px one position.
 
     Latents are normalized per channel. A decoder that is conditioned on a timestep gets 0, without added noise: the
@@ -85,12 +85,12 @@ class LTXVideoVAE(MomentsVAE):
 
     recipe = "ltx-video-moments-1"
 
-    class Config(MomentsVAE.Config):
+    class Config(PosteriorVAE.Config):
         class_name: ClassVar[str] = "AutoencoderKLLTXVideo"
 
-        def published(self) -> PublishedPart:
+        def substitute(self) -> SubstituteComponent:
             """Returns a substitute for the released VAE, which plans use if its files are missing."""
-            return vae_part("LTX-Video", {"_class_name": self.class_name})
+            return vae_substitute("LTX-Video", {"_class_name": self.class_name})
 
     statistics: tuple[Tensor, Tensor]
     """Mean and standard deviation of each latent channel; kept when the VAE weights are freed."""

@@ -12,7 +12,7 @@ from worldsmith.families.diffusers_pipeline.base_recipe import (
     train_adapters,
 )
 from worldsmith.families.ltx_video.model import LTXTextEncoder, LTXVideoGenerator, LTXVideoVAE, NetworkConfig
-from worldsmith.families.variables import CLIPS, hub_repository
+from worldsmith.families.variables import CLIPS, hub_variable_advice
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.optimizer import AdamW
@@ -23,7 +23,7 @@ PIPELINE = "${oc.env:LTX_PATH}"
 """A diffusers pipeline with transformer, VAE, text encoder and tokenizer."""
 
 
-@recipe("ltx_video_2b", variables={**CLIPS, **hub_repository("LTX_PATH", "Lightricks/LTX-Video")})
+@recipe("ltx_video_2b", variables={**CLIPS, **hub_variable_advice("LTX_PATH", "Lightricks/LTX-Video")})
 def ltx_video_2b() -> Trainer.Config:
     """Full text-to-video fine-tuning of LTX-Video 2B on clips of 97 frames."""
     return pipeline_run(

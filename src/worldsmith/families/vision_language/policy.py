@@ -10,7 +10,7 @@ from worldsmith.config import Config, wrong
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import check_patterns
 from worldsmith.families.vision_language.published import preprocessor_files, published_config
-from worldsmith.models.model_files import PublishedPart, look_for, tokenizer_files
+from worldsmith.models.model_files import SubstituteComponent, find_without_download, tokenizer_files
 
 FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
 """Name patterns of the files of a model folder that are read in addition to its weights."""
@@ -27,18 +27,18 @@ class BackboneConfig(Config):
     safetensors_path: str = ""
     """Hub name or folder of the weights, unless `checkpoint.load_path` is set. Empty: those of model_name."""
 
-    def published(self) -> PublishedPart | None:
+    def substitute(self) -> SubstituteComponent | None:
         """Returns config files of the released model `model_name`, for dry runs; None for an unknown name."""
         settings = published_config(self.model_name) if self.model_name else None
         if settings is None:
             return None
         contents = {"config.json": settings, **preprocessor_files(settings), **tokenizer_files("tiny_reasoner")}
-        return PublishedPart("model_name", f"the sizes of {self.model_name}", (FILES,), contents)
+        return SubstituteComponent("model_name", f"the sizes of {self.model_name}", (FILES,), contents)
 
     def check_files(self) -> None:
         """Raises FileNotFoundError if `model_name` is not available on this machine or the hub; downloads no files."""
         if self.model_name:
-            look_for(self.model_name, file_patterns=FILES, field="model_name")
+            find_without_download(self.model_name, file_patterns=FILES, field="model_name")
 
 
 class FreezeConfig(Config):

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.data.assumed_batches import AssumedBatch, assumed_chats, with_patches
+from worldsmith.data.assumed_batches import DummyBatch, assumed_chats, with_patches
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.distributed.world import World
 from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, backbone_part, describe_parts
@@ -17,7 +17,7 @@ from worldsmith.models.local_part import local_part
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values
 from worldsmith.objectives.next_token import NextToken
-from worldsmith.objectives.objective import LossSum
+from worldsmith.objectives.objective import BatchLoss
 from worldsmith.tasks.task import DummyData, Task
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class DummyChats(DummyData):
 
     task: VisionLanguageTask
 
-    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> DummyBatch:
         model = self.task.model
         media, config = self.task.media if model.has_vision else None, model.network.config
         pads = {kind: getattr(config, f"{kind}_token_id", 0) for kind in ("image", "video")}
@@ -67,13 +67,13 @@ class VisionLanguageTask(Task):
         settings = copy.deepcopy(self.data)
         settings.num_workers = 0 if dry else settings.num_workers
         processor = settings.processor.build(folder=self.model.folder)
-        loader: ChatLoader = settings.build(processor=processor, **self.place_in_run())
+        loader: ChatLoader = settings.build(processor=processor, **self.loader_arguments())
         return loader
 
     def weigh(self, batch: Sequence[ChatSample]) -> float:
         return sum(sample.num_supervised for sample in batch)
 
-    def loss(self, batch: Sequence[ChatSample], *, seed: int) -> LossSum:
+    def loss(self, batch: Sequence[ChatSample], *, seed: int) -> BatchLoss:
         from worldsmith.families.vision_language.inputs import make_inputs
 
         inputs = make_inputs(
@@ -84,7 +84,7 @@ class VisionLanguageTask(Task):
             device=self.model.device,
         )
         total = self.model.network.loss_of(inputs, self.objective.loss_sum)
-        return LossSum(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
+        return BatchLoss(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
 
     def padding(self, batch: Sequence[ChatSample]) -> int:
         """Returns the number of padding tokens of a batch: 0 if packed; else rows are as long as the longest sample."""

@@ -42,8 +42,8 @@ class WanFormats(PipelineFormats):
                 config.expert, config.boundary_ratio = "high_noise", index["boundary_ratio"]
         return spec
 
-    def place_components(self, config: Any, folder: Path) -> None:
-        super().place_components(config, folder)
+    def set_component_folder(self, config: Any, folder: Path) -> None:
+        super().set_component_folder(config, folder)
         if config.expert is None:
             config.pipeline = ""
         if config.network.image_dim is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.config import Configurable
 from worldsmith.families.diffusers_pipeline.published import CLIP_H_VISION, CLIP_PICTURES
 from worldsmith.files.untrusted_folder import load_from_folder
-from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, read_settings
+from worldsmith.models.model_files import SubstituteComponent, find_layout, find_layout_without_download, read_settings
 from worldsmith.models.real_values import in_simulation, real_values, without_values
 from worldsmith.models.weights.check_finite import non_finite, require_finite
 
@@ -41,14 +41,14 @@ class WanImageEncoder(Configurable):
         precision: Literal["bfloat16", "float16", "float32"] = "float32"
         """Number format of weights and computation."""
 
-        def published(self) -> PublishedPart:
+        def substitute(self) -> SubstituteComponent:
             """Returns a substitute for the released image encoder, which plans use if its files are missing."""
             contents = {f"{ENCODER}/config.json": CLIP_H_VISION, f"{PROCESSOR}/preprocessor_config.json": CLIP_PICTURES}
-            return PublishedPart("path", "the image encoder of CLIP ViT-H/14", PLACES, contents)
+            return SubstituteComponent("path", "the image encoder of CLIP ViT-H/14", PLACES, contents)
 
         def check_files(self) -> None:
             """Raises FileNotFoundError if the encoder or the image processor does not exist; downloads no files."""
-            found = look_for_layout(self.path, PLACES, field=FIELD) if self.path else None
+            found = find_layout_without_download(self.path, PLACES, field=FIELD) if self.path else None
             if found is not None:
                 require_parts(found)
 

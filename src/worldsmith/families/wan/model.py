@@ -24,7 +24,7 @@ from worldsmith.families.wan.image_encoder import WanImageEncoder
 from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, hub_name, is_local, local_folder
 from worldsmith.models.real_values import in_simulation, with_real_values, without_values
-from worldsmith.models.video_model import Beginning, Mode, SampleLayout, Sampling, VideoSampler
+from worldsmith.models.video_model import InitialState, Mode, SampleLayout, Sampling, VideoSampler
 from worldsmith.models.video_vae.wan import WanFamilyVAE
 from worldsmith.models.video_vae.wan_files import TEMPORAL_FACTOR
 from worldsmith.models.weights.shapes import Shapes
@@ -333,10 +333,10 @@ class WanSampler(SchedulerSampler):
         if takes_image:
             frames = 1 + (layout.latent_shape[0] - 1) * model.config.latent_grid[0]
             states = model.image_encoder.states([condition])[0] if model.config.network.image_dim else None
-            return state, (model.with_first_frame_mask(model.vae.encode_opening(condition, frames)), states)
+            return state, (model.with_first_frame_mask(model.vae.encode_first_frame(condition, frames)), states)
         return state, model.encode(condition).to(state.device)
 
-    def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+    def extra_inputs(self, samples: Sequence[InitialState]) -> dict[str, Any]:
         import torch
 
         shown = [sample.shown for sample in samples]
@@ -347,7 +347,7 @@ class WanSampler(SchedulerSampler):
             return found
         return {"first": shown, "both": True}
 
-    def finish(self, sample: Beginning, state: Tensor) -> Tensor:
+    def finish(self, sample: InitialState, state: Tensor) -> Tensor:
         return state if self.model.config.network.takes_image else replace_first_frames([sample.shown], state[None])[0]
 
 

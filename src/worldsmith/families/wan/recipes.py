@@ -16,7 +16,7 @@ from worldsmith.families.diffusers_pipeline.base_recipe import (
     train_adapters,
 )
 from worldsmith.families.diffusers_pipeline.text_encoder import UMT5TextEncoder
-from worldsmith.families.variables import CLIPS, hub_repository
+from worldsmith.families.variables import CLIPS, hub_variable_advice
 from worldsmith.families.wan import architecture
 from worldsmith.families.wan.model import WanGenerator
 from worldsmith.models.video_vae.wan import WanFamilyVAE
@@ -34,7 +34,7 @@ ADAPTERS: Any = {"rank": 32, "alpha": 32, "lr": 1e-4}
 
 def wan_weights_advice(name: str) -> dict[str, str]:
     """Returns {"WAN_PATH": how to get the released weights `name`}, shown if the variable is not set."""
-    return hub_repository("WAN_PATH", f"Wan-AI/{name}-Diffusers")
+    return hub_variable_advice("WAN_PATH", f"Wan-AI/{name}-Diffusers")
 
 
 @recipe("wan21_t2v_1b", variables={**CLIPS, **wan_weights_advice("Wan2.1-T2V-1.3B")})

@@ -47,7 +47,7 @@ class WanTask(PipelineTask):
     def encode_part(self, part: VideoSample) -> Tensor:
         if part.video is None or part.video.shape[1] == part.num_frames:
             return super().encode_part(part)
-        return self.cached_latents(part, partial(self.model.vae.encode_opening, frames=part.num_frames))
+        return self.cached_latents(part, partial(self.model.vae.encode_first_frame, frames=part.num_frames))
 
     def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
         import torch

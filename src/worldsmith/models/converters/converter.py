@@ -19,7 +19,7 @@ from worldsmith.models.parameter_names import native_name, native_parameters
 if TYPE_CHECKING:
     from torch import nn
 
-    from worldsmith.models.converters.held_weight import HoldsWeight
+    from worldsmith.models.converters.quantized_layer import QuantizedLayer
     from worldsmith.models.network_parts import NetworkParts
 
 
@@ -47,7 +47,7 @@ class Converter(Configurable, ABC):
         def check_device(self, device: str) -> None:
             """Raises UserError if a network with this converter cannot be trained on `device`, such as "cuda:0"."""
 
-        def held_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> Mapping[str, int] | None:
+        def quantized_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> Mapping[str, int] | None:
             """Computes the size of the quantized weights from the config.
 
             Args:
@@ -80,7 +80,7 @@ class Conversion:
     """Paths of the changed modules."""
     numbers: int
     """Number of elements of the quantized weights."""
-    held: int
+    quantized_bytes: int
     """Bytes of the quantized weights."""
 
     def describe(self, bytes_per_number: int) -> str:
@@ -92,9 +92,9 @@ class Conversion:
         kinds = Counter(LEAF.search(path)[0] for path in self.paths)  # type: ignore[index]
         listing = ", ".join(f"{number} × {leaf}" for leaf, number in kinds.items())
         text = f"{self.converter}: {len(self.paths)} layer{'s' * (len(self.paths) != 1)} ({listing})"
-        if self.held:
+        if self.quantized_bytes:
             text += (
-                f"; their weights take {self.held / 2**20:.2f} MiB instead of "
+                f"; their weights take {self.quantized_bytes / 2**20:.2f} MiB instead of "
                 f"{self.numbers * bytes_per_number / 2**20:.2f}"
             )
         return text
@@ -120,7 +120,7 @@ def convert_network(
     for index, config in enumerate(converters):
         converter: Converter = config.build()
         where = f"model.config.converters[{index}] ({type(converter).__name__})"
-        shapes, held = shapes_of(network), held_weights(network)
+        shapes, held = shapes_of(network), quantized_layers(network)
         try:
             paths = list(converter.convert(network, find_parts()))
         except ValueError as error:
@@ -133,8 +133,11 @@ def convert_network(
                 f"{where} changes name or shape of {len(names)} parameters, such as {names[0]}, but checkpoints "
                 "contain plain weights; keep a wrapped layer as `base_layer`, and add no parameters"
             )
-        quantized = [layer for name, layer in held_weights(network).items() if name not in held]
-        numbers, size = sum(layer.weight.numel() for layer in quantized), sum(layer.held_bytes for layer in quantized)
+        quantized = [layer for name, layer in quantized_layers(network).items() if name not in held]
+        numbers, size = (
+            sum(layer.weight.numel() for layer in quantized),
+            sum(layer.quantized_bytes for layer in quantized),
+        )
         done.append(Conversion(type(converter).__name__, paths, numbers, size))
     return done
 
@@ -164,12 +167,12 @@ def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in native_parameters(network).items()}
 
 
-def held_weights(network: nn.Module) -> dict[str, HoldsWeight]:
+def quantized_layers(network: nn.Module) -> dict[str, QuantizedLayer]:
     """Returns the layers with a quantized base weight, by the internal name of that weight."""
-    from worldsmith.models.converters.held_weight import HoldsWeight
+    from worldsmith.models.converters.quantized_layer import QuantizedLayer
 
     modules = network.named_modules()
-    return {native_name(f"{path}.weight"): layer for path, layer in modules if isinstance(layer, HoldsWeight)}
+    return {native_name(f"{path}.weight"): layer for path, layer in modules if isinstance(layer, QuantizedLayer)}
 
 
 def linear_layers(network: nn.Module, parts: NetworkParts, leave_out: Sequence[str]) -> dict[str, nn.Linear]:

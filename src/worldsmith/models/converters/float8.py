@@ -64,7 +64,7 @@ class Float8(Converter):
                     f"{CAPABILITY[0]}.{CAPABILITY[1]} or higher, but '{device}' is {kind}; omit the converter"
                 )
 
-        def held_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        def quantized_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
             return {}
 
     config: Config

@@ -67,7 +67,7 @@ class FrozenBase(Converter):
                     "frozen_base needs compressed-tensors, which is not installed: `pip install 'worldsmith[quantize]'`"
                 )
 
-        def held_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        def quantized_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
             kept = {path: shape for path, shape in layers.items() if not any(part in path for part in self.leave_out)}
             return {path: packed_bytes(math.prod(shape), self.bits) for path, shape in kept.items()}
 
@@ -85,7 +85,9 @@ class FrozenBase(Converter):
         layers = linear_layers(network, parts, self.config.leave_out)
         bits = self.config.bits
         quantized = {
-            path: QuantizedLinear(layer, bits=bits, block=BLOCK, held_bytes=packed_bytes(layer.weight.numel(), bits))
+            path: QuantizedLinear(
+                layer, bits=bits, block=BLOCK, quantized_bytes=packed_bytes(layer.weight.numel(), bits)
+            )
             for path, layer in layers.items()
         }
         return replace_modules(network, quantized)

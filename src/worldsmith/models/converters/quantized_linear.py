@@ -11,7 +11,7 @@ from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from torch import Tensor, nn
 
-from worldsmith.models.converters.held_weight import HoldsWeight
+from worldsmith.models.converters.quantized_layer import QuantizedLayer
 from worldsmith.models.real_values import in_simulation
 from worldsmith.models.weight_sum import WeightSum
 
@@ -19,28 +19,28 @@ FORMS = {bits: QuantizationArgs(num_bits=bits, type="int", symmetric=False, stra
 """Quantization settings by bits. A block is a "channel" of the library, so that any number of inputs is possible."""
 
 
-class QuantizedLinear(nn.Linear, HoldsWeight):
+class QuantizedLinear(nn.Linear, QuantizedLayer):
     """Linear layer whose weight is quantized to 16 or 256 levels between the min and max of each block of weights."""
 
-    def __init__(self, linear: nn.Linear, *, bits: int, block: int, held_bytes: int) -> None:
+    def __init__(self, linear: nn.Linear, *, bits: int, block: int, quantized_bytes: int) -> None:
         """Builds the layer from a linear layer, whose parameters it reuses and freezes.
 
         Args:
             linear: The layer to replace.
             bits: Bits of a stored weight, 4 or 8.
             block: Number of neighboring weights that share a scale and a zero point.
-            held_bytes: Bytes of the stored weights, scales and zero points.
+            quantized_bytes: Bytes of the stored weights, scales and zero points.
         """
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.bits, self.block, self.held_bytes = bits, block, held_bytes
+        self.bits, self.block, self.quantized_bytes = bits, block, quantized_bytes
         self.weight, self.bias = linear.weight.requires_grad_(False), linear.bias
         if self.bias is not None:
             self.bias.requires_grad_(False)
 
-    def hold(self, value: Tensor) -> None:
+    def quantize(self, value: Tensor) -> None:
         value = value.to(self.device, torch.float32)
-        self.taken = WeightSum.of(value)
+        self.source_checksum = WeightSum.of(value)
         blocks = nn.functional.pad(value.flatten(), (0, -value.numel() % self.block)).view(-1, self.block)
         ends, form = (blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)), FORMS[self.bits]
         scale, self.zero = calculate_qparams(*ends, form)

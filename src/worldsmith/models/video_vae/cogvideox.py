@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.files.json_file import read_optional_json
-from worldsmith.models.model_files import SCHEME, PublishedPart, local_path
+from worldsmith.models.model_files import SCHEME, SubstituteComponent, local_path
 from worldsmith.models.real_values import in_simulation
-from worldsmith.models.video_vae.moments import MomentsVAE
-from worldsmith.models.video_vae.vae_folder import COGVIDEOX, vae_part
+from worldsmith.models.video_vae.posterior import PosteriorVAE
+from worldsmith.models.video_vae.vae_folder import COGVIDEOX, vae_substitute
 from worldsmith.models.weights.torch_file import FILE_ENDINGS, read_torch_file, require_expected_tensors
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ DECODED_FRAMES = 2
 """Latent frames that diffusers decodes together; therefore only clips of 8k+1 frames keep their length."""
 
 
-class CogVideoXVAE(MomentsVAE):
+class CogVideoXVAE(PosteriorVAE):
     """VAE of CogVideoX: 4k+1 frames become k+1 latent frames. Released scaling factor: 1.15258426 (2B), 0.7 (5B).
 
     `vae_path` may also be a file of SAT, such as `3d-vae.pt`, which does not contain the scaling factor.
@@ -38,7 +38,7 @@ class CogVideoXVAE(MomentsVAE):
 
     recipe = "cogvideox-moments-1"
 
-    class Config(MomentsVAE.Config):
+    class Config(PosteriorVAE.Config):
         class_name: ClassVar[str] = "AutoencoderKLCogVideoX"
 
         def sat_file(self) -> Path | None:
@@ -63,9 +63,9 @@ class CogVideoXVAE(MomentsVAE):
             self.check_files()
             return file
 
-        def published(self) -> PublishedPart:
+        def substitute(self) -> SubstituteComponent:
             """Describes the released VAE, which a simulation substitutes if `vae_path` does not exist."""
-            return vae_part("CogVideoX", COGVIDEOX)
+            return vae_substitute("CogVideoX", COGVIDEOX)
 
     config: Config
 

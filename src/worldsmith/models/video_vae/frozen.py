@@ -34,7 +34,7 @@ class FrozenVAE(Configurable):
     """
 
     class Config(Configurable.Config):
-        keeps_moments: ClassVar[bool]
+        returns_posterior: ClassVar[bool]
         """Whether the encoder returns mean and log variance instead of latents."""
 
         vae_path: str = ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout
+from worldsmith.models.model_files import SubstituteComponent, find_layout, find_layout_without_download
 
 FIELD = "model.config.tokenizer.vae_path"
 SUBFOLDER, WEIGHTS = "vae", "diffusion_pytorch_model*.safetensors"
@@ -99,7 +99,7 @@ def require_vae_folder(name: str, class_name: str) -> None:
         FileNotFoundError: If no VAE of that name exists.
         ValueError: If the folder contains another class.
     """
-    found = look_for_layout(name, PLACES, field=FIELD)
+    found = find_layout_without_download(name, PLACES, field=FIELD)
     if found is not None:
         find_vae_within(found, class_name)
 
@@ -112,7 +112,9 @@ def find_vae_within(path: Path, class_name: str) -> Path:
     raise ValueError(f"{FIELD}: '{path}' contains no {class_name} (config.json states the class)")
 
 
-def vae_part(model: str, settings: dict[str, Any], *, places: tuple[Any, ...] = (IN_PIPELINE, ALONE)) -> PublishedPart:
+def vae_substitute(
+    model: str, settings: dict[str, Any], *, places: tuple[Any, ...] = (IN_PIPELINE, ALONE)
+) -> SubstituteComponent:
     """Describes a released VAE, which a simulation substitutes if it is missing.
 
     Args:
@@ -121,4 +123,4 @@ def vae_part(model: str, settings: dict[str, Any], *, places: tuple[Any, ...] = 
         places: File patterns of the layouts that a repository may have.
     """
     contents = {"config.json": settings, WEIGHTS.replace("*", ""): None}
-    return PublishedPart("vae_path", f"the VAE of {model}", places, contents)
+    return SubstituteComponent("vae_path", f"the VAE of {model}", places, contents)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Range
-from worldsmith.models.model_files import PublishedPart
+from worldsmith.models.model_files import SubstituteComponent
 from worldsmith.models.video_vae.frozen import FrozenVAE, weights_digest
-from worldsmith.models.video_vae.vae_folder import WAN21, vae_part
+from worldsmith.models.video_vae.vae_folder import WAN21, vae_substitute
 from worldsmith.models.video_vae.wan_files import (
     PLACES,
     RELEASED,
@@ -49,7 +49,7 @@ class WanVAE(FrozenVAE):
     """
 
     class Config(FrozenVAE.Config):
-        keeps_moments: ClassVar[bool] = False
+        returns_posterior: ClassVar[bool] = False
 
         vae_path: str = "${asset:tiny_vae}"
         """A diffusers AutoencoderKLWan folder, Wan2.2_VAE.pth, or a hub repository (org/name or hf://org/name/vae)."""
@@ -71,10 +71,10 @@ class WanVAE(FrozenVAE):
             """Pixels per latent position, in height and in width."""
             return SPATIAL_FACTOR
 
-        def published(self) -> PublishedPart:
+        def substitute(self) -> SubstituteComponent:
             """Describes the released VAE with this spatial factor, which a simulation substitutes if it is missing."""
             version, settings = ("2.2", RELEASED) if self.cell == SPATIAL_FACTOR else ("2.1", WAN21)
-            return vae_part(f"Wan {version}", settings, places=PLACES)
+            return vae_substitute(f"Wan {version}", settings, places=PLACES)
 
     config: Config
 
@@ -125,7 +125,7 @@ class WanVAE(FrozenVAE):
         self.check_video(video)
         return self.encode_pixels(video)
 
-    def encode_opening(self, image: Tensor, frames: int) -> Tensor:
+    def encode_first_frame(self, image: Tensor, frames: int) -> Tensor:
         """Encodes an image as a clip that starts with it and is gray afterwards.
 
         Args:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import are_numbers, read_json_object
 from worldsmith.files.untrusted_folder import load_from_folder
-from worldsmith.models.model_files import SCHEME, find_layout, local_path, look_for_layout
+from worldsmith.models.model_files import SCHEME, find_layout, find_layout_without_download, local_path
 from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.video_vae.vae_folder import ALONE, IN_PIPELINE, SUBFOLDER, WEIGHTS, holds_vae
 from worldsmith.models.weights.torch_file import FILE_ENDINGS, read_torch_file, require_expected_tensors
@@ -92,7 +92,7 @@ def require_vae(name: str, cell: int) -> None:
     """
     if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
         read_vae_config(find_vae(name), cell)
-    elif (found := look_for_layout(name, PLACES, field="vae_path")) is not None:
+    elif (found := find_layout_without_download(name, PLACES, field="vae_path")) is not None:
         read_vae_config(vae_within(found), cell)
 
 

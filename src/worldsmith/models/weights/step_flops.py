@@ -30,7 +30,7 @@ class StepFlops:
         return self.linear_forward + self.linear_backward + self.attention_forward + self.attention_backward
 
 
-class ProductCounter:
+class MatmulCounter:
     """Counts the matmul FLOPs of a network; a model family calls its methods in the order of the forward pass.
 
     Each method returns whether its output carries gradients, which is the `needs_input` of the next layer.

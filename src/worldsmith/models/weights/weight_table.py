@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from worldsmith.models.converters.converter import held_weights
+from worldsmith.models.converters.converter import quantized_layers
 from worldsmith.models.lora import is_adapter, match_targets
 from worldsmith.models.parameter_names import native_parameters
 
@@ -30,7 +30,7 @@ class Weight:
     """Whether the parameter receives gradients if it is trained, so that it has optimizer state."""
     exact: bool
     """Whether the parameter stays in float32: adapters, and `full_precision` modules."""
-    held: int | None = None
+    quantized_bytes: int | None = None
     """Bytes of the quantized weight on every rank; None: the weight is not quantized."""
 
     @property
@@ -55,17 +55,17 @@ def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Ta
     Raises:
         ValueError: If a LoRA target or a freeze pattern of the config matches nothing.
     """
-    shapes, held = config.shapes(), dict[str, int]()
+    shapes, quantized = config.shapes(), dict[str, int]()
     if shapes is None:
         return None
     exact, linear = set(config.full_precision), config.linear_layers(shapes)
     inside = tuple(f"{path}." for path in config.layer_lists)
     for converter in config.converters:
         layers = {path: shapes[f"{path}.weight"] for path in linear if path.startswith(inside)}
-        found = converter.held_bytes({p: s for p, s in layers.items() if exact.isdisjoint(p.split("."))})
+        found = converter.quantized_bytes({p: s for p, s in layers.items() if exact.isdisjoint(p.split("."))})
         if found is None:
             return None
-        held |= found
+        quantized |= found
     if config.lora_enabled:
         known = config.adaptable_layers()
         try:
@@ -86,14 +86,14 @@ def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Ta
         and (is_adapter(name) or not config.lora_enabled)
         and (not keys_to_select or any(pattern in name for pattern in keys_to_select))
     }
-    unreached = tuple(config.unreached())
+    names_without_gradients = tuple(config.names_without_gradients())
     return {
         name: Weight(
             shape,
             name in trained,
-            not name.startswith(unreached),
+            not name.startswith(names_without_gradients),
             is_adapter(name) or not exact.isdisjoint(name.split(".")[:-1]),
-            held.get(name.removesuffix(".weight")),
+            quantized.get(name.removesuffix(".weight")),
         )
         for name, shape in shapes.items()
     }
@@ -105,16 +105,16 @@ def table_of(model: Model) -> Table:
     The trained parameters must already be selected. The network may be on the meta device or sharded; shapes are
     those of the complete parameters.
     """
-    held = held_weights(model.network) if model.conversions else {}
+    quantized = quantized_layers(model.network) if model.conversions else {}
     exact = {id(parameter) for module in model.parts().full_precision for parameter in module.parameters()}
-    unreached = tuple(model.config.unreached())
+    names_without_gradients = tuple(model.config.names_without_gradients())
     return {
         name: Weight(
             tuple(parameter.shape),
             parameter.requires_grad,
-            not name.startswith(unreached),
+            not name.startswith(names_without_gradients),
             is_adapter(name) or id(parameter) in exact,
-            held[name].held_bytes if name in held else None,
+            quantized[name].quantized_bytes if name in quantized else None,
         )
         for name, parameter in native_parameters(model.network).items()
     }

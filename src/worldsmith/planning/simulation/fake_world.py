@@ -108,6 +108,6 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def without_memory() -> FakeTensorMode:
+def fake_tensor_mode() -> FakeTensorMode:
     """Returns a fake tensor mode: new tensors have shapes but no memory; existing tensors can be used in the mode."""
     return FakeTensorMode(allow_non_fake_inputs=True)

@@ -76,9 +76,9 @@ class MemoryTracker(TorchDispatchMode):
     def __init__(self, fake_mode: FakeTensorMode | None = None, *, only_traffic: bool = False) -> None:
         super().__init__()
         self.fake_mode, self.only_traffic = fake_mode, only_traffic
-        self.held: list[TrackedStorage] = []
+        self.storages: list[TrackedStorage] = []
         self.events: list[tuple[int, int, str]] = []
-        """(index into `held`, change in bytes, phase) in temporal order; (-1, 0, phase) marks the start of a phase."""
+        """(index into `storages`, change in bytes, phase) in temporal order; (-1, 0, phase) begins a phase."""
         self.tags: dict[int, str] = {}
         self.traffic = TrafficRecorder()
         self.operations = OperationCounter()
@@ -144,12 +144,12 @@ class MemoryTracker(TorchDispatchMode):
     def tag_survivors(self, kind: str, created_in: str) -> None:
         """Assigns the category `kind` to untagged storages that were created in the phase `created_in` and exist."""
         for number, _ in self._numbers.values():
-            if self.held[number].phase == created_in and number not in self.tags:
+            if self.storages[number].phase == created_in and number not in self.tags:
                 self.tags[number] = kind
 
     def restart(self) -> None:
         """Resets events, traffic and operator counts, but keeps the living storages. Call it before a steady step."""
-        alive = [(number, self.held[number].size) for number, _ in self._numbers.values()]
+        alive = [(number, self.storages[number].size) for number, _ in self._numbers.values()]
         self.events = [(number, size, "") for number, size in alive]
         self.traffic.restart()
         self.operations = OperationCounter()
@@ -180,7 +180,7 @@ class MemoryTracker(TorchDispatchMode):
         host_peaks: dict[str, int] = defaultdict(int)
         total = in_host = 0
         for index, (number, change, phase) in enumerate(self.events):
-            if number >= 0 and self.held[number].in_host_ram:
+            if number >= 0 and self.storages[number].in_host_ram:
                 in_host += change
                 host_peaks[phase] = max(host_peaks[phase], in_host)
                 continue
@@ -265,21 +265,21 @@ class MemoryTracker(TorchDispatchMode):
         return is_ours and tensor.fake_device.type != "meta"  # type: ignore[attr-defined]
 
     def _number(self, tensor: Tensor, kind: str) -> int:
-        """Returns the index of the tensor's storage in `held`; a new storage is recorded with the category `kind`."""
+        """Returns the index of the tensor's storage in `storages`; a new storage is added with the category `kind`."""
         storage = tensor.untyped_storage()
         key = id(storage)
         known = self._numbers.get(key)
         if known is not None and known[1]() is storage:
             return known[0]
-        number = len(self.held)
-        self.held.append(TrackedStorage(storage.nbytes(), self._phase, self.module, kind, self._in_host_ram))
+        number = len(self.storages)
+        self.storages.append(TrackedStorage(storage.nbytes(), self._phase, self.module, kind, self._in_host_ram))
         self._numbers[key] = number, weakref.ref(storage, partial(self._freed, key, number))
         self.events.append((number, storage.nbytes(), self._phase))
         return number
 
     def _freed(self, key: int, number: int, _: Any) -> None:
-        self.events.append((number, -self.held[number].size, self._phase))
-        self.held[number].size = 0
+        self.events.append((number, -self.storages[number].size, self._phase))
+        self.storages[number].size = 0
         if key in self._numbers and self._numbers[key][0] == number:
             del self._numbers[key]
 
@@ -287,9 +287,9 @@ class MemoryTracker(TorchDispatchMode):
         known = self._numbers.get(id(storage))
         if known is None or known[1]() is not storage:
             return
-        held = self.held[known[0]]
-        self.events.append((known[0], storage.nbytes() - held.size, self._phase))
-        held.size = storage.nbytes()
+        storage_info = self.storages[known[0]]
+        self.events.append((known[0], storage.nbytes() - storage_info.size, self._phase))
+        storage_info.size = storage.nbytes()
         self.tags[known[0]] = GATHERED  # only FSDP reallocates a freed storage
 
     def _enter_phase(self, name: str) -> None:
@@ -304,8 +304,8 @@ class MemoryTracker(TorchDispatchMode):
     def _changes(self, events: Iterable[tuple[int, int, str]]) -> Iterator[Change]:
         """Yields a `Change` for each event in device memory; skips events in host RAM and starts of phases."""
         for number, change, _ in events:
-            if number >= 0 and not self.held[number].in_host_ram:
-                yield change, self.tags.get(number) or self.held[number].kind, self.held[number].module
+            if number >= 0 and not self.storages[number].in_host_ram:
+                yield change, self.tags.get(number) or self.storages[number].kind, self.storages[number].module
 
 
 def tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -48,17 +48,17 @@ def short_work(
         ranks: Number of ranks of the run.
         phases: Other phases to simulate; see `simulate`.
         encodings: Results of earlier encoding phases; see `simulate`.
-        lists: Result of `long_lists(config)`, if it is known.
+        lists: Result of `repeated_layer_lists(config)`, if it is known.
     """
     start = time.perf_counter()
     batches = repeat_if_equal(batches)
-    lists = long_lists(config) if lists is None else lists
+    lists = repeated_layer_lists(config) if lists is None else lists
     timelines: list[Timeline] = []
     given: dict[str, Any] = {"ranks": ranks, "phases": phases, "encodings": encodings, "timelines": timelines}
     if not lists:
         return simulate(config, batches, **given)
 
-    least = least_layers(lists)
+    least = min_simulated_layers(lists)
 
     def of_depths(depths: Mapping[str, int]) -> StepWork:
         found = {**dict.fromkeys(lists, least), **depths}
@@ -106,7 +106,7 @@ def with_layers(config: Trainer.Config, depths: Mapping[str, int]) -> Trainer.Co
     return replace(config, model=replace(config.model, config=model))
 
 
-def long_lists(config: Trainer.Config) -> dict[str, int]:
+def repeated_layer_lists(config: Trainer.Config) -> dict[str, int]:
     """Returns the lists of repeated layers that are worth shortening for a simulation, with their lengths.
 
     Args:
@@ -130,15 +130,15 @@ def long_lists(config: Trainer.Config) -> dict[str, int]:
             for name, module in model.network.named_modules()
             if isinstance(module, nn.ModuleList) and len(module) > LAYERS_AFTER_TOWER and layers.issuperset(module)
         }
-    least = depth - sum(length - least_layers(lists) for length in lists.values())
+    least = depth - sum(length - min_simulated_layers(lists) for length in lists.values())
     return lists if least + (least + 1) * len(lists) < depth else {}
 
 
-def least_layers(lists: Mapping[str, int]) -> int:
+def min_simulated_layers(lists: Mapping[str, int]) -> int:
     """Returns the number of layers per list that the extrapolation has to simulate.
 
     Args:
-        lists: Result of `long_lists`.
+        lists: Result of `repeated_layer_lists`.
     """
     return LAYERS_AFTER_TOWER if any(name not in COUNTS for name in lists) else LAYERS
 

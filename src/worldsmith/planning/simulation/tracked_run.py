@@ -27,7 +27,7 @@ from worldsmith.models.fill_parameters import fill
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.throughput import Throughput
-from worldsmith.planning.simulation.fake_world import fake_world, replaced, without_memory
+from worldsmith.planning.simulation.fake_world import fake_tensor_mode, fake_world, replaced
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.tasks.registry import task_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from worldsmith.distributed.degrees import Degrees
-    from worldsmith.models.converters.held_weight import HoldsWeight
+    from worldsmith.models.converters.quantized_layer import QuantizedLayer
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
     from worldsmith.training.step import StepResult
@@ -97,8 +97,8 @@ class TrackedRun(Trainer):
         with tracker.phase("building"):
             self.model.materialize(self.world.device)
             if not loads:
-                for layer in self.model.held.values():
-                    layer.hold(torch.zeros(layer.weight.shape))
+                for layer in self.model.quantized_layers.values():
+                    layer.quantize(torch.zeros(layer.weight.shape))
             self.task: Task = task_of(config.model.name)(
                 model=self.model, objective=config.objective, data=config.dataloader_train, world=self.world
             )
@@ -127,9 +127,11 @@ class TrackedRun(Trainer):
 
     def prime(self) -> None:
         """Creates the optimizer state by one step on zero gradients, so that the next step is a steady one."""
-        unreached = tuple(self.model.config.unreached())  # parameters that never receive gradients
+        names_without_gradients = tuple(
+            self.model.config.names_without_gradients()
+        )  # parameters that never receive gradients
         for name, parameter in trainable_parameters(self.model.network).items():
-            if not name.startswith(unreached):
+            if not name.startswith(names_without_gradients):
                 parameter.grad = torch.zeros_like(parameter)
         self.state.optimizer.step()
         self.state.optimizer.zero_grad(set_to_none=True)
@@ -138,7 +140,7 @@ class TrackedRun(Trainer):
 
     def tag_weights(self) -> None:
         """Tags parameters, buffers and quantized base weights as "parameters"."""
-        network, layers = self.model.network, self.model.held.values()
+        network, layers = self.model.network, self.model.quantized_layers.values()
         held = [value for layer in layers for value in vars(layer).values() if torch.is_tensor(value)]
         self.tracker.tag("parameters", [*network.parameters(), *network.buffers(), *held])
 
@@ -187,7 +189,7 @@ def simulated_run(
     degrees = plan_degrees(config.model.config.parallelism, ranks)
     with ExitStack() as stack:
         world = stack.enter_context(fake_world(rank, ranks, context_parallel=degrees.context))
-        mode = mode or without_memory()
+        mode = mode or fake_tensor_mode()
         tracker = MemoryTracker(mode, only_traffic=only_traffic)
         everyone = tuple(range(ranks))
         world = replace(world, note=lambda op, size: tracker.traffic.add(op, everyone, size, torch.float64))
@@ -237,11 +239,11 @@ def load_initial_weights(run: TrackedRun, source: WeightSource | None = None) ->
         run: The built run.
         source: Weights to load; None: as the config specifies.
     """
-    tracker, layers = run.tracker, list(run.model.held.values())
+    tracker, layers = run.tracker, list(run.model.quantized_layers.values())
     remaining: Counter[Any] = Counter(map(conversion_key, layers))
-    first: dict[Any, HoldsWeight] = {}
+    first: dict[Any, QuantizedLayer] = {}
 
-    def hold(layer: HoldsWeight, convert: Callable[[Tensor], None], value: Tensor) -> None:
+    def hold(layer: QuantizedLayer, convert: Callable[[Tensor], None], value: Tensor) -> None:
         key = conversion_key(layer)
         remaining[key] -= 1
         if tracker.fake_mode is None or not remaining[key] or first.setdefault(key, layer) is layer:
@@ -250,23 +252,23 @@ def load_initial_weights(run: TrackedRun, source: WeightSource | None = None) ->
             copy_sizes(first[key], layer)
 
     for layer in layers:
-        vars(layer)["hold"] = held_on_device(partial(hold, layer, layer.hold), tracker)
+        vars(layer)["quantize"] = held_on_device(partial(hold, layer, layer.quantize), tracker)
     opened = nullcontext() if source is None else replaced(warm_start, "open_weights", lambda *_, **__: source)
     with opened, tracker.phase("loading"), tracker.in_host_ram():
         run.state.weights.load_initial()
 
 
-def conversion_key(layer: HoldsWeight) -> Hashable:
+def conversion_key(layer: QuantizedLayer) -> Hashable:
     """Returns a key that is equal for layers whose quantization needs the same memory."""
-    return type(layer), layer.weight.shape, layer.held_bytes
+    return type(layer), layer.weight.shape, layer.quantized_bytes
 
 
-def copy_sizes(first: HoldsWeight, layer: HoldsWeight) -> None:
+def copy_sizes(first: QuantizedLayer, layer: QuantizedLayer) -> None:
     """Assigns empty tensors to `layer` with the sizes of the quantized weight of `first`."""
     for name, value in vars(first).items():
         if torch.is_tensor(value):
             setattr(layer, name, torch.empty_like(value))
-    layer.taken = first.taken
+    layer.source_checksum = first.source_checksum
 
 
 def held_on_device(hold: Callable[[Tensor], None], tracker: MemoryTracker) -> Callable[[Tensor], None]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from worldsmith.actions.action import Result, share_done
-from worldsmith.actions.run_action import RunAction, RunWords
+from worldsmith.actions.action import Result, make_progress_reporter
+from worldsmith.actions.run_action import RunAction, RunArguments
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.errors import Place, UserError
 from worldsmith.config.tree.config_draft import Loaded
@@ -87,7 +87,7 @@ class CheckData(RunAction):
 
     config: Config
 
-    def load(self, words: RunWords) -> Loaded:
+    def load(self, words: RunArguments) -> Loaded:
         """Loads the config of the run that the arguments `words` describe.
 
         If they name a dataset, it is the config of a recipe that reads this dataset.
@@ -195,7 +195,7 @@ class CheckData(RunAction):
                 loader, tally, workers=self.workers, ranks=ranks,
                 packs_a_step=packs_a_step, sample=self.config.sample, decode=not self.config.headers,
                 cap_field=cap_field(self.loaded, split),
-                show_progress=share_done(f"reading {loader.dataset.name}"),
+                show_progress=make_progress_reporter(f"reading {loader.dataset.name}"),
             )  # fmt: skip
             records = loader.dataset if relaxed is data else data.build_records()
             report.flags = list(records.flags())

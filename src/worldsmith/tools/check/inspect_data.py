@@ -15,7 +15,7 @@ from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PACKERS, PackingDataLoader
 from worldsmith.data.stream.positions import Positions
 from worldsmith.data.stream.quarantine import Rejection, Tally
-from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker, digest
+from worldsmith.data.stream.sample_maker import Features, SampleMaker, SampleResult, digest
 from worldsmith.data.stream.workers import fetch
 
 AHEAD = 4
@@ -120,7 +120,7 @@ class Inspector(SampleMaker[InspectedSample]):
         self.maker, self.dataset = maker, maker.dataset
         self.max_tokens = None  # the wrapped maker checks the cap
 
-    def make(self, position: int) -> Made[InspectedSample]:
+    def make(self, position: int) -> SampleResult[InspectedSample]:
         """Builds the sample at a position of the dataset and returns its inspection result, also if it is skipped."""
         self.maker.measured = None
         start = time.perf_counter()
@@ -128,9 +128,9 @@ class Inspector(SampleMaker[InspectedSample]):
         seconds, item = time.perf_counter() - start, made.item
         if isinstance(item, Rejection):
             tokens = -1 if self.maker.measured is None else self.maker.measured
-            return Made(InspectedSample(item.key, position, tokens, seconds, item, made.notes))
+            return SampleResult(InspectedSample(item.key, position, tokens, seconds, item, made.notes))
         told = self.maker.features(item), self.maker.cells(item)
-        return Made(InspectedSample(item.key, position, item.num_tokens, seconds, None, made.notes, *told))
+        return SampleResult(InspectedSample(item.key, position, item.num_tokens, seconds, None, made.notes, *told))
 
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
         return self.maker.reject(position, reason, detail)

@@ -83,8 +83,8 @@ class Needs:
             there = f", {format_bytes(place['bytes'])} to download" if "bytes" in place else ""
             yield labeled_line("hub", f"{place['name']} is {place['state']}{there} ({place['field']})")
         if self.credentials:
-            said = (f"{name} {'is set' if there else 'is not set'}" for name, there in self.credentials.items())
-            yield labeled_line("credentials", ", ".join(said))
+            states = (f"{name} {'is set' if there else 'is not set'}" for name, there in self.credentials.items())
+            yield labeled_line("credentials", ", ".join(states))
 
 
 def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Needs:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from worldsmith import __version__
-from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.actions.action import Action, Result, make_progress_reporter
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.datasets.chat_file import ChatFile, Entry
 from worldsmith.data.conversations.datasets.llava import TURNS, WRAPPERS, LlavaDataset
@@ -87,7 +87,7 @@ class AnnotateFps(Action):
         dataset = self.dataset()
         out = self.check_out(dataset)
         before = dataset.file.read_bytes()
-        done = annotate(dataset, replace=self.config.replace, progress=share_done("reading rates"))
+        done = annotate(dataset, replace=self.config.replace, progress=make_progress_reporter("reading rates"))
         facts = self.facts(dataset, done, before, out)
         write_text(out, done.text)
         write_text(provenance_file(out), json.dumps(facts, indent=2, ensure_ascii=False) + "\n")

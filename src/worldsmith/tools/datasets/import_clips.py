@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.actions.action import Action, Result, make_progress_reporter
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range
 from worldsmith.data.clips.clip_records import FILE_NAMES
@@ -133,7 +133,7 @@ class ImportClips(Action):
         lengths = config.window_frames, config.window_seconds, config.overlap, config.min_frames
         cut = Cut(config.cut == "scenes", config.scene_threshold, *lengths)
         folder = source if source.is_dir() else source.parent
-        made = gather(folder, found, out, cut, caption=config.caption, progress=share_done("import"))
+        made = gather(folder, found, out, cut, caption=config.caption, progress=make_progress_reporter("import"))
         if not made.records:
             raise DataError("\n".join([f"{config.source}: no clip can be used", *self.left_out(made)]))
         return layout, why, made

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.actions.action import Action, Result, make_progress_reporter
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.atomic import replacing, write_text
@@ -143,7 +143,7 @@ class PrepareVideoPhy2(Action):
                 endpoint=os.environ.get("HF_ENDPOINT") or "https://huggingface.co",
                 limit=config.limit,
                 workers=config.workers,
-                progress=share_done(f"videophy2 {split}"),
+                progress=make_progress_reporter(f"videophy2 {split}"),
             )
             left_out = f"; {len(made.failed)} rows skipped, see {made.folder / 'failed.jsonl'}" if made.failed else ""
             lines.append(f"videophy2: {made.records} records, {made.downloaded} new clips, in {made.folder}{left_out}")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.actions.processes import run_in_processes
 from worldsmith.actions.run_action import RunAction
 from worldsmith.config.declare.ranges import Count
@@ -63,7 +63,7 @@ class Encode(RunAction):
         start, count, here = time.monotonic(), self.config.processes, f"process {rank} of {size}: " if size > 1 else ""
         if size > 1 and count > 1:
             raise UserError(f"the launch already has {size} processes, which share the work: omit --processes")
-        show, total, last = share_done(f"{here}encoding"), self.total(rank, size), 0
+        show, total, last = make_progress_reporter(f"{here}encoding"), self.total(rank, size), 0
 
         def shown(done: int) -> None:
             nonlocal last

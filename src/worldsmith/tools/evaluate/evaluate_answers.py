@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from worldsmith.actions.action import Result, left_out_lines, share_done
+from worldsmith.actions.action import Result, left_out_lines, make_progress_reporter
 from worldsmith.actions.find_parent import training_data_of
 from worldsmith.actions.model_action import AnswerAction, WritingAction, require_outside
 from worldsmith.checkpoint.formats.merge_adapter import Merged, merge_adapter
@@ -26,7 +26,7 @@ from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.evaluation.answers.answer_tasks import AnswerTask, AnswerTasks
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.bert_score import BertScore
-from worldsmith.evaluation.answers.grade_answers import compare_accuracy, judge, measure, measure_slices
+from worldsmith.evaluation.answers.grade_answers import compare_accuracy, grade_row, measure, measure_slices
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, read_results
 from worldsmith.evaluation.answers.text_metrics import Metric
 from worldsmith.files.fingerprint import fingerprint
@@ -124,7 +124,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
             SavedAnswers(Path(self.config.out)).require_same(self.answer_settings(model))
         media = exam.asked.media()
         there = sum(Path(name).is_file() for name in media)
-        yield f"model    {model.folder} ({model.weights_in_words})"
+        yield f"model    {model.folder} ({model.weights_description})"
         if model.adapter is not None:
             place = self.config.merged or Path(self.config.out) / MERGED
             yield f"adapter  {model.adapter}, merged into a folder in {place}"
@@ -237,7 +237,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
             return
         device = world.device if world.size > 1 and config.device is None else None
         answerer = self.answerer(model, device=device, merged=merged)
-        show = share_done("answering") if world.is_main else None
+        show = make_progress_reporter("answering") if world.is_main else None
         answers = answerer.answers(
             waiting,
             batch_size=config.batch_size,
@@ -306,7 +306,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
                 row.status = "gen_error" if line["status"] == "gen_error" else "prep_error"
                 row.reason, row.task = line["error"], exam.tasks[row.id].name
             else:
-                judge(row, exam.tasks[row.id], line["said"])
+                grade_row(row, exam.tasks[row.id], line["said"])
         if lacking:
             said = (
                 f"{len(rows) - lacking} of {len(rows)} records are answered; the results are written after the last one"

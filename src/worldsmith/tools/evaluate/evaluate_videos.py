@@ -10,9 +10,9 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.actions.action import Action, Result, make_progress_reporter
 from worldsmith.actions.model_action import VideoAction, find_device, require_outside
-from worldsmith.actions.registry import kind_for_flag
+from worldsmith.actions.registry import command_class_for_flag
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
@@ -123,7 +123,7 @@ class EvaluateVideos(VideoAction):
         else:
             for name, (order, _) in self.orders().items():
                 self.samples(order)
-                yield f"{name:<12}{order.model.folder} ({order.model.weights_in_words})"
+                yield f"{name:<12}{order.model.folder} ({order.model.weights_description})"
                 yield f"{'':<12}{order.count(len(order.made()))}, in {order.out}"
         yield f"{'evaluators':<12}{', '.join(self.evaluators.active)}"
         yield from (f"{'skipped':<12}{name}: {reason}" for name, reason in self.evaluators.skipped.items())
@@ -134,7 +134,7 @@ class EvaluateVideos(VideoAction):
         models = self.models()
         clips = self.held_out_clips(dataset, models)
         for name, model in models.items():
-            yield f"{name:<12}{model.folder} ({model.weights_in_words})"
+            yield f"{name:<12}{model.folder} ({model.weights_description})"
         yield f"{'data':<12}{clips.dataset.num_samples} windows of {clips.dataset.name}"
         yield from clips.left_out_lines()
         yield from (f"{'noted':<12}{line}" for line in self.find_trained_on(clips)[1])
@@ -173,7 +173,7 @@ class EvaluateVideos(VideoAction):
         orders = {name: make_order(model, device, [], out / name) for name, model in models.items()}
         losses: dict[str, HeldOutLoss] = {}
         for name, order in orders.items() if LOSS in self.evaluators.active else ():
-            progress = share_done(f"held-out loss of {clips.dataset.num_samples} windows ({name})")
+            progress = make_progress_reporter(f"held-out loss of {clips.dataset.num_samples} windows ({name})")
             losses[name] = clips.measure_loss(order, progress, overwrite=self.config.force)
         samples: dict[str, list[GeneratedVideo]] = {name: [] for name in orders}
         if self.evaluators.generates:
@@ -286,7 +286,7 @@ class EvaluateVideos(VideoAction):
 
     def on_prompts(self) -> Action:
         """Returns the action that measures --prompts, with the settings of this action."""
-        kind = kind_for_flag("evaluate", "--prompts")
+        kind = command_class_for_flag("evaluate", "--prompts")
         settings = {name: getattr(self.config, name) for name in field_names(kind.Config)}
         action: Action = kind.Config(**settings).build()
         return action

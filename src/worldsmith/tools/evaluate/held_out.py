@@ -21,7 +21,7 @@ from worldsmith.data.clips.captions import choose_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.content_fingerprint import content_mark
+from worldsmith.data.content_fingerprint import file_fingerprint
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection, Tally
 from worldsmith.files.atomic import write_text
@@ -340,7 +340,7 @@ def write_sample(
         "clip": window.path,
         "window": window.key,
         "frames": taken,
-        "mark": window.mark or content_mark(window.path),
+        "mark": window.mark or file_fingerprint(window.path),
     }
     sample = {
         **{"name": name, "prompt": caption.text, **given, "height": height, "width": width, "num_frames": frames},

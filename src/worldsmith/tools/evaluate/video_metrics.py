@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from worldsmith.actions.action import share_done
+from worldsmith.actions.action import make_progress_reporter
 from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.intervals import mean_interval, share_interval
+from worldsmith.evaluation.intervals import mean_interval, wilson_interval
 from worldsmith.evaluation.metrics.base import Better, Metric, Values
 from worldsmith.evaluation.metrics.registry import LOSS, METRICS
 from worldsmith.files.json_file import read_json_object
@@ -129,7 +129,7 @@ def show_progress(samples: Sequence[GeneratedVideo], name: str) -> Iterator[Gene
 
     `name` is the name of the model.
     """
-    show = share_done(f"measuring {len(samples)} videos ({name})")
+    show = make_progress_reporter(f"measuring {len(samples)} videos ({name})")
     for number, sample in enumerate(samples, start=1):
         yield sample.without_frames()
         show(number, len(samples))
@@ -284,7 +284,7 @@ def facts(values: Sequence[float], samples: int | None = None, *, share: bool = 
         share: The values are 0 or 1, for which Wilson's interval is used.
     """
     mean = sum(values) / len(values) if values else None
-    interval = share_interval(int(sum(values)), len(values)) if share else mean_interval(values)
+    interval = wilson_interval(int(sum(values)), len(values)) if share else mean_interval(values)
     return {"mean": mean, "interval": interval, "samples": len(values) if samples is None else samples}
 
 

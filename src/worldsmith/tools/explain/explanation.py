@@ -250,17 +250,17 @@ def shorten_line(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def after_error(error: BaseException, run: Run) -> list[str]:
+def explain_exception(error: BaseException, run: Run) -> list[str]:
     """Returns a few lines that explain an error that ended a run; empty if the error is not known.
 
     Args:
         error: The exception, with its traceback and chain.
         run: The run, for values in the suggested fixes.
     """
-    return after_text("".join(traceback.format_exception(error)), run)
+    return explain_message("".join(traceback.format_exception(error)), run)
 
 
-def after_text(text: str, run: Run | None) -> list[str]:
+def explain_message(text: str, run: Run | None) -> list[str]:
     """Returns a few lines that explain an error message; empty if the error is not known.
 
     Ambiguous patterns are not used: the user has the error itself, and a wrong explanation is worse than none.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from worldsmith.actions.action import Action, Result
-from worldsmith.checkpoint.dcp.dcp_folder import whole_checkpoint
+from worldsmith.checkpoint.dcp.dcp_folder import checkpoint_of_model_folder
 from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place, state_versions
 from worldsmith.checkpoint.formats.export_weights import CONFIG, GIGABYTE, STEM, native_config, write_safetensors
 from worldsmith.checkpoint.formats.family_formats import AddsHeads, DType, LoadsPipelineAdapters, assembling, formats_of
@@ -32,7 +32,7 @@ from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Seed
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.files.atomic import folder_aside
+from worldsmith.files.atomic import locked_temporary_folder
 from worldsmith.models.lora import MATRICES, is_adapter
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.spec import ModelSpec
@@ -133,10 +133,10 @@ class Convert(Action):
             )
             return Result([*lines, done], {"folder": config.out, "to": config.to, "tensors": lines})
         if config.to == "adapter":
-            said = convert_adapter(config.source, config.out, lora_alpha=config.lora_alpha, force=config.force)
+            message = convert_adapter(config.source, config.out, lora_alpha=config.lora_alpha, force=config.force)
             self.record(config.source)
             done = f"converted: {config.out} (adapter); to use it: --adapter {config.out}"
-            return Result([said, done], {"folder": config.out, "to": config.to, "tensors": [said]})
+            return Result([message, done], {"folder": config.out, "to": config.to, "tensors": [message]})
         report = convert(
             config.source,
             config.out,
@@ -148,7 +148,7 @@ class Convert(Action):
             lora_alpha=config.lora_alpha,
             vae=config.vae,
         )
-        self.record(whole_checkpoint(Path(report.folder)))
+        self.record(checkpoint_of_model_folder(Path(report.folder)))
         done = f"converted: {config.out} ({config.to}); to train from it: checkpoint.load_path={config.out}"
         return Result([*report.lines(), done], {"folder": config.out, "to": config.to, "tensors": report.lines()})
 
@@ -217,7 +217,7 @@ def convert(
         "tensors": {"loaded": len(report.loaded), "copied": len(report.copied), "initialised": len(report.initialised)},
         "model": to_dict(spec),
     }
-    with folder_aside(out) as aside:
+    with locked_temporary_folder(out) as aside:
         if to == "dcp":
             write_dcp(aside / "model", weights, dtype_of)
         elif to == "sat":

@@ -80,7 +80,7 @@ class GenerateVideos(WritingAction):
 
     def plan(self) -> Iterator[str]:
         order = self.prepare()
-        yield f"model    {order.model.weights_in_words}, on {order.device}"
+        yield f"model    {order.model.weights_description}, on {order.device}"
         for sample in order.samples:
             size = f"{sample.num_frames} frames of {sample.height}×{sample.width}"
             yield f"sample   {sample.name}: {size}, {sample.fps:g} fps, seed {sample.seed}: {sample.prompt}"
@@ -92,7 +92,7 @@ class GenerateVideos(WritingAction):
         try:
             world = start_world(context_parallel=config.cfgp_size)
             if world.is_main:
-                print_message("\n".join([f"settings of {order.model.weights_in_words}:", *order.setting_lines()]))
+                print_message("\n".join([f"settings of {order.model.weights_description}:", *order.setting_lines()]))
             made = world.broadcast([] if config.force else order.made())
             if len(made) < len(order.samples):
                 device = world.device if world.size > 1 and config.device is None else order.device
@@ -162,12 +162,12 @@ def model_of_stack(stack: Sequence[str]) -> StoredModel:
     spec.config = spec.config.as_used()
     defaults = formats_of(spec.name).published_defaults(spec.config, Path(found.weights))
     known = {one.name for one in fields(defaults)}
-    said = {**to_dict(objective), **to_dict(spec.config.sampling)}
-    said = {name: value for name, value in said.items() if name in known and value is not None}
+    trained_settings = {**to_dict(objective), **to_dict(spec.config.sampling)}
+    trained_settings = {name: value for name, value in trained_settings.items() if name in known and value is not None}
     model = StoredModel(
         folder=Path(found.weights),
         spec=spec,
-        defaults=replace(defaults, **said),
+        defaults=replace(defaults, **trained_settings),
         run="",
         iteration=0,
         weights="live",

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
@@ -134,7 +134,7 @@ class Order:
         open_packs = [pack for pack in packs if any(sample.name not in made for sample in pack)]
         mine = open_packs[world.data_rank :: world.data_size]
         total, done = sum(len(pack) * count_steps(generator, pack[0]) for pack in mine), 0
-        show = share_done("generating") if world.is_main else None
+        show = make_progress_reporter("generating") if world.is_main else None
 
         def count(requests: int) -> None:
             nonlocal done
@@ -193,7 +193,7 @@ class Order:
             *(str(sample.args.get("prompt", "")) for sample in earlier),
         ]
         clips = [few_frames(file) for file in shown]
-        contact_sheet(self.out / SHEET, [(self.model.weights_in_words, clips)], prompts[:SHEET_SAMPLES])
+        contact_sheet(self.out / SHEET, [(self.model.weights_description, clips)], prompts[:SHEET_SAMPLES])
         facts = [{**self.arguments(sample), "file": str(file)} for sample, file in zip(self.samples, files)]
         beside = f" (with {len(earlier)} earlier ones)" if earlier else ""
         done = f"{self.out}: {self.count(made)}; contact sheet{beside}: {self.out / SHEET}"

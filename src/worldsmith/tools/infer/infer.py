@@ -8,7 +8,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
-from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.actions.model_action import AnswerAction, WritingAction
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
@@ -72,7 +72,7 @@ class Infer(AnswerAction):
 
     def plan(self) -> Iterator[str]:
         model = self.find()
-        yield f"model    {model.folder} ({model.weights_in_words})"
+        yield f"model    {model.folder} ({model.weights_description})"
         yield f"question {self.config.prompt}"
         for parts in self.media_by_question():
             yield from (f"media    {part.kind} {part.source!s}" for part in parts)
@@ -85,7 +85,7 @@ class Infer(AnswerAction):
             if out.exists() and not config.force:
                 raise FileExistsError(f"{out} already exists: choose another file, or use --force")
         answerer = self.answerer(model)
-        show, answers = share_done("answering") if len(questions) > config.batch_size else None, []
+        show, answers = make_progress_reporter("answering") if len(questions) > config.batch_size else None, []
         for answer in answerer.answers(
             questions.items(),
             batch_size=config.batch_size,
@@ -180,11 +180,11 @@ def describe_answer(answer: Answer, turns: Sequence[Turn], processor: ChatProces
         status = "gen_error" if answer.was_asked else "prep_error"
         return {"media": media, "status": status, "reason": answer.error}
     plan = processor.plan(turns, generation_prompt=True)
-    reasoning, said = split_answer(answer.text)
+    reasoning, final_answer = split_answer(answer.text)
     return {
         "media": media,
         "status": "ok",
-        "answer": said,
+        "answer": final_answer,
         "reasoning": reasoning,
         "full_response": answer.text,
         "prompt_text": processor.template.render(turns, generation_prompt=True),

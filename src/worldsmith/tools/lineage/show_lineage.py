@@ -40,9 +40,9 @@ class ShowLineage(Action):
     def run(self) -> Result:
         place = Path(self.config.result)
         if not place.exists():
-            from worldsmith.actions.find_parent import find_place
+            from worldsmith.actions.find_parent import find_result_path
 
-            place = find_place(self.config.result, "RESULT")
+            place = find_result_path(self.config.result, "RESULT")
         record = place if is_record(place.name) else record_of(place.resolve())
         if record is None:
             raise FileNotFoundError(f"{place} has no {LINEAGE}: its inputs were not recorded")

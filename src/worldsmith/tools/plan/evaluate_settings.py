@@ -16,9 +16,15 @@ from worldsmith.distributed.gpus import GPUS, Gpu, holding
 from worldsmith.planning.estimate_memory import MemoryVerdict, memory_verdict
 from worldsmith.planning.estimate_time import step_seconds
 from worldsmith.planning.plan import quick_plan
-from worldsmith.planning.simulation.short_run import least_layers, long_lists, short_work, with_layers
+from worldsmith.planning.simulation.short_run import min_simulated_layers, repeated_layer_lists, short_work, with_layers
 from worldsmith.planning.simulation.simulate import Encodings, simulate
-from worldsmith.planning.simulation_inputs import PlannedBatches, plan_batches, quietly, task_for, with_published_parts
+from worldsmith.planning.simulation_inputs import (
+    PlannedBatches,
+    plan_batches,
+    quietly,
+    substitute_missing_components,
+    task_for,
+)
 from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.tools.plan.packs import PackLimits
 from worldsmith.tools.plan.setting_search import SettingSearch, Tried
@@ -127,21 +133,21 @@ class Fitting:
         if self.longest_of_all:
             return self.longest_of_all
         layers = sum(self.lists.values())
-        few = (2 * least_layers(self.lists) + 1) * len(self.lists)
+        few = (2 * min_simulated_layers(self.lists) + 1) * len(self.lists)
         return self.seconds * max(1.0, 0.8 * layers / few) if few else self.seconds
 
     @cached_property
     def lists(self) -> dict[str, int]:
         """Number of layers in each list of repeated layers of the network, by the name of the list."""
-        with with_published_parts(self.config) as stated:
-            return long_lists(stated.config)
+        with substitute_missing_components(self.config) as stated:
+            return repeated_layer_lists(stated.config)
 
     @cached_property
     def data(self) -> PlannedBatches:
         """Packs that a rank processes in one step of the unchanged run."""
         if self.given is not None:
             return PlannedBatches(self.given, "those that were given", 0, 0)
-        with with_published_parts(self.config_of_degrees) as stated:
+        with substitute_missing_components(self.config_of_degrees) as stated:
             return plan_batches(stated, ranks=self.ranks)
 
     @cached_property
@@ -170,7 +176,7 @@ class Fitting:
     @cached_property
     def weighs_samples(self) -> bool:
         """Whether the loss weight of a sample is equal in any pack, so that repacking keeps the training result."""
-        with with_published_parts(self.config_of_degrees) as stated:
+        with substitute_missing_components(self.config_of_degrees) as stated:
             task = task_for(stated.config, self.ranks)
             pack = [sample for batch in self.data.batches for sample in batch]
             return bool(abs(task.weigh(pack * 2) - 2 * task.weigh(pack)) < 1e-6 * task.weigh(pack))
@@ -219,7 +225,7 @@ class Fitting:
         start, model = time.process_time(), config.model.config
         encoders = repr([getattr(model, name, None) for name in ("tokenizer", "text_encoder", "image_encoder")])
         shared: dict[str, Any] = {"phases": BESIDE, "encodings": self.encodings.setdefault(encoders, {})}
-        with with_published_parts(config) as stated, quietly():
+        with substitute_missing_components(config) as stated, quietly():
             batches = setting.packs.batches
             if self.given is None and (whole or self.data.num_samples is None):
                 few = with_layers(stated.config, dict.fromkeys(self.lists, 1)) or stated.config  # faster to build
@@ -248,7 +254,7 @@ class Fitting:
 
         The smallest change is first. The tokens of a pack are sharded over as few GPUs as possible.
         """
-        return least_of(self.settings, lambda setting: -int(setting.knobs["context"]))
+        return least_of(self.settings, lambda setting: -int(setting.options["context"]))
 
     @property
     def with_most_context(self) -> dict[str, Setting]:
@@ -256,7 +262,7 @@ class Fitting:
 
         The smallest change is first. The tokens of a pack are sharded over as many GPUs as possible.
         """
-        return least_of(self.settings, lambda setting: int(setting.knobs["context"]))
+        return least_of(self.settings, lambda setting: int(setting.options["context"]))
 
     @property
     def least(self) -> Setting | None:

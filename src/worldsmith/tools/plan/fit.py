@@ -135,7 +135,7 @@ def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> di
     """
     found: dict[str, list[Tried]] = {}
     for setting in search.settings:
-        turned = [name for name, value in best.knobs.items() if setting.knobs[name] != value]
+        turned = [name for name, value in best.options.items() if setting.options[name] != value]
         if setting.learned == best.learned and len(turned) == 1:
             tried = search.known.get(setting)
             if tried is None and fitting.clock.left > 2 * fitting.seconds:
@@ -170,7 +170,7 @@ def find_enough_gpus(fitting: Fitting) -> Enough:
                 if not never_fits(more, tried):
                     break
                 sharing.add(change)
-                if int(setting.knobs["context"]) == most_context:
+                if int(setting.options["context"]) == most_context:
                     possible.remove(change)
                     break
     return Enough(None if known else 0)
@@ -223,7 +223,7 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
                 f"{format_duration_range(tried.seconds * steps)} for {steps:,} steps, without validation and saving",
             )
         yield from row("learned", describe_learned(tried))
-        yield from row("settings", ", ".join(f"{name} {value}" for name, value in tried.setting.knobs.items()))
+        yield from row("settings", ", ".join(f"{name} {value}" for name, value in tried.setting.options.items()))
         if tried.setting.encoded and tried.work is not None:
             yield from row("encoders", encoded_first(tried.work))
         yield from commands(start, run, tried)
@@ -231,7 +231,7 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
         yield ""
         yield "settings that differ from the best one in one option, compared with it:"
         for name, others in fits.others.items():
-            told = "; ".join(f"{o.setting.knobs[name]}: {compared(o, fits.best[0])}" for o in others)
+            told = "; ".join(f"{o.setting.options[name]}: {compared(o, fits.best[0])}" for o in others)
             yield from row(f"  {name}", told, first=FIRST + 2)
     yield ""
     told = f"{fits.tried} of {fits.settings} settings; a step has the same samples with all of them"
@@ -343,7 +343,7 @@ def facts(tried: Tried) -> dict[str, Any]:
         "encoded_first": setting.encoded,
         "changes_what_is_learned": setting.learned.level > 0,
         "learned": setting.learned.says,
-        "knobs": dict(setting.knobs),
+        "options": dict(setting.options),
         "fits": tried.fits,
         "all_layers": tried.whole,
         "memory": None if tried.memory is None else tried.memory.to_json(),

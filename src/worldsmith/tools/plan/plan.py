@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.run_action import RunAction, RunWords, load_without_variables
+from worldsmith.actions.run_action import RunAction, RunArguments, load_without_variables
 from worldsmith.config.declare.configurable import walk
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
@@ -80,7 +80,7 @@ class PlanRun(RunAction):
         self.print_warnings()
         return Result(self.lines(), self.facts)
 
-    def load(self, words: RunWords) -> Loaded:
+    def load(self, words: RunArguments) -> Loaded:
         return load_without_variables(words)
 
     def reject_ignored_flags(self) -> None:

@@ -44,7 +44,7 @@ class Setting:
 
     learned: Learned
     words: tuple[str, ...]
-    knobs: Mapping[str, str]
+    options: Mapping[str, str]
     """Option name -> description of its value."""
     slower: tuple[int, ...]
     """Memory-saving options, larger values for less memory and more time: gradient checkpointing, context parallelism,
@@ -181,7 +181,7 @@ def settings_for_degrees(
             for again, mode in enumerate(MODES):
                 words[f"{MODEL}.activation_checkpointing.mode"] = mode
                 for encoded in (False, True) if encodable else (False,):
-                    knobs = {
+                    options = {
                         "recomputation": mode,
                         "packs": f"{count} x {packing.size}",
                         "context": str(context),
@@ -191,10 +191,10 @@ def settings_for_degrees(
                         else "gradients reduced once per step",
                     }
                     if encodable:
-                        knobs["encoders"] = ENCODED if encoded else "on the GPU until the latent cache is complete"
+                        options["encoders"] = ENCODED if encoded else "on the GPU until the latent cache is complete"
                     division = smaller if context <= now.context else len(FACTORS) * 2
                     slower = (again, context, division, encoded, every and count > 1)
-                    yield Setting(learned, changed(config, words), knobs, slower, replicas, packing, encoded)
+                    yield Setting(learned, changed(config, words), options, slower, replicas, packing, encoded)
 
 
 def changes(config: Trainer.Config) -> Iterator[Learned]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.actions.model_action import AnswerAction, WritingAction, find_device
 from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place
 from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme, quantizing
@@ -27,7 +27,7 @@ from worldsmith.data.stream.errors import SampleError
 from worldsmith.evaluation.answers.answer_tasks import AnswerTasks
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.grade_answers import mcnemar
-from worldsmith.files.atomic import folder_aside
+from worldsmith.files.atomic import locked_temporary_folder
 from worldsmith.monitor.lineage import write_lineage
 from worldsmith.training.run_folder import dataset_inputs
 
@@ -149,7 +149,7 @@ class Quantize(AnswerAction, WritingAction):
 
     def plan(self) -> Iterator[str]:
         found = self.prepare()
-        yield f"model     {found.model.folder} ({found.model.weights_in_words})"
+        yield f"model     {found.model.folder} ({found.model.weights_description})"
         yield f"scheme    {self.config.scheme}: {describe_quantizer(found.quantizer)}"
         yield f"observe   {describe_selection(found.calibration, self.config.samples)}"
         yield f"check     {describe_selection(found.questions, self.config.max_questions)}"
@@ -178,7 +178,7 @@ class Quantize(AnswerAction, WritingAction):
             if asked:
                 before = self.answer_questions(answerer, asked, "answering with the original model")
             del answerer
-        with folder_aside(out) as aside:
+        with locked_temporary_folder(out) as aside:
             about = found.quantizer.fill(aside, out.name)
             facts["size"] = sizes_of(found.quantizer, aside)
             passed = True
@@ -241,7 +241,7 @@ class Quantize(AnswerAction, WritingAction):
         """
         questions = [(key, question(turns)) for key, turns in asked]
         list(answerer.answers(questions[:1], batch_size=1, max_new_tokens=1))
-        answers, show = [], share_done(what)
+        answers, show = [], make_progress_reporter(what)
         size, longest = self.config.batch_size, self.config.max_new_tokens
         start = time.perf_counter()
         for answer in answerer.answers(questions, batch_size=size, max_new_tokens=longest, decoding=self.decoding):
@@ -264,7 +264,7 @@ class Quantize(AnswerAction, WritingAction):
             UserError: If no conversation can be used.
         """
         left_out, longest, used = Counter[str](), 0, 0
-        indices, show = spread_indices(data, self.config.samples), share_done("calibrating")
+        indices, show = spread_indices(data, self.config.samples), make_progress_reporter("calibrating")
         cap = self.config.max_sequence_length
 
         def samples() -> Iterator[ChatSample]:

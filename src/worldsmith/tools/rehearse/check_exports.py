@@ -20,7 +20,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.models.lora import MATRICES
 from worldsmith.models.parameter_names import ADAPTER, native_name
 from worldsmith.models.real_values import real_values
-from worldsmith.planning.simulation.fake_world import without_memory
+from worldsmith.planning.simulation.fake_world import fake_tensor_mode
 from worldsmith.tools.rehearse.rank_run import Finding, format_names
 from worldsmith.training.start_checks import state_shapes
 
@@ -124,7 +124,7 @@ def rehearse_exports(config: Trainer.Config) -> Exports:
             done.refused[name] = str(error)
             continue
         try:
-            with without_memory():
+            with fake_tensor_mode():
                 tensors = export.tensors(model, ExportOptions())
             wanted = expected_tensors(export, formats, model, tensors, library)
         except Exception as error:  # any error would stop the export

@@ -20,7 +20,7 @@ from worldsmith.checkpoint.dcp.tensor_reader import TensorReader
 from worldsmith.models.local_part import local_part
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values
-from worldsmith.planning.simulation.fake_world import without_memory
+from worldsmith.planning.simulation.fake_world import fake_tensor_mode
 from worldsmith.planning.simulation.tracked_run import TrackedRun, simulated_run
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RankWeight:
     dtype: torch.dtype
     trained: bool
     whole: bool
-    """Whether the rank stores the full tensor although the model does not require it (see `Model.held`)."""
+    """Whether the rank stores the full tensor although the model does not require it (see `Model.quantized_layers`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class RankSimulator:
         """Prepares the simulation; `folder` is a temporary run folder for checkpoint layouts without tensors."""
         count = min(config.trainer.grad_accum_iter, PACKS)
         self.config = replace(config, trainer=replace(config.trainer, grad_accum_iter=count))
-        self.folder, self.mode = folder, without_memory()
+        self.folder, self.mode = folder, fake_tensor_mode()
         self.frozen: dict[str, Any] = {}
         self.encoded: dict[Any, torch.Tensor] = {}
 
@@ -179,7 +179,7 @@ def make_batches(run: TrackedRun) -> list[Any]:
 
 def weights_of(run: TrackedRun) -> dict[str, RankWeight]:
     """Returns the parameters of the network as the simulated rank stores them, by internal parameter name."""
-    trained, held = {id(parameter) for parameter in run.state.parameters}, run.model.held
+    trained, held = {id(parameter) for parameter in run.state.parameters}, run.model.quantized_layers
     return {
         name: RankWeight(
             list(parameter.shape),

@@ -19,7 +19,7 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.planning.plan import least_ranks, quick_plan
 from worldsmith.planning.plan_text import size, wrap_row
 from worldsmith.planning.simulation.short_run import COUNTS
-from worldsmith.planning.simulation_inputs import quietly, with_published_parts
+from worldsmith.planning.simulation_inputs import quietly, substitute_missing_components
 from worldsmith.tools.rehearse.check_exports import Exports, rehearse_exports
 from worldsmith.tools.rehearse.compare_ranks import (
     check_save,
@@ -129,7 +129,7 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
         done.findings.append(Finding("degrees", str(error)))
         return done
     done.rehearsed = choose_ranks(ranks, degrees)
-    with tempfile.TemporaryDirectory() as folder, with_published_parts(config) as stated, quietly():
+    with tempfile.TemporaryDirectory() as folder, substitute_missing_components(config) as stated, quietly():
         config, place, done.assumptions = stated.config, Path(folder), stated.assumptions
         short = config if layers is None else reduce_layers(config, layers, place)
         done.layers = "" if short is config else f"; repeated layers cut to {layers}"

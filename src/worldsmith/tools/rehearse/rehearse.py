@@ -6,7 +6,7 @@ import os
 import sys
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.run_action import RunAction, RunWords, load_without_variables
+from worldsmith.actions.run_action import RunAction, RunArguments, load_without_variables
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.distributed.world import launched_as
@@ -34,7 +34,7 @@ class Rehearse(RunAction):
         found = rehearse(self.tree, self.ranks)
         return Result(found.lines(), code=2 if found.findings else 0)
 
-    def load(self, words: RunWords) -> Loaded:
+    def load(self, words: RunArguments) -> Loaded:
         return load_without_variables(words)
 
     @property

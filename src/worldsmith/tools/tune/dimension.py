@@ -110,13 +110,13 @@ class Dimension:
 
     def __str__(self) -> str:
         mark = self.mark
-        said = f"{mark.low:g} to {mark.high:g}" if not mark.choices else ""
+        range_text = f"{mark.low:g} to {mark.high:g}" if not mark.choices else ""
         if mark.choices:
             weights = [f" ({weight / sum(mark.weights):.0%})" for weight in mark.weights] or [""] * len(mark.choices)
-            said = ", ".join(f"{label}{weight}" for label, weight in zip(self.labels, weights, strict=True))
+            range_text = ", ".join(f"{label}{weight}" for label, weight in zip(self.labels, weights, strict=True))
         kind = ", logarithmic" if mark.log else ", powers of two" if mark.power_of_two else ""
         ratio = f" times {mark.ratio_of}" if mark.ratio_of else ""
-        return f"{self.path}: {said}{kind}{ratio}{f', if {mark.when}' if mark.when else ''}"
+        return f"{self.path}: {range_text}{kind}{ratio}{f', if {mark.when}' if mark.when else ''}"
 
 
 def interval_index(weights: Sequence[float], fraction: float) -> int:

@@ -112,7 +112,7 @@ class FinalData:
         tree: Any = self.source.load([*settings, *self.changes, *words]).tree
         trainer = tree.build(run_folder=folder)
         try:
-            return dict(trainer.validator.run(trainer.state.ema).figures)
+            return dict(trainer.validator.run(trainer.state.ema).metrics)
         finally:
             trainer.lock.release()
 

@@ -155,7 +155,7 @@ def ended(
     """
     from optuna.trial import TrialState, create_trial
 
-    (name,) = (name for name, said in STATES.items() if said == state)
+    (name,) = (name for name, state_name in STATES.items() if state_name == state)
     return create_trial(
         state=TrialState[name],
         value=value,
@@ -187,7 +187,7 @@ def open_study(path: Path, direction: str) -> Study:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_study(folder: Path) -> Iterator[None]:
     """Context manager: locks the study in `folder`. Raises UserError if another command uses it."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)  # a lock that processes forked from this one do not have

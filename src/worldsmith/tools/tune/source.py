@@ -16,7 +16,7 @@ from worldsmith.config.load import load
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
 from worldsmith.config.write.values import WORD, write
-from worldsmith.dialects.cosmos_rl.names import keys_of
+from worldsmith.dialects.cosmos_rl.names import spec_key
 from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_spec
 from worldsmith.dialects.cosmos_rl.train.key_rules import FORM, RESUME
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
@@ -47,7 +47,7 @@ class SpecFields:
         """Yields the searchable fields under the keys of the spec; conditions and ratios also name keys."""
         for found in search_space(self.spec.root):
             marks = tuple(in_keys(mark) for mark in found.marks)
-            yield replace(found, path=keys_of(parse_path(found.path)), marks=marks)
+            yield replace(found, path=spec_key(parse_path(found.path)), marks=marks)
 
     def replaced_by(self, key: str, paths: Sequence[Path]) -> Path | None:
         """Returns the first of the run fields `paths` that sets the same value as the key of the spec, else None."""
@@ -167,8 +167,8 @@ def processes_of(tree: Trainer.Config) -> int:
 def in_keys(mark: Search) -> Search:
     """Returns a search mark whose condition and ratio name keys of the spec instead of fields of its classes."""
     path, value = mark.condition
-    when = f"{keys_of(parse_path(path))}={value}" if mark.when else ""
-    return replace(mark, ratio_of=keys_of(parse_path(mark.ratio_of)) if mark.ratio_of else "", when=when)
+    when = f"{spec_key(parse_path(path))}={value}" if mark.when else ""
+    return replace(mark, ratio_of=spec_key(parse_path(mark.ratio_of)) if mark.ratio_of else "", when=when)
 
 
 def key_of_word(word: str) -> str:

@@ -165,8 +165,8 @@ class Space:
             mark = self.range(text.strip(), hint, word)
             return path, replace(mark, when=when or "")
         except ValueError as error:
-            said = str(error).removeprefix("Search(").partition("): ")[2] or str(error)
-            raise UserError(f"--search {word}: {said}") from None
+            reason = str(error).removeprefix("Search(").partition("): ")[2] or str(error)
+            raise UserError(f"--search {word}: {reason}") from None
 
     def range(self, text: str, hint: Any, word: str) -> Search:
         """Parses the range after the equals sign of a `--search` argument.

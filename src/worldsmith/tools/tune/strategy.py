@@ -51,17 +51,17 @@ class TrialPlan:
         from optuna.distributions import distribution_to_json
 
         kinds = {name: distribution_to_json(kind) for name, kind in self.distributions.items()}
-        said = {"trial": self.number, "settings": self.settings, "drawn": self.drawn, "distributions": kinds}
-        return json.dumps({**said, "refused": self.refused}, indent=1, ensure_ascii=False) + "\n"
+        data = {"trial": self.number, "settings": self.settings, "drawn": self.drawn, "distributions": kinds}
+        return json.dumps({**data, "refused": self.refused}, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> TrialPlan:
         """Parses the JSON of a plan's file."""
         from optuna.distributions import json_to_distribution
 
-        said = json.loads(text)
-        kinds = {name: json_to_distribution(kind) for name, kind in said["distributions"].items()}
-        return cls(said["trial"], said["settings"], said["drawn"], kinds, said["refused"])
+        data = json.loads(text)
+        kinds = {name: json_to_distribution(kind) for name, kind in data["distributions"].items()}
+        return cls(data["trial"], data["settings"], data["drawn"], kinds, data["refused"])
 
     def at_work(self) -> FrozenTrial:
         """Returns an Optuna trial in the state "running" with the suggestions of this plan."""

@@ -23,7 +23,7 @@ from worldsmith.files.atomic import write_text
 from worldsmith.monitor.lineage import read_lineage, record_of, write_lineage
 from worldsmith.monitor.terminal_text import print_message
 from worldsmith.tools.tune.final import run_in_child
-from worldsmith.tools.tune.record import BEST, PAGE, RUNS, TRIALS, Record, held, require_same_study, trial_as_line
+from worldsmith.tools.tune.record import BEST, PAGE, RUNS, TRIALS, Record, lock_study, require_same_study, trial_as_line
 from worldsmith.tools.tune.setup import StudySetup
 from worldsmith.tools.tune.source import launched, processes_of
 from worldsmith.tools.tune.space import as_words
@@ -107,7 +107,7 @@ class Tune(Action):
         """
         config, setup = self.config, self.setup
         if not setup.route.search:
-            print_message(setup.route.said)
+            print_message(setup.route.message)
             words = program(setup.source.command())
             os.execv(words[0], words)
         folder = setup.folder
@@ -118,7 +118,7 @@ class Tune(Action):
             self.preflight()
         if config.final_data:
             setup.final.check()
-        with held(folder), StopSignals() as stop:
+        with lock_study(folder), StopSignals() as stop:
             record = Record(folder, setup.identity, setup.direction)
             results = Results(record, setup)
             ending = Trials(record, setup, results.changed).work(lambda: stop.asked, deadline)
@@ -132,7 +132,7 @@ class Tune(Action):
 
     def plan(self) -> Iterator[str]:
         config, setup = self.config, self.setup
-        yield f"policy      {setup.route.said}"
+        yield f"policy      {setup.route.message}"
         if not setup.route.search:
             yield f"run         worldsmith {shlex.join(setup.source.command())}"
             return

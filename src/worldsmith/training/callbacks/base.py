@@ -58,7 +58,7 @@ class Callback(Configurable):
         """Returns lines to print at the start of a run; only rank 0 calls it."""
         return ()
 
-    def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
+    def metrics(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
         """Returns additional metrics of a logged step. Called on all ranks; the metrics of rank 0 are written."""
         return {}
 
@@ -80,7 +80,7 @@ class Callback(Configurable):
         """Called after a step was completed or skipped and counted in `trainer.iteration`."""
 
     def after_training_step(self, trainer: TrainingRun, step: StepResult) -> None:
-        """Called after `on_training_step_end` of all callbacks; their `figures` can be read."""
+        """Called after `on_training_step_end` of all callbacks; their `metrics` can be read."""
 
     def on_validation_end(self, trainer: TrainingRun, validation: Validation) -> None:
         """Called after a validation of the weights after `trainer.iteration` steps; possibly again after a resume."""

@@ -69,13 +69,13 @@ class Metrics(Callback):
             return
         metrics = step_metrics(step, trainer)  # on every rank: there are sums over them
         for callback in trainer.callbacks.values():
-            metrics |= callback.figures(trainer, step)
+            metrics |= callback.metrics(trainer, step)
         self._write(number, metrics)
 
     def on_validation_end(self, trainer: TrainingRun, validation: Validation) -> None:
         counts = {"samples": validation.samples, "tokens": validation.tokens, "seconds": validation.seconds}
         self._write(
-            trainer.iteration, {**nest_by_key(validation.figures), **{f"val/{name}": n for name, n in counts.items()}}
+            trainer.iteration, {**nest_by_key(validation.metrics), **{f"val/{name}": n for name, n in counts.items()}}
         )
 
     def _write(self, step: int, metrics: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
     data = count_data(trainer)
     return {
         "loss": step.loss,
-        **nest_by_key(step.figures),
+        **nest_by_key(step.metrics),
         "lr": step.learning_rates[0],
         **learning_rates_by_factor(step, trainer),
         "grad_norm": step.gradient.norm if step.gradient else None,
@@ -116,10 +116,10 @@ def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
     }
 
 
-def nest_by_key(figures: Mapping[str, float]) -> dict[str, Any]:
+def nest_by_key(metrics: Mapping[str, float]) -> dict[str, Any]:
     """Converts `{"name[key]": value}` to `{"name": {"key": value}}`."""
     found: dict[str, Any] = {}
-    for name, value in figures.items():
+    for name, value in metrics.items():
         outer, _, key = name.removesuffix("]").partition("[")
         if key:
             found.setdefault(outer, {})[key] = value
@@ -148,10 +148,10 @@ def utilization_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any
     flops = [task.count_flops(batch) for batch in step.inputs.batches] if peak else []
     needed = sum(count for count in flops if count is not None)
     padding, total = world.data_sum(sum(map(task.padding, step.inputs.batches)), needed)
-    figures = {"padding_share": padding / (padding + step.tokens) if step.tokens else None}
+    metrics = {"padding_share": padding / (padding + step.tokens) if step.tokens else None}
     if peak and total and step.seconds:
-        figures["model_flops_share"] = total / (step.seconds * peak * world.size)
-    return figures
+        metrics["model_flops_share"] = total / (step.seconds * peak * world.size)
+    return metrics
 
 
 def peak_flops(device: str, precision: str) -> float | None:
@@ -232,7 +232,7 @@ class DeviceMonitor(Callback):
         self.last = {name: max(found) for name in GREATEST if (found := [rank[name] for rank in ranks if name in rank])}
         self.file.write(trainer.iteration, {"processes": ranks})
 
-    def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
+    def metrics(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
         last, self.last = self.last, {}
         return {"devices": last} if last else {}
 
@@ -308,7 +308,7 @@ class NormMonitor(Callback):
         parts = {part: {kind: norms[part] for kind, norms in self.found.items()} for part in self.found["weight"]}
         self.file.write(trainer.iteration, {"parts": parts})
 
-    def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
+    def metrics(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
         found, self.found = self.found, {}
         return {"norms": {kind: total_norm(norms) for kind, norms in found.items()}} if found else {}
 

@@ -20,14 +20,14 @@ import pytest
 import yaml
 from published_files import VERSIONS, PublishedFile, published_files
 
-from worldsmith.actions.registry import kinds_of
+from worldsmith.actions.registry import command_classes
 from worldsmith.cli.action_command import load_settings, sort_action_words
 from worldsmith.cli.main import main
 from worldsmith.cli.schema import all_forms
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.search import search_space
 from worldsmith.config.tree.paths import parse_path
-from worldsmith.dialects.cosmos_rl.names import keys_of, leaf_keys
+from worldsmith.dialects.cosmos_rl.names import leaf_keys, spec_key
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
 from worldsmith.dialects.cosmos_rl.spec_formats import MODULES, form_of
 from worldsmith.dialects.cosmos_rl.write.spec_folder import as_text, spec_files, tao_schema
@@ -407,7 +407,7 @@ def test_what_marks_offer_fits_the_field(action: str, tmp_path: Path) -> None:
     for searched in search_space(root):
         mark = searched.mark(root)
         for value in (mark.candidates() or [mark.low, mark.high]) if mark and not mark.ratio_of else []:
-            key = keys_of(parse_path(searched.path))
+            key = spec_key(parse_path(searched.path))
             assert ours(action, tmp_path, put(good, key, value)) == "", (key, value)
 
 
@@ -449,7 +449,7 @@ def test_the_settings_of_a_search_have_a_schema_and_a_template(
     schema = json.loads(capsys.readouterr().out.partition("\n")[2])
     jsonschema.Draft202012Validator(schema).validate(document)
     assert list(jsonschema.Draft202012Validator(schema).iter_errors({**document, "trials": 1})) != []
-    (kind,) = kinds_of("tune").values()
+    (kind,) = command_classes("tune").values()
     settings = load_settings(
         "worldsmith tune", kind, sort_action_words(["--settings", str(file), "--trials", "3"], [kind]), []
     ).tree

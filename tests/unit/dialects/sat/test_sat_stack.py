@@ -15,7 +15,7 @@ from worldsmith.config.declare.configurable import find
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.dialects.sat.keys import KEYS, SHIFTS, TEXT
-from worldsmith.dialects.sat.recognize import is_sat_stack, take_words
+from worldsmith.dialects.sat.recognize import is_sat_stack, split_arguments
 from worldsmith.dialects.sat.run import RULES, translate_sat
 from worldsmith.dialects.sat.targets import TARGETS
 from worldsmith.dialects.translation import SpecTranslation, format_report
@@ -414,10 +414,10 @@ def test_a_file_that_cannot_be_read_is_named(text: str | None) -> None:
 def test_words_and_flags_after_the_files_are_sat_s() -> None:
     files = write_stack()
     flags = [TypedFlag("seed", ("7", "args.train_iters=500")), TypedFlag("wandb"), TypedFlag("optimizer.lr", ("1e-3",))]
-    found = take_words([*files, "args.save_interval=5"], flags)
+    found = split_arguments([*files, "args.save_interval=5"], flags)
     words = ["args.save_interval=5", "args.train_iters=500", "args.seed=7", "args.wandb=true"]
     assert found == (files, words, [TypedFlag("optimizer.lr", ("1e-3",))])
-    assert take_words(["ours.yaml"], flags) == (["ours.yaml"], [], flags)
+    assert split_arguments(["ours.yaml"], flags) == (["ours.yaml"], [], flags)
 
 
 def test_a_model_is_sampled_as_the_stack_says() -> None:

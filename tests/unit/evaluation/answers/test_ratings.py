@@ -8,7 +8,7 @@ import torch
 
 from worldsmith.evaluation.answers.accuracy import correlation, measure_ratings, ranks
 from worldsmith.evaluation.answers.parse_answers import parse_rating
-from worldsmith.evaluation.intervals import correlation_interval, share_interval
+from worldsmith.evaluation.intervals import correlation_interval, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_figures_that_do_not_exist_are_none() -> None:
 
 def test_intervals_have_published_values() -> None:
     """81 of 263: 0.2553 to 0.3662 (Newcombe 1998, table I, Wilson); r = 0.5 of 30: 0.17 to 0.73 (Fisher)."""
-    low, high = share_interval(81, 263)
+    low, high = wilson_interval(81, 263)
     assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
-    assert share_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
     low, high = correlation_interval(0.5, 30)
     assert (round(low, 2), round(high, 2)) == (0.17, 0.73)
     assert correlation_interval(1.0, 30) is None
-    assert share_interval(0, 0) is None
+    assert wilson_interval(0, 0) is None
 
 
 def test_ranks_share_ties() -> None:

@@ -127,9 +127,9 @@ def self_attention() -> nn.Module:
 
 def test_a_conversion_names_kinds_of_layers_and_bytes() -> None:
     paths = ["blocks.0.to_q", "blocks.0.to_out.0", "blocks.1.to_q", "blocks.1.to_out.0"]
-    done = Conversion("FrozenBase", paths, numbers=3 << 20, held=1 << 20)
+    done = Conversion("FrozenBase", paths, numbers=3 << 20, quantized_bytes=1 << 20)
     assert done.describe(4) == (
         "FrozenBase: 4 layers (2 × to_q, 2 × to_out.0); their weights take 1.00 MiB instead of 12.00"
     )
-    scaled = Conversion("Scale", ["layers.0", "layers.1"], numbers=0, held=0)
+    scaled = Conversion("Scale", ["layers.0", "layers.1"], numbers=0, quantized_bytes=0)
     assert scaled.describe(4) == "Scale: 2 layers (1 × layers.0, 1 × layers.1)"

@@ -58,9 +58,9 @@ def test_a_layer_computes_with_the_nearest_of_evenly_spaced_values(bits: int) ->
     torch.manual_seed(0)
     plain = nn.Linear(72, 41)  # whose last block is no whole one
     with torch.device("meta"):
-        layer = QuantizedLinear(nn.Linear(72, 41), bits=bits, block=BLOCK, held_bytes=packed_bytes(72 * 41, bits))
+        layer = QuantizedLinear(nn.Linear(72, 41), bits=bits, block=BLOCK, quantized_bytes=packed_bytes(72 * 41, bits))
     layer.bias = plain.bias
-    layer.hold(plain.weight.detach())
+    layer.quantize(plain.weight.detach())
     pieces = []
     for block in plain.weight.detach().flatten().split(32):
         least, largest = block.min().clamp(max=0), block.max().clamp(min=0)
@@ -84,8 +84,8 @@ def test_a_layer_computes_with_the_nearest_of_evenly_spaced_values(bits: int) ->
     torch.testing.assert_close(x.grad, other.grad)
 
     assert layer.weight.is_meta
-    assert sum(t.numel() * t.element_size() for t in (layer.packed, layer.scale, layer.zero)) == layer.held_bytes
-    assert plain.weight.numel() * 32 / (layer.held_bytes * 8) == pytest.approx(32 / (bits + 24 / 32), rel=0.02)
+    assert sum(t.numel() * t.element_size() for t in (layer.packed, layer.scale, layer.zero)) == layer.quantized_bytes
+    assert plain.weight.numel() * 32 / (layer.quantized_bytes * 8) == pytest.approx(32 / (bits + 24 / 32), rel=0.02)
 
 
 def test_a_plan_counts_the_bytes_of_the_other_form() -> None:

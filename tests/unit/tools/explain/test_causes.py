@@ -1,7 +1,7 @@
 """Which of the errors of a log is the cause, where it stands, and on which ranks."""
 
 from worldsmith.tools.explain.causes import find_causes, last_error
-from worldsmith.tools.explain.explanation import after_text
+from worldsmith.tools.explain.explanation import explain_message
 from worldsmith.tools.explain.logs import split
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
@@ -151,8 +151,8 @@ def test_a_doubt_is_said_only_where_nothing_else_is_known() -> None:
     assert found(f"{failed}\n{LOST}") == [704, 305]
     assert found(f"{inside}\n{LOST}") == [305]
     assert found(failed.replace("peft/tuners/lora", "shop")) == []
-    assert after_text(failed, None) == []
-    assert after_text(f"{failed}\n{OOM}", None)[0].startswith("meaning: The GPU does not have enough free memory")
+    assert explain_message(failed, None) == []
+    assert explain_message(f"{failed}\n{OOM}", None)[0].startswith("meaning: The GPU does not have enough free memory")
 
 
 def test_a_library_is_suspected_only_of_what_its_own_frame_raised() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.actions.registry import kinds_of
+from worldsmith.actions.registry import command_classes
 from worldsmith.cli.commands import COMMANDS
 from worldsmith.config import get_recipe
 from worldsmith.config.command_line.overrides import apply_overrides, parse_overrides
@@ -93,7 +93,7 @@ def test_every_command_that_is_named_exists() -> None:
             for name in re.findall(r"`worldsmith (?:--\w+ \w+ )?(\w+)", sentence):
                 assert name in COMMANDS, (pattern.id, name)
             for kind in re.findall(r"`worldsmith dataset ([\w-]+)", sentence):
-                assert kind in kinds_of("dataset"), (pattern.id, kind)
+                assert kind in command_classes("dataset"), (pattern.id, kind)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from launch import launch
 
 from worldsmith.distributed.gpus import GIB, GPUS, Gpu
 from worldsmith.distributed.world import stop_world
-from worldsmith.planning.simulation.short_run import long_lists, short_work
+from worldsmith.planning.simulation.short_run import repeated_layer_lists, short_work
 from worldsmith.planning.simulation.simulate import simulate
-from worldsmith.planning.simulation_inputs import with_published_parts
+from worldsmith.planning.simulation_inputs import substitute_missing_components
 from worldsmith.tools.plan.evaluate_settings import Clock, Fitting
 from worldsmith.tools.plan.fit import Enough, Fits, find_enough_gpus, find_fits, fit_lines, states_fit
 from worldsmith.tools.plan.settings import smaller_clips
@@ -248,7 +248,7 @@ def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> Non
     assert found.gpus > 1
     assert found.tried is not None
     assert found.tried.fits
-    assert found.tried.setting.knobs["context"] == str(found.gpus)
+    assert found.tried.setting.options["context"] == str(found.gpus)
     nearest = replace(alone, memory=replace(alone.memory, gpu=search.gpu))
     fits = Fits(None, [], {}, nearest, found, search.gpu, "", 1, 1, 1)
     assert f"the run fits on {found.gpus} GPUs" in "\n".join(
@@ -274,9 +274,9 @@ def test_more_gpus_share_weights_and_quantized_weights_are_whole_on_each() -> No
 def test_few_layers_and_few_packs_tell_of_many(ranks: int, packs: int) -> None:
     words = ["model.config.network.num_layers=11", f"trainer.grad_accum_iter={packs}"]
     search = fitting("cogvideox_2b_tiny", words, Gpu("", GIB), ranks)
-    with with_published_parts(search.config) as stated:
+    with substitute_missing_components(search.config) as stated:
         batches = search.data.batches
-        assert long_lists(stated.config) == {"num_layers": 11}
+        assert repeated_layer_lists(stated.config) == {"num_layers": 11}
         short = short_work(stated.config, batches, ranks=ranks)
         full = simulate(stated.config, batches, ranks=ranks)
     for name in ("model_flops", "hardware_flops", "attention_flops", "moved_bytes", "samples", "tokens", "traffic"):

@@ -37,7 +37,7 @@ def assert_same(search: Fitting) -> None:
     Also those of the phases beside the steps, whichever of them needs most.
     """
     plain = [setting for setting in search.settings if setting.learned.level == 0 and not setting.encoded]
-    (least,) = least_of(plain, lambda setting: -int(setting.knobs["context"])).values()
+    (least,) = least_of(plain, lambda setting: -int(setting.options["context"])).values()
     for setting in (plain[0], least):
         tried = search.evaluate(setting, False)
         plan = plan_of(search, setting.words)

@@ -50,7 +50,7 @@ def test_each_setting_is_a_run_with_the_same_samples_in_a_step(recipe: str, rank
         assert degrees.replicate == setting.replicas
         assert len(setting.packs.batches) == changed.trainer.grad_accum_iter
         assert sum(map(len, setting.packs.batches)) * degrees.data == step
-        assert changed.model.config.activation_checkpointing.mode == setting.knobs["recomputation"]
+        assert changed.model.config.activation_checkpointing.mode == setting.options["recomputation"]
         cap, most = changed.dataloader_train.max_sequence_length, changed.dataloader_train.max_samples_per_batch
         for pack in setting.packs.batches:
             assert cap is None or sum(sample.num_tokens for sample in pack) < cap
@@ -87,9 +87,9 @@ def test_no_adapters_are_proposed_where_they_would_be_frozen() -> None:
 
 
 def test_a_family_that_shares_no_packs_is_not_asked_to() -> None:
-    shared = {setting.knobs["context"] for setting in of_recipe("cogvideox_2b", 8, 2)[1]}
+    shared = {setting.options["context"] for setting in of_recipe("cogvideox_2b", 8, 2)[1]}
     assert shared == {"1"}
-    assert {setting.knobs["context"] for setting in of_recipe("vision_sft_nano", 8, 10)[1]} == {"1", "2", "4", "8"}
+    assert {setting.options["context"] for setting in of_recipe("vision_sft_nano", 8, 10)[1]} == {"1", "2", "4", "8"}
 
 
 def keys(packing: Packing) -> Counter[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from worldsmith.config.declare.ranges import NotNegative
-from worldsmith.data.content_fingerprint import content_marks
+from worldsmith.data.content_fingerprint import file_fingerprints
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, record_name, unique, with_system
 from worldsmith.data.conversations.media_archives import is_archive, media_folders
@@ -199,14 +199,14 @@ class ChatFile(ChatDataset):
         return source.hex() if isinstance(source, bytes) else self._marks.get(source) or os.path.realpath(source)
 
     def listing(self) -> Iterable[tuple[str, Any]]:
-        """Yields (key, [record, fingerprint of each media file]) of each conversation, see `content_marks`."""
+        """Yields (key, [record, fingerprint of each media file]) of each conversation, see `file_fingerprints`."""
         self.open_media()
         return ((e.key, [e.record, *(self._marks.get(file) for file in e.files)]) for e in self.entries)
 
     @cached_property
     def _marks(self) -> dict[str, str]:
         self.open_media()
-        return content_marks(file for entry in self.entries for file in entry.files)
+        return file_fingerprints(file for entry in self.entries for file in entry.files)
 
     def medium(self, kind: Literal["image", "video"], path: Any, stated_fps: Any = None) -> Part:
         """Returns an image or video of a record as the part of a turn, with its path in the media folder.

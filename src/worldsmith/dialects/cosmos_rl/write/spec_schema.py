@@ -14,12 +14,12 @@ from typing import Any, get_args
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints
-from worldsmith.config.declare.search import Example, marks_of, marks_schema
+from worldsmith.config.declare.search import Example, marks_schema, search_marks
 from worldsmith.config.declare.value_types import nested_config_classes
 from worldsmith.config.tree.paths import Path, parse_path
 from worldsmith.config.tree.plain import class_defaults, required_fields, to_plain
 from worldsmith.config.write.json_schema import DRAFT, Schema, _Types, describe_class
-from worldsmith.dialects.cosmos_rl.names import key_of, keys_of
+from worldsmith.dialects.cosmos_rl.names import key_of, spec_key
 from worldsmith.dialects.translation import SpecForm
 
 NOTES = ("description", "default", "examples")
@@ -67,7 +67,7 @@ def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
     known, found = class_defaults(cls), {}
     for name, hint in annotated_hints(cls).items():
         key, sections, given = key_of(name), nested_config_classes(strip_annotated(hint)), known.get(name)
-        marks = [mark for mark in marks_of(hint) if isinstance(mark, Example)] if examples else []
+        marks = [mark for mark in search_marks(hint) if isinstance(mark, Example)] if examples else []
         shown = [mark.value for mark in marks if mark.required or name not in known]
         if sections and (name not in known or given is not None or shown):
             found[key] = {**defaults(sections[0], examples=examples), **(shown[0] if shown else {})}
@@ -101,7 +101,7 @@ class _SpecTypes(_Types):
             default = {"default": copy.deepcopy(to_plain(known[name]))} if leaf and known.get(name) is not None else {}
             marks = marks_schema(hint)
             if needed := marks.get("x-depends-on"):
-                marks["x-depends-on"] = [keys_of(_from_root(other, path)) for other in needed]
+                marks["x-depends-on"] = [spec_key(_from_root(other, path)) for other in needed]
             properties[key_of(name)] = {**self.value(hint), **described, **default, **marks}
         required = [key_of(name) for name in required_fields(cls)]
         return {
@@ -109,7 +109,7 @@ class _SpecTypes(_Types):
             "type": "object",
             "properties": properties,
             **({"required": required} if required else {}),
-            "additionalProperties": keys_of(path) in self.form.free if path else False,
+            "additionalProperties": spec_key(path) in self.form.free if path else False,
         }
 
 
@@ -127,8 +127,8 @@ def _leave_open(properties: dict[str, Schema], key: str, value: Any) -> None:
     field = properties[key]
     if field.get("type") == "string" and isinstance(value, str):
         return
-    kept = {name: said for name, said in field.items() if name in NOTES or name.startswith("x-")}
-    kind = {name: said for name, said in field.items() if name not in kept}
+    kept = {name: entry_value for name, entry_value in field.items() if name in NOTES or name.startswith("x-")}
+    kind = {name: entry_value for name, entry_value in field.items() if name not in kept}
     options = kind["anyOf"] if list(kind) == ["anyOf"] else [kind]
     properties[key] = {"anyOf": [*options, {"const": value, "description": "Accepts any value for the key."}], **kept}
 

@@ -9,7 +9,7 @@ from typing import Any
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints
-from worldsmith.config.declare.search import Example, marks_of
+from worldsmith.config.declare.search import Example, search_marks
 from worldsmith.config.declare.value_types import describe_hint, nested_config_classes
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import class_defaults
@@ -107,7 +107,7 @@ def _fields(cls: type[Config]) -> list[tuple[str, str, type[Config] | None]]:
         sections = nested_config_classes(strip_annotated(hint))
         doc = " ".join(docs.get(name, "").split())
         words = "" if sections else describe_hint(hint, null=False)
-        for mark in marks_of(hint):
+        for mark in search_marks(hint):
             if isinstance(mark, Example) and not mark.required and name in class_defaults(cls):
                 words += f"; for example {write(mark.value, SHOWN)}"
         found.append((key_of(name), f"{doc} ({words})" if words else doc, sections[0] if sections else None))

@@ -182,7 +182,7 @@ def adaptable_layers(shapes: Shapes) -> list[str]:
     return [path for path in matrices(shapes) if path.startswith(f"{LAYERS}.") or path in ends]
 
 
-def unreached(config: NetworkConfig) -> list[str]:
+def names_without_gradients(config: NetworkConfig) -> list[str]:
     """Returns name prefixes of parameters that receive no gradients: unused heads, and the last layer's text half."""
     last = f"{LAYERS}.{config.num_hidden_layers - 1}"
     inside = ("self_attn.q_proj.", "self_attn.o_proj.", "self_attn.q_norm.", "mlp.", "post_attention_layernorm.")

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from worldsmith.families.cosmos3.attention.modes import AttentionModes, attention_modes, describe_modes
 from worldsmith.families.cosmos3.network.architecture import TIMESTEP_CHANNELS, NetworkConfig
 from worldsmith.families.cosmos3.network.layers import MoTDecoderLayer, TextMemory, stream_norm
-from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence, TokenShare, unsharded
+from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence, TokenSharding, unsharded
 from worldsmith.models.fill_parameters import chosen, fill, seed_of
-from worldsmith.models.lora import draw_adapter, is_adapter
+from worldsmith.models.lora import init_adapter, is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import in_simulation
 
@@ -41,7 +41,7 @@ class Cosmos3Network(nn.Module):
         config.check()
         self.config = config
         self.attention = attention or attention_modes("two_way", config.num_hidden_layers)
-        self.share_tokens: Callable[[int], TokenShare] = unsharded
+        self.share_tokens: Callable[[int], TokenSharding] = unsharded
         """Function from a number of tokens to their distribution over ranks; context parallelism replaces it."""
         hidden, patch_dim = config.hidden_size, config.patch_dim
         self.language_model = LanguageModel(config, self.attention.layers)
@@ -109,12 +109,12 @@ class Cosmos3Network(nn.Module):
         shares = (self.share_tokens(length) for length in (len(pack.text_ids), len(pack.timestep_rows)))
         return pack.geometry.to(self.stream_dtype).shared(*shares)
 
-    def embed_text(self, pack: PackedSequence, share: TokenShare) -> Tensor:
+    def embed_text(self, pack: PackedSequence, share: TokenSharding) -> Tensor:
         """Embeds this rank's shard of the text tokens of a pack; returns [text tokens of the rank, hidden]."""
         return self.language_model.model.embed_tokens(share.shard(pack.text_ids)).to(self.stream_dtype)
 
     def embed_latents(
-        self, pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, share: TokenShare
+        self, pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, share: TokenSharding
     ) -> Tensor:
         """Embeds this rank's shard of the latent tokens; only noisy frames get a timestep embedding.
 
@@ -136,7 +136,7 @@ class Cosmos3Network(nn.Module):
         rows = embedded.float().index_select(0, share.shard(pack.timestep_rows, fill=len(pack.layouts)))
         return tokens + rows.to(tokens.dtype)
 
-    def read_velocity(self, pack: PackedSequence, gen: Tensor, share: TokenShare) -> list[Tensor]:
+    def read_velocity(self, pack: PackedSequence, gen: Tensor, share: TokenSharding) -> list[Tensor]:
         """Projects the final latent stream to velocities, after gathering the shards of all ranks.
 
         Args:
@@ -334,7 +334,7 @@ def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: i
     stream = torch.Generator().manual_seed(seed_of(base, name))
     head = name.split(".")[0]
     if is_adapter(name):
-        return draw_adapter(value, name, stream)
+        return init_adapter(value, name, stream)
     if leaf.endswith("_modality_embed"):
         return truncated_normal(value, fan_in=value.numel(), generator=stream)
     if head in HEADS:

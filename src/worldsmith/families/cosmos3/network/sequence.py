@@ -29,7 +29,7 @@ from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import SampleLayout
 
 
-class TokenShare(Protocol):
+class TokenSharding(Protocol):
     """Distribution of a stream of N tokens over the ranks of a group (context parallelism).
 
     Everything except attention works on a rank's own n tokens. All ranks must call `to_heads`, `to_tokens` and `gather`
@@ -72,7 +72,7 @@ class AllTokens:
         return tokens
 
 
-def unsharded(length: int) -> TokenShare:
+def unsharded(length: int) -> TokenSharding:
     """Returns the distribution of a token stream of this length that one rank has completely."""
     return AllTokens()
 
@@ -86,8 +86,8 @@ class Geometry:
     und_segments: SegmentPlan
     gen_plans: tuple[LatentPlan, ...]
     """Attention plans of the latents, one per pattern of the network's layers."""
-    und_share: TokenShare = field(default_factory=AllTokens)
-    gen_share: TokenShare = field(default_factory=AllTokens)
+    und_share: TokenSharding = field(default_factory=AllTokens)
+    gen_share: TokenSharding = field(default_factory=AllTokens)
 
     def to(self, dtype: torch.dtype) -> Geometry:
         """Returns a copy whose rotary tables and attention masks have the given dtype."""
@@ -98,7 +98,7 @@ class Geometry:
             gen_plans=tuple(plan.to(dtype) for plan in self.gen_plans),
         )
 
-    def shared(self, und_share: TokenShare, gen_share: TokenShare) -> Geometry:
+    def shared(self, und_share: TokenSharding, gen_share: TokenSharding) -> Geometry:
         """Returns a copy for one context-parallel rank, with the rotary tables of its tokens only.
 
         Attention plans still cover all tokens.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
-    count_numbers,
+    count_elements,
     facts_of,
     may_write,
     new_export,
@@ -125,7 +125,7 @@ class Cosmos3Formats(FamilyFormats):
         config = Cosmos3Generator.Config(network=network_config_from_diffusers(transformer))
         return ModelSpec(name=self.family, config=config)
 
-    def place_components(self, config: Configurable.Config, folder: Path) -> None:
+    def set_component_folder(self, config: Configurable.Config, folder: Path) -> None:
         model = generator(config)
         if (folder / PIPELINE_INDEX).is_file():  # a native export has its tokenizer and names the VAE
             model.tokenizer.vae_path = str(folder / VAE)
@@ -295,7 +295,7 @@ def export_pipeline(
     weights = exported_weights(generator, dtype)
     about = describe_export(generator, source or ExportSource(), dtype, weights)
     shapes = {name: tensor.shape for name, tensor in weights.items()}
-    about["card"] = {"parameters": count_numbers(shapes), **(card or {})}
+    about["card"] = {"parameters": count_elements(shapes), **(card or {})}
     if not may_write(out, about, force, index=PIPELINE_INDEX):
         return False
     with new_export(out, about, pipeline_card, force=force) as aside:

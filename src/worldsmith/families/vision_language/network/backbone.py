@@ -19,7 +19,7 @@ from worldsmith.families.vision_language.published import TRAINED, VISUAL, find_
 from worldsmith.files.errors import UserError
 from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.fill_parameters import chosen, fill, seed_of
-from worldsmith.models.lora import draw_adapter, is_adapter
+from worldsmith.models.lora import init_adapter, is_adapter
 from worldsmith.models.model_files import read_settings
 from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_name
@@ -194,7 +194,7 @@ def initial_backbone_value(network: Any, name: str, parameter_path: str, seed: i
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, name))
         if is_adapter(name):
-            return draw_adapter(fresh, name).detach()
+            return init_adapter(fresh, name).detach()
         kept = dict(owner._parameters)
         others = [tensor for key, tensor in kept.items() if key != leaf and tensor is not None]
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weights.shapes import Shapes, linear, matrices, norm, repeat_shapes
-from worldsmith.models.weights.step_flops import ProductCounter, StepFlops
+from worldsmith.models.weights.step_flops import MatmulCounter, StepFlops
 
 DENSE = ("llama", "mistral", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_vl")
 MIXTURES = ("qwen3_moe", "qwen3_vl_moe")
@@ -74,7 +74,7 @@ def step_flops(
     return VisionLanguageStepCounter(network, lengths, frames, supervised).count()
 
 
-class VisionLanguageStepCounter(ProductCounter):
+class VisionLanguageStepCounter(MatmulCounter):
     """Counts the FLOPs of a training step by walking the network and tracking which activations carry gradients.
 
     Args:

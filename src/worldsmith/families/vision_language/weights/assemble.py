@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
-    count_numbers,
+    count_elements,
     new_export,
     require_free,
     require_place,
@@ -130,7 +130,7 @@ def required_tower(source: WeightSource) -> WeightSource:
 
 def spec_of(folder: Path) -> ModelSpec:
     config = VisionLanguageModel.Config()
-    formats_of(FAMILY).place_components(config, folder)
+    formats_of(FAMILY).set_component_folder(config, folder)
     return ModelSpec(name=FAMILY, config=config)
 
 
@@ -199,7 +199,7 @@ def describe_assembly(
         "dtype": dtype,
         "generation": {},
         "model": formats_of(FAMILY).exported_config(spec),
-        "card": {"parameters": count_numbers(joined.shapes), **base_facts(spec)},
+        "card": {"parameters": count_elements(joined.shapes), **base_facts(spec)},
     }
 
 

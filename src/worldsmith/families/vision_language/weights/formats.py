@@ -107,10 +107,10 @@ class VisionLanguageFormats(FamilyFormats):
 
     def spec_of(self, folder: Path) -> ModelSpec:
         config = VisionLanguageModel.Config()
-        self.place_components(config, folder)
+        self.set_component_folder(config, folder)
         return ModelSpec(name=self.family, config=config)
 
-    def place_components(self, config: Configurable.Config, folder: Path) -> None:
+    def set_component_folder(self, config: Configurable.Config, folder: Path) -> None:
         backbone = model_config(config).policy.backbone
         backbone.model_name, backbone.safetensors_path = str(folder), ""
 

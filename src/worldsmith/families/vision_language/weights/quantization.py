@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from worldsmith.checkpoint.formats.export_folder import count_numbers, facts_of, origin_of, state_versions
+from worldsmith.checkpoint.formats.export_folder import count_elements, facts_of, origin_of, state_versions
 from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM, write_safetensors
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme, Sizes
@@ -216,7 +216,7 @@ class QuantizedWeights(WeightSource):
                 self.shapes[name], self.dtypes[name], self.parts[name] = list(blank.shape), blank.dtype, (layer, part)
 
     def sizes(self) -> Sizes:
-        before = count_numbers(self.source.shapes)
+        before = count_elements(self.source.shapes)
         quantized = sum(layer.weight.numel() for layer in self.quantization.layers.values())
         after = sum(math.prod(shape) * self.dtypes.get(name, DTYPE).itemsize for name, shape in self.shapes.items())
         return Sizes(before, quantized, before * DTYPE.itemsize, after)

@@ -224,7 +224,7 @@ class DrawSamples(Callback):
         elif self.is_due(trainer):
             self._draw_and_write(trainer)
 
-    def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
+    def metrics(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
         return {"failed_drawings": self.failed} if self.failed else {}
 
     def on_train_end(self, trainer: TrainingRun) -> None:

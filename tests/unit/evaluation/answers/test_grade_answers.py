@@ -21,7 +21,7 @@ from worldsmith.evaluation.answers.answer_tasks import AnswerTasks, detect
 from worldsmith.evaluation.answers.grade_answers import (
     OTHERS,
     compare_accuracy,
-    judge,
+    grade_row,
     mcnemar,
     measure,
     measure_slices,
@@ -45,7 +45,7 @@ def rows_of(said: list[str], true: list[str]) -> list[Row]:
 def judged(rows: list[Row], name: str, kinds: dict[str, str] | None = None) -> tuple[list[Row], dict[str, Any]]:
     tasks = TASKS.choose(name, {row.id: row.gt for row in rows}, kinds or {})
     for row in rows:
-        judge(row, tasks[row.id], row.full_response)
+        grade_row(row, tasks[row.id], row.full_response)
     return rows, measure(rows, tasks, name)
 
 

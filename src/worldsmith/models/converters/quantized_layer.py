@@ -1,4 +1,4 @@
-"""`HoldsWeight`: a layer that stores its weight in quantized form and not as a parameter with memory."""
+"""`QuantizedLayer`: a layer that stores its weight in quantized form and not as a parameter with memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class HoldsWeight(nn.Module, ABC):
+class QuantizedLayer(nn.Module, ABC):
     """Base class of a layer with a quantized base weight.
 
     Its frozen parameter `weight` stays on the meta device and only provides name and shape.
@@ -25,18 +25,18 @@ class HoldsWeight(nn.Module, ABC):
     weight: Tensor
     device = torch.device("cpu")
     """Device of the quantized weight; the model sets it."""
-    taken: WeightSum | None = None
+    source_checksum: WeightSum | None = None
     """Checksum of the original weight, by which a checkpoint identifies it."""
-    held_bytes: int
+    quantized_bytes: int
     """Bytes of the quantized weight including scales; known before the weight has values."""
 
     @abstractmethod
-    def hold(self, value: Tensor) -> None:
+    def quantize(self, value: Tensor) -> None:
         """Quantizes and stores `value`, which has the shape of `weight` and may be on any device."""
 
 
 @contextmanager
-def without_memory(layers: Collection[HoldsWeight]) -> Iterator[None]:
+def without_memory(layers: Collection[QuantizedLayer]) -> Iterator[None]:
     """Context manager: removes the parameter `weight` from layers, so that `to_empty` does not allocate it.
 
     The parameter is restored, on the meta device, when the context ends.
@@ -52,7 +52,7 @@ def without_memory(layers: Collection[HoldsWeight]) -> Iterator[None]:
 
 
 @contextmanager
-def with_memory(layer: HoldsWeight) -> Iterator[Tensor]:
+def with_memory(layer: QuantizedLayer) -> Iterator[Tensor]:
     """Context manager: allocates the layer's `weight` on the default device and yields it, to be filled.
 
     The parameter on the meta device is restored when the context ends.

@@ -1,4 +1,4 @@
-"""`MomentsVAE`: a diffusers VAE that encodes clips to mean and log variance; each epoch samples new latents."""
+"""`PosteriorVAE`: a diffusers VAE that encodes clips to mean and log variance; each epoch samples new latents."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.files.untrusted_folder import load_from_folder
-from worldsmith.models.model_files import PublishedPart
+from worldsmith.models.model_files import SubstituteComponent
 from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.video_vae.frozen import FrozenVAE, weights_digest
-from worldsmith.models.video_vae.vae_folder import FLUX, find_vae_folder, require_vae_folder, vae_part
+from worldsmith.models.video_vae.vae_folder import FLUX, find_vae_folder, require_vae_folder, vae_substitute
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 
-class MomentsVAE(FrozenVAE):
+class PosteriorVAE(FrozenVAE):
     """Frozen VAE that encodes a clip to the mean and log variance of its latents.
 
     Latents are sampled from both, then shifted by -`shift_factor` and multiplied by `scaling_factor`. The cache stores
@@ -37,7 +37,7 @@ class MomentsVAE(FrozenVAE):
     class Config(FrozenVAE.Config):
         class_name: ClassVar[str]
         """Class name in diffusers."""
-        keeps_moments: ClassVar[bool] = True
+        returns_posterior: ClassVar[bool] = True
 
         scaling_factor: PositiveFactor | None = None
         """Scaling factor of the latents; None: that of the VAE's config."""
@@ -165,15 +165,15 @@ class MomentsVAE(FrozenVAE):
         return weights_digest(self.model, extra=(self.recipe, self.config.precision), ignored=("scaling_factor",))
 
 
-class ImageVAE(MomentsVAE):
+class ImageVAE(PosteriorVAE):
     """VAE for images (diffusers' `AutoencoderKL`); an image is a clip of one frame."""
 
     recipe = "image-moments-1"
     of_images = True
 
-    class Config(MomentsVAE.Config):
+    class Config(PosteriorVAE.Config):
         class_name: ClassVar[str] = "AutoencoderKL"
 
-        def published(self) -> PublishedPart:
+        def substitute(self) -> SubstituteComponent:
             """Describes the released VAE of FLUX.1, which a simulation substitutes if `vae_path` does not exist."""
-            return vae_part("FLUX.1", FLUX)
+            return vae_substitute("FLUX.1", FLUX)
