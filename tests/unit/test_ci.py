@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+import worldsmith
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/check_newest.sh"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -55,3 +57,9 @@ def test_each_dependency_has_a_lower_bound_and_each_extra_is_installed_by_the_sc
         assert re.fullmatch(r"[\w.-]+>=[\d.]+(,.*)?", requirement), requirement
     (installed,) = re.findall(r"^extras=(.*)$", SCRIPT.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert set(installed.split(",")) == set(EXTRAS)
+
+
+def test_the_newest_section_of_the_changelog_has_the_version_of_the_package() -> None:
+    versions = re.findall(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert versions[0] == worldsmith.__version__
+    assert len(versions) == len(set(versions))
