@@ -85,9 +85,7 @@ def values_of(node: Any, fields: tuple[str, ...]) -> Iterator[str]:
     "texts",
     [
         pytest.param(package_texts(), id="package"),
-        pytest.param(
-            written_texts("docs/*.md", "*.md"), id="docs"
-        ),
+        pytest.param(written_texts("docs/*.md", "*.md"), id="docs"),
         pytest.param(written_texts("examples/*.md", "examples/toml/*/*.toml", "examples/*.sh"), id="examples"),
         pytest.param(written_texts("src/worldsmith/monitor/page/templates/*.html"), id="page"),
         pytest.param(rule_texts("tools/explain/patterns/*.toml", "name", "means", "try"), id="explain"),

@@ -84,6 +84,6 @@ def test_a_list_that_cannot_be_written_costs_a_warning_and_is_counted(
     assert quarantine.unwritten == 2
     assert quarantine.counts == {"truncated": 4}
     assert caplog.text.count("cannot be written") == 1
-    assert "quarantine.jsonl but for 2" in quarantine.describe()
+    assert "quarantine.jsonl, but 2 could not be written" in quarantine.describe()
     assert "k3" in (tmp_path / "quarantine.jsonl").read_text()
     assert {"k0", "k3"} <= set(Quarantine(tmp_path)._written)

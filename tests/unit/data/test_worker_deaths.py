@@ -75,7 +75,7 @@ def test_workers_that_are_killed_change_nothing(clips: Callable, caplog: pytest.
     assert len(said) == 4
     assert re.fullmatch(
         r"\[E104\] loader worker \d+ was killed by SIGKILL while it was processing c\d_w0; a new worker "
-        r"continues there "
+        r"continues with that sample "
         r"\(death 1\); if memory is short, lower num_workers or prefetch_factor of the data loader",
         said[0],
     )

@@ -417,8 +417,8 @@ def test_evaluations_in_the_run_folder_are_shown_with_their_pictures(tmp_path: P
     assert "12 records: ok 11, unparsed 1 · step 24 · raw weights accuracy 0.25 [0.1, 0.5]" in shown
     assert "f1 – " not in shown
     assert "answers that could not be parsed 1 accuracy of side left (4) 0.5" in shown
-    assert "figure trained untrained adherence 0.75 0 colour 1 0.25" in shown
-    assert "figure trained real psnr, dB (higher is better) of 2 samples 20 [19, 21] – " in shown
+    assert "metric trained untrained adherence 0.75 0 colour 1 0.25" in shown
+    assert "metric trained real psnr, dB (higher is better) of 2 samples 20 [19, 21] – " in shown
     html = next(s.html for s in page_of(read_run(folder), PageBudget(folder)).sections if s.name == "evaluation")
     assert html.count("<img") == 1
     assert "broken" not in shown

@@ -62,7 +62,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = {"two ranks"}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
 def test_few_layers_tell_what_a_plan_says(case: str) -> None:
     recipe, words, ranks = CASES[case]
     assert_same(fitting(recipe, words, GPU, ranks))
@@ -79,7 +82,9 @@ def test_few_layers_of_every_shipped_recipe_tell_what_a_plan_says(recipe: str, r
     assert_same(fitting(recipe, [], find_gpu(gpu), ranks))
 
 
-@pytest.mark.parametrize(("recipe", "ranks"), [("cogvideox_2b_tiny", 1), ("wan21_t2v_tiny", 2)])
+@pytest.mark.parametrize(
+    ("recipe", "ranks"), [("cogvideox_2b_tiny", 1), pytest.param("wan21_t2v_tiny", 2, marks=pytest.mark.slow)]
+)
 def test_what_is_proposed_is_to_the_byte_what_a_plan_of_the_same_words_says(recipe: str, ranks: int) -> None:
     search = fitting(recipe, ["dataloader_train.max_samples_per_batch=8"], GPU, ranks)
     found = find_fits(search)

@@ -32,7 +32,7 @@ def test_curves_configs_and_samples_stand_beside_each_other(tmp_path: Path) -> N
     assert "trainer" not in sections["differences"]
     assert re.search(r"first · step 40 .*second · step 40", sections["samples"])
     assert "step 20" not in sections["samples"]
-    assert "Evaluation figure first second accuracy 0.5 0.75" in sections["evaluation"]
+    assert "Evaluation metric first second accuracy 0.5 0.75" in sections["evaluation"]
     assert list(sections)[:4] == ["comparison", "differences", "results", "evaluation"]
     assert "training loss 1.04 1.38 best validation loss 1.5 at step 40 1.5 at step 30" in sections["results"]
     html = write_comparison(folders, tmp_path / "compare.html").read_text()

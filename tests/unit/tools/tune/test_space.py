@@ -86,7 +86,7 @@ def test_a_class_comes_before_its_fields_and_a_condition_after_what_it_names(tre
         ("optimizer.learn=1..2", "'optimizer' has no key 'learn'"),
         (f"{LR}=2..1", "the lower limit 2 is not below the upper limit 1"),
         (f"{LR}=1..1", "is not below"),
-        (f"{LR}=-1..1", "must be finite and at least 0, but the limit -1 is not"),
+        (f"{LR}=-1..1", "must be finite and at least 0, found -1"),
         (f"{LR}=log:0..1", "low must be above 0 for a logarithmic range"),
         (f"{LR}=a..b", "the limits of a range must be numbers"),
         (f"{LR}=a|b", "the field accepts a number, not a"),

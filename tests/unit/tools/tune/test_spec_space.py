@@ -161,7 +161,7 @@ def test_a_key_that_a_field_of_the_run_replaces_is_kept(spec: str) -> None:
 def test_a_table_of_rates_is_kept_unless_one_of_them_is_named(spec: str) -> None:
     table = 'train.optm_lr={global: 1e-5, "model.visual": 1e-6}'
     found = space(spec, table)
-    assert found.kept == ["train.optm_lr: its value is not a single value; give a range with --search train.optm_lr=…"]
+    assert found.kept == ["train.optm_lr: its value is a list or a table; give a range with --search train.optm_lr=…"]
     named = space(spec, table, search=("train.optm_lr.global=log:1e-6..1e-4",), marked=False)
     (settings,) = draws(named, 1)
     assert Source(spec, [table]).load(as_words(settings)).tree.optimizer.lr == settings["train.optm_lr.global"]
@@ -171,7 +171,7 @@ def test_a_table_of_rates_is_kept_unless_one_of_them_is_named(spec: str) -> None
     ("word", "said"),
     [
         ("train.optm_rl=1..2", "'train' has no key 'optm_rl'; did you mean 'train.optm_lr'"),
-        ("train.epoch=0..3", "must be at least 1, but the limit 0 is not"),
+        ("train.epoch=0..3", "must be at least 1, found 0"),
         ("custom.vision.fbs=1|2", "'custom.vision' has no key 'fbs'; did you mean 'custom.vision.fps'"),
         ("train.optm_decay_type=cosin|linear", "not cosin"),
         ("optimizer.learn=1..2", "'optimizer' has no key 'learn'"),

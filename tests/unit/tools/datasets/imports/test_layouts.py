@@ -129,7 +129,7 @@ def test_line_files_say_where_they_part(tmp_path: Path) -> None:
         clips("lines", tmp_path)
     lines(tmp_path)
     write(tmp_path / "images.txt", "a.png\nb.png\n")
-    assert "ignored its 2 images" in next(iter(LAYOUTS["lines"].read(tmp_path, Choices())))
+    assert "its 2 images are ignored" in next(iter(LAYOUTS["lines"].read(tmp_path, Choices())))
 
 
 def test_clips_stay_in_the_shards_of_sat(tmp_path: Path) -> None:
