@@ -41,7 +41,10 @@ BETWEEN = 9
 
 @dataclass(frozen=True, slots=True)
 class DummyBatch:
-    """Pack of dummy samples for a plan, and its description. Large tensors are views of a single element."""
+    """Dummy samples of one pack (loader batch), with which `worldsmith plan` estimates the memory and time of a step.
+
+    Large tensors are views of a single element, so they need no memory.
+    """
 
     samples: Sequence[Any]
     """Samples of the type that the data loader of the task yields, such as `VideoSample`."""
@@ -89,7 +92,7 @@ def assumed_clips(
         data: Config of the data loader.
         grid: Latent grid of the video VAE.
         channels: Number of channels of the latents.
-        first_frames: Form of the first frame that each sample contains in addition to its clip, see `FirstFrames`.
+        first_frames: Form of the first frame (pixels or latents) that each sample contains in addition to its clip.
         fill: Fraction of the token limit of a pack, or of its number of samples if it has no token limit; 0 to 1.
         encoded: Whether the clips have latents, as from a cache; False: pixels.
     """
@@ -194,7 +197,7 @@ def with_contents(clip: VideoSample, *, kind: FirstFrames, channels: int, encode
 
 
 def assumed_first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, encoded: bool) -> VideoSample:
-    """Returns a dummy sample of the first frame of `clip` in the form `kind`, as `ClipMaker` builds it.
+    """Returns a dummy sample of the first frame of `clip`, with the pixels or latents that `kind` requires.
 
     Args:
         clip: Sample of the clip.
@@ -215,7 +218,7 @@ def assumed_first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, 
 
 
 def assumed_frames(dataset: VideoDataset.Config) -> int:
-    """Returns the assumed frames of a clip: `num_video_frames`, else the largest bucket, else `min_frames`."""
+    """Returns the assumed frame count of a clip: `num_video_frames`, else the largest bucket, else `min_frames`."""
     if dataset.num_video_frames > 0:
         return dataset.num_video_frames
     return max(dataset.frame_buckets) if dataset.frame_buckets else dataset.min_frames

@@ -20,7 +20,7 @@ BARS = 8
 
 @dataclass(slots=True)
 class DataReport:
-    """Result of inspecting a dataset before a run; numbers of samples and packs equal those that the run will have.
+    """Result of inspecting a dataset before a run; numbers of samples and packs (batches) equal those of the run.
 
     Values that were not measured are None or empty.
     """
@@ -46,7 +46,7 @@ class DataReport:
     notes: dict[str, int] = field(default_factory=dict)
     """Counters of the data loader for the inspected samples."""
     said: dict[str, list[str]] = field(default_factory=dict)
-    """First messages of each counter in `notes`."""
+    """First log messages for each counter in `notes`."""
     flags: list[DataFlag] = field(default_factory=list)
     """Warnings about the records, found before any sample is read."""
     cap: int | None = None
@@ -115,7 +115,7 @@ class DataReport:
         self.left_out = dict(sorted(self.left_out.items()))
 
     def count_features(self, samples: Iterable[Any]) -> None:
-        """Sets `features` to a histogram per feature; `samples` are the results of `SampleMaker.features`."""
+        """Sets `features` to a histogram per property; a sample maps property names to lists of values."""
         values: dict[str, list[float | str]] = defaultdict(list)
         for features in samples:
             for name, found in features.items():

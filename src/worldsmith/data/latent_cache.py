@@ -114,7 +114,7 @@ class EncodedCache:
         return found
 
     def look_up(self, key: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Literal["hit", "miss", "corrupt"]]:
-        """Returns (result of `get`, outcome), where the outcome is "hit", "miss", or "corrupt" for a damaged file."""
+        """Returns (cached tensor or None, outcome): "hit", "miss", or "corrupt" for a damaged file that was removed."""
         damaged = self.corrupt
         found = self.get(key, shape)
         return found, "hit" if found is not None else "miss" if self.corrupt == damaged else "corrupt"

@@ -56,7 +56,9 @@ class VideoInfo:
     width: int
     height: int
     fps: float
+    """Frames per second."""
     num_frames: int
+    """Number of displayed frames."""
     rotation: int
     """Number of counter-clockwise quarter turns (0..3) that rotate a decoded frame upright."""
     variable_rate: bool = False
@@ -140,7 +142,7 @@ def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
 
 
 def stated_frames(stream: VideoStream) -> int | None:
-    """Returns the number of displayed frames that the container states; None if it states none or an unreliable one.
+    """Returns the number of displayed frames stated by the container; None if it is missing or unreliable.
 
     Matroska and WebM state no number. An MP4 that was cut without re-encoding hides frames (by an edit list) that its
     number includes.
@@ -215,7 +217,7 @@ def pick_few(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[Vid
 
 
 def frame_stamps(container: InputContainer, stream: VideoStream) -> list[int]:
-    """Returns the sorted time stamps of all displayed frames; reads the complete stream without decoding."""
+    """Returns the ascending time stamps (`pts`) of all displayed frames; reads the complete stream without decoding."""
     return sorted(p.pts for p in container.demux(stream) if p.size and p.pts is not None and not p.is_discard)
 
 
@@ -240,8 +242,8 @@ def decode(
         container: Opened container.
         stream: Video stream of the container.
         info: Metadata of the video, for messages.
-        needed: Time stamps of the required frames: other frames, on which no frame depends, may be skipped. None: no
-            frame is skipped.
+        needed: Time stamps (`pts`) of the required frames: other frames, on which no frame depends, may be skipped.
+            None: no frame is skipped.
 
     Raises:
         SampleError: truncated if a frame is damaged.

@@ -26,6 +26,7 @@ class Input:
     """Input of a recorded action, such as a training or an export: a file, folder or Hub model, with its role."""
 
     role: Role
+    """Use of the input in the action; "base": base model of an adapter."""
     path: str | Path
     """Path of a file or folder (for a run: the folder of the checkpoint that was read), or the Hub name of a model that
     is not on this machine."""
@@ -35,11 +36,12 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Content of a lineage record file: action, settings, inputs and outputs of a result."""
+    """Lineage record read from a file: how a result, such as a trained model, was produced and from which inputs."""
 
     file: Path
-    """Current location."""
+    """Current path of the record file."""
     data: Mapping[str, Any]
+    """Parsed JSON content, see `write_lineage`."""
 
     @property
     def folder(self) -> Path:
@@ -73,7 +75,8 @@ class Lineage:
             entry: Item of `inputs`.
 
         Returns:
-            The recorded path if it exists, else the same path relative to the record, in case both were moved together.
+            The recorded path if it exists. Otherwise the path that the input has if it was moved together with the
+            record; this path may not exist.
         """
         path = Path(entry["path"])
         return path if path.exists() else self.folder / os.path.relpath(path, self.data["folder"])
@@ -81,7 +84,9 @@ class Lineage:
     def change(
         self, entry: Mapping[str, Any], path: Path, compute_fingerprint: Callable[[Path], str] | None = fingerprint
     ) -> str | None:
-        """Describes how an input or output differs from its record, such as "is missing"; None if it is unchanged.
+        """Describes how a file or folder differs from its recorded entry, such as "is missing"; None if unchanged.
+
+        An input without a recorded fingerprint counts as unchanged.
 
         Args:
             entry: Item of `inputs` or `outputs`.
@@ -120,7 +125,8 @@ def write_lineage(
             it is added.
 
     Returns:
-        The record that was written, as a dict: action, settings, inputs, outputs, package versions and time.
+        The record that was written: a dict with `schema` (format version), `id`, `action`, `created` (UTC, ISO 8601),
+        `folder` (absolute), `settings`, `inputs` and `outputs` (see `Lineage`), and `versions` (version by package).
 
     Raises:
         OSError: If an input or output cannot be read, or the record cannot be written.
@@ -156,7 +162,10 @@ def record_file(place: Path, action: str) -> Path:
 
 
 def describe_input(entry: Input) -> dict[str, Any]:
-    """Builds the record entry of an input: role, path, fingerprint, path of its own record, and its `facts`."""
+    """Builds the record entry of an input: a dict with `role`, `path`, `fingerprint`, `record` and its `facts`.
+
+    `record` is the path of the lineage record of the input. `fingerprint` and `record` are None if they do not exist.
+    """
     path = Path(entry.path)
     if not path.exists():
         return {"role": entry.role, "path": str(entry.path), "fingerprint": None, "record": None, **entry.facts}
@@ -181,7 +190,7 @@ def describe_output(folder: Path, name: str) -> dict[str, Any]:
 
 
 def record_of(path: Path) -> Path | None:
-    """Returns the path of the lineage record of a file, a folder, or a checkpoint of a run; None without a record."""
+    """Returns the path of the lineage record of a file or folder, for a checkpoint that of its run; else None."""
     if path.parent.name == "checkpoints":
         path = path.parent.parent
     if path.is_dir():

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Appends metrics to a file in which each step is recorded once, also after a resume.
+    """JSON Lines file of metrics to which a run appends, with each step recorded once, even if the run is resumed.
 
     When it is opened for a run that resumes, lines of later steps and incomplete lines are removed. NaN and infinite
     numbers are written as null, since JSON has no form for them.
@@ -25,8 +25,8 @@ class MetricsLog:
     Args:
         path: Metrics file; missing folders are created.
         resumed_step: Step at which the run resumes; 0 for a new run.
-        is_redone: Function of a record of `resumed_step`; if it returns True, the line of the record is removed too,
-            because the run writes it again.
+        is_redone: Called with each record (dict) of `resumed_step`. If it returns True, the line is removed too,
+            because the resumed run writes that record again.
 
     Raises:
         UserError: If the file cannot be opened.
@@ -69,12 +69,15 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns all complete records of a metrics file, in order."""
+    """Returns all complete records of a metrics file in order, as dicts with `step` and the metrics by name."""
     return [record for _, record in records(path) if record is not None]
 
 
 def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], bool] = lambda record: False) -> None:
-    """Removes lines after `step`, lines of `step` for which `is_redone(record)` is True, and invalid lines; atomic."""
+    """Removes the lines of a metrics file that a run resumed at `step` writes again, and invalid lines; atomic.
+
+    These are the lines of later steps, and those of `step` for whose record (dict) `is_redone` returns True.
+    """
     kept, dropped, broken = [], 0, 0
     for line, record in records(path):
         if record is None:
@@ -96,7 +99,7 @@ def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], 
 
 
 def records(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
-    """Reads a metrics file into (line, record) pairs; the record of an incomplete line, or without a step, is None."""
+    """Reads a metrics file into (line, parsed record) pairs; an incomplete record, or one without `step`, is None."""
     found: list[tuple[bytes, dict[str, Any] | None]] = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:

@@ -43,9 +43,9 @@ def write_run_record(
 
     Args:
         folder: Run folder, which is created if it does not exist.
-        command: Command line.
-        config_path: Config file; None without one.
-        overrides: Overrides of the command line.
+        command: Command line, as a list of arguments.
+        config_path: Path of the config file; None without one.
+        overrides: Overrides on the command line, such as "trainer.max_iter=100".
         world_size: Number of ranks.
         seed: Seed of the run; None if it has none.
         environment: Environment variables.
@@ -71,8 +71,8 @@ def write_origins(path: Path, origins: Mapping[str, Mapping[str, Any]] | None) -
 
     Args:
         path: File to write.
-        origins: Origin of each config value by its path, from `describe_origins`; None (not known): an existing file is
-            removed.
+        origins: By path of a config value, a dict with `origin` and optionally `changed` and `was`, from
+            `describe_origins`. None: the origins are not known, and an existing file is removed.
     """
     if origins is None:
         path.unlink(missing_ok=True)
@@ -85,7 +85,10 @@ def write_origins(path: Path, origins: Mapping[str, Mapping[str, Any]] | None) -
 
 
 def describe_environment(*, world_size: int, seed: int | None, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Returns a dict on host, package versions, torch build, git state and environment variables, without secrets."""
+    """Returns the content of `job_env.yaml`: a dict on host, packages, torch, git and environment variables.
+
+    Secrets are redacted.
+    """
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -113,7 +116,7 @@ def package_versions() -> dict[str, str]:
 
 
 def describe_torch() -> dict[str, Any]:
-    """Returns a dict that describes the torch build, its devices and thread counts."""
+    """Returns a dict on torch: its version, CUDA version (`cuda`), GPU names (`devices`), and thread counts."""
     import torch
 
     return {
@@ -128,7 +131,7 @@ def describe_torch() -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Returns commit, branch, remote and changed files of the git repository of `folder`; None without one."""
+    """Returns `commit`, `branch`, `remote` and `changed_files` of the git repository of `folder`; None without one."""
     commit = git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -151,7 +154,10 @@ def git(folder: Path, *arguments: str) -> str | None:
 
 
 def earlier_launches(path: Path) -> list[dict[str, Any]]:
-    """Returns the launches that the `launch_info.yaml` at `path` records, oldest first; empty without the file."""
+    """Returns the launches recorded in the `launch_info.yaml` at `path` as dicts, oldest first; [] without the file.
+
+    An invalid file is returned as {"unreadable": text}.
+    """
     if not path.exists():
         return []
     try:

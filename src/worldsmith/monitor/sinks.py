@@ -44,7 +44,7 @@ class Sink(Protocol):
 class Sinks:
     """Passes all metrics to several named destinations.
 
-    The first exception of a sink is logged and all are counted; the sink still gets later metrics.
+    If a write to a sink fails, the run continues: the first exception of each sink is logged, and all are counted.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Sinks:
         """Number of failed writes, by sink."""
 
     def add(self, name: str, build: Callable[[], Sink]) -> None:
-        """Adds the sink that `make()` returns as `name`; if `build` fails, logs a warning and continues without it."""
+        """Adds the sink that `build()` returns under `name`; if `build` raises an exception, only logs a warning."""
         try:
             self.sinks[name] = build()
         except Exception as error:

@@ -44,15 +44,15 @@ def _stated_width() -> int | None:
 
 
 def text_width() -> int:
-    """Returns the columns for paragraphs on standard output: those of the terminal or COLUMNS, at most `WIDTH`."""
+    """Returns the width of paragraphs on standard output in characters: that of the terminal, at most `WIDTH`."""
     return max(NARROWEST, min(WIDTH, terminal_width(sys.stdout) or _stated_width() or WIDTH))
 
 
 def fit_width(text: str, width: int | None) -> str:
-    """Wraps lines that are wider than `width` between words; None: returns the text unchanged.
+    """Returns the text with lines wrapped between words at `width` characters; None: returns the text unchanged.
 
-    The text of a second column stays in that column. Words wider than the line, source lines and commands are not
-    broken. A word that does not fit its column is indented by `NARROW`, or not at all.
+    In a line with a label and a text, the text continues in its column. Long words, source lines and commands are not
+    broken. A word that is too long for its column is indented by `NARROW` characters, or not at all.
     """
     if width is None:
         return text
@@ -88,7 +88,7 @@ def _wrap(line: str, width: int) -> list[str]:
 
 
 def _fit_word(line: str, width: int) -> str:
-    """Returns the line; if it is one word that is too long for `width`, such as a path, with less or no indentation."""
+    """Returns the line; a single long word, such as a path, gets less or no indentation to fit `width` characters."""
     word = line.strip()
     if len(line) <= width or len(line) - len(word) <= NARROW:
         return line
@@ -124,7 +124,7 @@ def print_message(text: str) -> None:
 
 
 def print_warning(text: str) -> None:
-    """Prints `warning: ` and the text on standard error, see `print_message`."""
+    """Prints "warning: " and the text on standard error, wrapped, shortened and with escaped control characters."""
     print_message(f"warning: {text}")
 
 

@@ -96,7 +96,7 @@ class TerminalView:
         tokens_per_second: float | None = None,
         remaining_seconds: float | None = None,
     ) -> None:
-        """Shows the state after `step` optimizer steps. Values that are None are omitted."""
+        """Shows the progress after `step` optimizer steps: loss, speed and remaining time; None is omitted."""
         parts = [f"loss {loss:.4f}"]
         if remaining_seconds is not None and step < self.total_steps:
             parts.append(f"{format_duration(remaining_seconds)} left")
@@ -149,7 +149,7 @@ class LastingConsole(Console):
     """A console that stops its output if its reader ends (`| head`), where rich would end the run without a message."""
 
     def on_broken_pipe(self) -> None:
-        stop_output(self, BrokenPipeError("its reader has closed it"))
+        stop_output(self, BrokenPipeError("the reading process has closed the pipe"))
 
 
 def stop_output(console: Console, error: OSError) -> None:

@@ -18,7 +18,12 @@ class Activity:
 
 
 class Throughput:
-    """Tokens and steps per second over the last `window` steps, without the first step, which includes warm-up."""
+    """Tokens and steps per second over the last steps, without the first step, which includes warm-up.
+
+    Args:
+        window: Number of steps.
+        clock: Returns the time in seconds.
+    """
 
     def __init__(self, *, window: int = 50, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -45,9 +50,9 @@ class Throughput:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Mean seconds of typical steps; None before the first one.
+        """Mean seconds of the recent steps without one-time work; None before the first one.
 
-        Unusual steps count only if the full window contains no others.
+        If all steps of a full window included one-time work, the mean is that of all of them.
         """
         usual = [seconds for seconds, _, unusual in self.recent if not unusual]
         if not usual and len(self.recent) == self.recent.maxlen:

@@ -32,7 +32,7 @@ class Caption:
 
 
 def choose_caption(captions: dict[str, Any], keys: list[str], rng: random.Random) -> Caption | None:
-    """Selects the caption of a window: that of the first key in `keys` that has one, else one of `LEGACY_STYLES`.
+    """Selects the caption of the first key in `keys` that has one, else that of a sampled key of older datasets.
 
     Args:
         captions: Captions of the window by key.

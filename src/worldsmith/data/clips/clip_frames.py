@@ -29,7 +29,7 @@ def read_frames(path: str, info: VideoInfo, indices: Sequence[int], framing: Fra
         framing: Target size and resampling.
 
     Raises:
-        SampleError: If the clip cannot be read (see `pick`).
+        SampleError: If the clip is missing, damaged or truncated.
     """
     width, height = framing.size
     out = np.empty((3, len(indices), height, width), np.uint8)
@@ -67,7 +67,7 @@ def read_upright(path: str, info: VideoInfo, indices: Sequence[int]) -> np.ndarr
         indices: Frame indices in ascending order.
 
     Raises:
-        SampleError: If the clip cannot be read (see `pick`).
+        SampleError: If the clip is missing, damaged or truncated.
     """
     frames = [
         np.rot90(frame.to_ndarray(format="rgb24", threads=1), info.rotation) for frame in pick(path, info, indices)

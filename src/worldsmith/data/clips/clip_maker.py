@@ -24,7 +24,18 @@ from worldsmith.data.video_decoder import examine
 
 
 class ClipMaker(SampleMaker[VideoSample]):
-    """Builds the `VideoSample` at a stream position: pixels or cached latents of a clip window, and caption IDs."""
+    """Builds the `VideoSample` at a position of the data stream: pixels or cached latents, and caption token IDs.
+
+    Args:
+        dataset: Dataset of clip windows.
+        config: Seed, shuffling and token limit of the data loader.
+        grid: Latent grid of the model.
+        tokenizer: Maps a caption to token IDs.
+        max_caption_tokens: Max number of caption tokens; longer captions are truncated.
+        latent_cache: Cache of latents; None: samples have pixels.
+        first_frames: Form of the first frame that each sample contains in addition to its clip.
+        required_latent_shape: Required latent shape (t, h, w); other clips are rejected. None: any shape.
+    """
 
     dataset: VideoDataset
 
@@ -117,9 +128,9 @@ class ClipMaker(SampleMaker[VideoSample]):
         return SampleResult(sample, notes)
 
     def _image(self, sample: VideoSample, window: Window, part: InspectedClip) -> VideoSample:
-        """Returns a sample with the first frame of the clip in `sample`, in the form `self.first_frames`.
+        """Returns a sample of only the first frame of a clip, with the pixels or latents that `first_frames` requires.
 
-        If `sample` has cached latents, at most this frame is decoded.
+        `sample` is the sample of the complete clip. If it has cached latents, at most the first frame is decoded.
         """
         count = part.selection.count if self.first_frames.startswith("opening") else 1
         shape = part.latent_shape if count > 1 else (1, *part.latent_shape[1:])
@@ -132,7 +143,10 @@ class ClipMaker(SampleMaker[VideoSample]):
         return replace(sample, video=video, latents=latents, latent_shape=shape, num_frames=count, cache_key=key)
 
     def _key(self, window: Window, part: InspectedClip, *counts: int) -> str | None:
-        """Returns the cache key of the first `counts` used frames, see `LatentCache.clip_key`; None without a cache."""
+        """Returns the cache key of the first `counts[0]` used frames, padded with zero frames to `counts[1]` if given.
+
+        Returns None without a cache.
+        """
         if self.latent_cache is None:
             return None
         return self.latent_cache.clip_key(window, part.status, part.selection, part.size, *counts)

@@ -35,8 +35,11 @@ class ClipRecord:
     facts: dict[str, Any]
     """Values of the record: `uuid`, `t2w_windows`, optionally `duration`, `width`, `height`, `nb_frames`."""
     path: str
+    """Path of the clip, or address of its tar member."""
     relative_path: str
+    """Path of the clip in the dataset; independent of the location of the dataset."""
     line: int | None = None
+    """Line number in the dataset file; None in a shard."""
     mark: str = ""
     """Fingerprint of the content of the clip; "" = computed from the file."""
 
@@ -189,7 +192,7 @@ def record_of(sample: ShardSample, uuid: str, file: str, name: str) -> ClipRecor
         sample: Sample with a video member and a `.json` or `.txt` member.
         uuid: Value of `uuid` in the record.
         file: Path or URL of the shard.
-        name: Short name of the shard, see `short_names`.
+        name: Name of the shard, unique in the dataset and independent of its location.
 
     Raises:
         SampleError: missing_file, no_caption, bad_json or bad_record.

@@ -24,8 +24,11 @@ class FrameSelection:
     """
 
     start: int
+    """Index of the first frame in the file."""
     interval: int | float
+    """Distance of two selected frames, in frames of the file."""
     count: int
+    """Number of selected frames."""
 
     @property
     def indices(self) -> Sequence[int]:
@@ -42,6 +45,7 @@ class FrameRange:
     start: int
     count: int
     fps: float
+    """Frame rate of the file."""
 
     @property
     def last(self) -> int:

@@ -24,9 +24,11 @@ class InspectedClip:
     info: VideoInfo
     selection: FrameSelection
     size: tuple[int, int]
-    """(H, W) in pixels."""
+    """(H, W) in pixels after resizing and cropping."""
     latent_shape: tuple[int, int, int]
+    """(t, h, w)."""
     fps: float
+    """Frame rate that the model gets."""
 
     def __str__(self) -> str:
         return f"{self.size[1]}x{self.size[0]}, {self.selection.count} frames"
@@ -67,7 +69,9 @@ def inspect_window(window: Window, config: VideoDataset.Config, grid: LatentGrid
 
 
 def features_of(info: VideoInfo, frames: int, size: tuple[int, int], fps: float) -> Features:
-    """Returns feature values for a data report: rate, size and duration of the file and of the used frames.
+    """Returns properties of a clip for a data report, as lists of one value by name, such as {"size": ["640x480"]}.
+
+    They are rate, size and duration of the file, and number, rate and size of the used frames.
 
     Args:
         info: Metadata of the file.
@@ -97,7 +101,7 @@ class DatasetSummary:
     rejections: list[Rejection]
     """Rejected records of the dataset file and rejected ones of the inspected windows."""
     features: list[Features]
-    """Feature values of each inspected window that is not rejected, see `features_of`."""
+    """Properties of each inspected window that is not rejected: lists of values by name, such as "size"."""
 
     @property
     def drops(self) -> dict[str, int]:

@@ -86,7 +86,7 @@ def check_resolution(resolution: str) -> None:
 
 
 def aspect_bucket(width: int, height: int) -> str:
-    """Returns the aspect ratio, such as "16,9", under which `RESOLUTIONS` has the training size of a clip."""
+    """Returns the aspect ratio bucket "width,height" of a clip, such as "16,9": a key of each dict in `RESOLUTIONS`."""
     ratio = width / height
     for limit, name in ((0.65, "9,16"), (0.88, "3,4"), (1.16, "1,1"), (1.55, "4,3")):
         if ratio < limit:

@@ -32,8 +32,11 @@ class Window:
     """Range of frames of a clip, with its captions."""
 
     key: str
+    """`<uuid>_w<window index>`."""
     path: str
+    """Path of the clip, or address of its tar member."""
     relative_path: str
+    """Path of the clip in the dataset; independent of the location of the dataset."""
     start_frame: int
     end_frame: int
     """Last frame, inclusive; -1 = the last one of the clip."""
@@ -128,7 +131,12 @@ class VideoDataset(Configurable, StreamDataset):
                 )
             if self.target_fps != 8.0 and self.temporal_interval_mode not in ("target_fps", "sat"):
                 names = "target_fps", "temporal_interval_mode"
-                raise wrong(self, *names, why="this mode does not use target_fps", remedy="set target_fps or sat")
+                raise wrong(
+                    self,
+                    *names,
+                    why="this mode does not use target_fps",
+                    remedy="set temporal_interval_mode to target_fps or sat",
+                )
             if self.temporal_interval_mode == "sat" and self.frame_selection_mode != "first":
                 names = "frame_selection_mode", "temporal_interval_mode"
                 raise wrong(self, *names, why="the mode sat always starts at the first frame")
@@ -168,7 +176,7 @@ class VideoDataset(Configurable, StreamDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all windows: paths, frames, captions, and fingerprints of clips (`file_fingerprints`)."""
+        """SHA-256 of all windows: paths, frame ranges, captions, and fingerprints of the contents of clips."""
         digest = hashlib.sha256()
         for key, facts in self.listing():
             digest.update(json.dumps([key, *facts]).encode())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class VideoLoader(PackingDataLoader):
-    """Yields the windows of a `VideoDataset` as packs of `VideoSample`.
+    """Data loader that yields the windows of a `VideoDataset` as packs (lists of `VideoSample`).
 
     `counts` has these counters in addition to those of every loader: captions_truncated, variable_rate,
     windows_shortened, cache_hit, cache_miss, cache_corrupt.
@@ -104,7 +104,7 @@ class VideoLoader(PackingDataLoader):
         return report
 
     def summary(self) -> DatasetSummary:
-        """Inspects a few clips of the dataset and returns the summary, see `summarize_dataset`."""
+        """Inspects a few evenly spaced clips of the dataset and returns their properties and rejections."""
         from worldsmith.data.clips.inspect_clips import summarize_dataset
 
         return summarize_dataset(self.dataset, self.grid, max_tokens=self.config.max_sequence_length)

@@ -25,7 +25,8 @@ class VideoSample(ThroughPipe):
     key: str
     """`<uuid>_w<window index>`."""
     position: int
-    """Position in the endless stream of samples (epoch * len(dataset) + i); it seeds all its randomness."""
+    """Position in the endless stream of samples (epoch * len(dataset) + i), from which all random choices of the
+    sample are seeded."""
     text_ids: list[int]
     """Token IDs of the caption with chat template, truncated; packing appends end-of-text and vision-start."""
     caption: str

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ChatLoader(PackingDataLoader):
-    """Yields the conversations of a `ChatDataset` as packs of `ChatSample`.
+    """Data loader that yields the conversations of a `ChatDataset` as packs (lists of `ChatSample`).
 
     `counts` has these counters in addition to those of every loader: single_frame_videos, video_fps_disagrees,
     variable_rate.
@@ -115,7 +115,10 @@ class ChatLoader(PackingDataLoader):
 
 
 class ChatMaker(SampleMaker[ChatSample]):
-    """Builds the `ChatSample` at a stream position; rejects overlong conversations before decoding their media."""
+    """Builds the `ChatSample` at a position of the data stream.
+
+    Conversations above the token limit are rejected before their images and videos are decoded.
+    """
 
     dataset: ChatDataset
 
@@ -156,7 +159,7 @@ class ChatMaker(SampleMaker[ChatSample]):
         return SampleResult(sample, notes)
 
     def features(self, sample: ChatSample) -> Features:
-        """Returns the feature values of a conversation for a data report, see `SampleMaker.features`.
+        """Returns properties of a conversation for a data report, as lists of values by name, such as {"turns": [2]}.
 
         Sizes of images are those after resizing, sizes of videos those of the files.
         """

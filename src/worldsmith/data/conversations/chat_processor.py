@@ -188,11 +188,11 @@ class ChatProcessor(Configurable):
         if part.kind == "image":
             return self.media.plan_image(part.source, part.resized)
         if isinstance(part.source, bytes):
-            raise SampleError("bad_record", "a video must be a file")
+            raise SampleError("bad_record", "a video must be a path, found bytes")
         return self.media.plan_video(part.source, part.fps, part.resized)
 
     def _show_times(self, text: str, media: Sequence[ImagePlan | VideoPlan]) -> str:
-        """Returns the text with each video placeholder replaced by timestamps with one placeholder each.
+        """Returns the text with each video placeholder replaced by one timestamp and placeholder per temporal patch.
 
         The text is unchanged for a network that gets the time from positions. Raises SampleError if the text does not
         have one placeholder for each of `media`.
@@ -251,7 +251,10 @@ class ChatProcessor(Configurable):
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """Tokens of a conversation, before its images and videos are decoded. `len` is the number of tokens."""
+    """Tokens of a conversation, before its images and videos are decoded. `len` is the number of tokens N.
+
+    The arrays are int64 [N].
+    """
 
     input_ids: np.ndarray
     labels: np.ndarray
@@ -296,6 +299,7 @@ class ChatSample(ThroughPipe):
     image_grids: Tensor | None = None
     """int64 [images, 3]: number of patches of each image in time, rows and columns."""
     video_patches: Tensor | None = None
+    """uint8 [patches, values]."""
     video_grids: Tensor | None = None
     """int64 [videos, 3]: number of patches of each video in time, rows and columns."""
     video_seconds: Tensor | None = None

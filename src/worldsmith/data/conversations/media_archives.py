@@ -45,7 +45,7 @@ class DamagedArchiveError(DataError):
 
 
 class CheckedMember(tarfile.TarInfo):
-    """Member of a `CheckedTar`, which reports a damaged header to its archive."""
+    """Member of a `CheckedTar` that sets `fault` of its archive if its header is damaged."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:

@@ -113,19 +113,19 @@ def list_matches(pattern: str) -> list[str]:
 
 
 def short_names(files: Sequence[str]) -> list[str]:
-    """Returns the shard addresses without their common folder and suffix, which are the same on every storage."""
+    """Returns the shard addresses without their common folder and suffix, so that they do not depend on the storage."""
     folders = [posixpath.dirname(file).split("/") for file in files]
     common = len(list(itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*folders))))
     return ["/".join(file.split("/")[common:]).removesuffix(TAR) for file in files]
 
 
 def part_address(file: str, start: int, size: int) -> str:
-    """Returns the address of `size` bytes from byte `start` of a tar file."""
+    """Returns the address "FILE#START+SIZE" of `size` bytes from byte `start` of a tar file."""
     return f"{file}#{start}+{size}"
 
 
 def is_part(path: str) -> bool:
-    """Returns whether a path is the address of a tar member."""
+    """Returns whether a path is the address "FILE#START+SIZE" of a tar member."""
     return PART.fullmatch(path) is not None
 
 

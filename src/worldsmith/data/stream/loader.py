@@ -28,10 +28,11 @@ PACKERS: dict[str, type[Packer[Any]]] = {
 
 
 class PackingDataLoader(Configurable):
-    """Endless stream of packs, whose order depends only on the dataset, the seed and the rank.
+    """Endless, resumable data loader of packs (lists of samples) for one rank.
 
-    Position p of the stream is sample p % n of epoch p // n; rank r of w reads the positions with p % w == r. Workers
-    and prefetching do not change the order. `state_dict()` is the position after the pack that was yielded last.
+    With n samples per epoch, position p of the stream is sample p % n of epoch p // n. Rank r of w ranks reads the
+    positions with p % w == r. Their order depends only on dataset and seed, not on workers and prefetching.
+    `state_dict()` is the position after the pack that was yielded last.
 
     Unusable samples are skipped and listed in the quarantine; DataError is raised if there are too many. A subclass
     declares the dataset in its Config and passes the `SampleMaker` that builds the samples.
@@ -183,6 +184,9 @@ class PackingDataLoader(Configurable):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of this rank after the last yielded pack, as JSON data for `load_states`.
+
+        It contains the reading position (`next_position`, `set_aside`, `epoch`), the rank, the number of ranks, and the
+        length and fingerprint of the dataset, the seed and the shuffling, which must not change.
 
         Samples that were prefetched, or wait for a pack, are read again after the state is loaded.
         """

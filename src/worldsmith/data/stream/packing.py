@@ -140,9 +140,9 @@ class PoolPacker(Packer[T]):
         return pack
 
     def _has_room(self, room: float) -> bool:
-        """Returns whether the oldest sample fits into `room` tokens, and all buffered ones into twice as many.
+        """Returns whether the oldest sample fits into `room` tokens and all buffered samples into `2 * room`.
 
-        The oldest sample is then added, since so few buffered tokens do not offer many choices for filling the pack.
+        In this case the oldest sample is added: the pool is too small for a better choice.
         """
         lengths = [self.num_tokens(sample) for sample in self.buffer]
         return lengths[0] <= room and sum(lengths) <= 2 * room

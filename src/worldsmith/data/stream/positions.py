@@ -51,7 +51,10 @@ def sample_rng(seed: int, position: int, subject: str) -> random.Random:
 
 
 class Cursor:
-    """Reading position in a stream: positions in `set_aside` are read first, then `next_position` and later ones."""
+    """Reading position of one rank: positions in `set_aside` are read first, then `next_position` and later ones.
+
+    `set_aside` contains positions whose samples were read before but not yielded in a pack; it is modified in place.
+    """
 
     def __init__(self, set_aside: deque[int], next_position: int) -> None:
         self.set_aside = set_aside

@@ -87,7 +87,9 @@ class Quarantine:
         """Logs a rejection if it is among the first of its reason; appends it to the file unless it is listed there."""
         if self.counts[rejection.reason] <= LOGGED_PER_REASON:
             more = (
-                " (more of this reason are only listed)" if self.counts[rejection.reason] == LOGGED_PER_REASON else ""
+                " (further samples with this reason are not logged)"
+                if self.counts[rejection.reason] == LOGGED_PER_REASON
+                else ""
             )
             log.warning("skipped %s: %s: %s%s", rejection.key, rejection.reason, rejection.detail, more)
         if self.file is not None and rejection.key not in self._written:
@@ -133,7 +135,7 @@ class Quarantine:
         """Returns text with the number of skipped samples per reason and the path of the quarantine file."""
         counts = ", ".join(f"{reason} {n}" for reason, n in sorted(self.counts.items())) or "none"
         listed = f"; listed in {self.file}" if self.file else ""
-        return f"skipped: {counts}{listed}{f' but for {self.unwritten}' if self.unwritten else ''}"
+        return f"skipped: {counts}{listed}{f', but {self.unwritten} could not be written' if self.unwritten else ''}"
 
 
 def read_keys(file: Path) -> set[str]:

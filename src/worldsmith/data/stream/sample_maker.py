@@ -26,7 +26,7 @@ class StreamSample(Protocol):
 
     @property
     def position(self) -> int:
-        """Position in the endless stream of samples (epoch * len(dataset) + i); it seeds all its randomness."""
+        """Position in the endless stream of samples (epoch * len(dataset) + i), which seeds all random choices."""
 
     @property
     def num_tokens(self) -> int:
@@ -50,7 +50,7 @@ class StreamDataset(ABC):
 
     @abstractmethod
     def listing(self) -> Iterable[tuple[str, Any]]:
-        """Yields (key, content as JSON data) of each sample, in dataset order; the fingerprint depends on them."""
+        """Yields (key, content as JSON data) of each sample in dataset order, from which `fingerprint` is computed."""
 
     @cached_property
     def num_samples(self) -> int:
@@ -70,7 +70,7 @@ class StreamDataset(ABC):
         return self.listing()
 
     def traces(self) -> Iterable[str]:
-        """Yields a string for each sample that equals that of the same sample in another dataset, to find overlaps."""
+        """Yields a string for each sample, which is equal for the same sample in another dataset, to find overlaps."""
         return (digest(facts) for _, facts in self.listing())
 
     def count_overlap(self, other: StreamDataset) -> int:
@@ -108,7 +108,7 @@ S = TypeVar("S", bound=StreamSample)
 
 @dataclass(slots=True)
 class SampleResult(Generic[S]):
-    """Result for one stream position: a sample or a rejection (`item`), with the loader counters that it raises."""
+    """Result for one stream position: a sample or a rejection (`item`), and the loader counters to increase."""
 
     item: S | Rejection
     notes: dict[str, str] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class SampleMaker(ABC, Generic[S]):
         """
 
     def features(self, sample: S) -> Features:
-        """Returns the feature values of a sample for the histograms of a data report."""
+        """Returns properties of a sample for the histograms of a data report: lists of values by property name."""
         return {}
 
     def shape(self, sample: S) -> Any:

@@ -70,7 +70,7 @@ def fetch(
                     attempts += 1
                     counts["workers_died"] += 1
                     known = team[place].ahead == 1 and (death.signal in CRASHES or attempts >= ATTEMPTS)
-                    times = f" ({attempts} workers have died there)" if attempts > 1 else ""
+                    times = f" ({attempts} workers have died at this sample)" if attempts > 1 else ""
                     detail = f"{death} while it read this sample{times}"
                     rejection = maker.reject(position, "crashes_worker", detail)
                     log_death(death, rejection.key, counts["workers_died"], left_out=known)
@@ -97,7 +97,7 @@ def log_death(death: DeadWorkerError, key: str, number: int, *, left_out: bool) 
     """
     if number > 3 and str(number).strip("0") != "1":
         return
-    then = "that sample is skipped" if left_out else "a new worker continues there"
+    then = "that sample is skipped" if left_out else "a new worker continues with that sample"
     memory = "; if memory is short, lower num_workers or prefetch_factor of the data loader"
     advice = memory if death.signal is signal.SIGKILL else ""
     log.warning("[E104] %s while it was processing %s; %s (death %d)%s", death, key, then, number, advice)
@@ -118,7 +118,7 @@ class DeadWorkerError(Exception):
 
 
 class Worker(Generic[S]):
-    """Worker process that builds every `stride`-th sample of `positions`, from number `first` on.
+    """Worker process that builds the samples at the items `first`, `first + stride`, … of `positions`, in order.
 
     Each worker has its own pipe and shares no lock, so its death closes that pipe and affects no other worker.
 

@@ -21,16 +21,21 @@ NOISY = 5
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Definition of a chart: title, metrics, display options. Metrics without a definition get charts of their own."""
+    """Definition of a chart of the HTML report. Metrics without a definition get charts of their own."""
 
     title: str
     figures: str
     """Regular expression that matches the names of its metrics."""
     unit: str = ""
+    """Unit of the shown values; "": no unit."""
     factor: float = 1.0
+    """Factor by which logged values are multiplied, such as 2**-30 for bytes shown in GiB."""
     smooth: bool = False
+    """Whether long curves are smoothed; False: only noisy ones."""
     log: bool = False
+    """Whether the vertical axis is logarithmic."""
     labels: Mapping[str, str] | None = None
+    """Legend labels by metric name; None: labels are derived from the names."""
 
 
 CHARTS = {
@@ -76,8 +81,9 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
         runs: (name, series by metric) of each run; the name is empty for a single run.
 
     Returns:
-        One dict per chart: `id`, `title`, `unit`, `log` (logarithmic axis), `lines` (data of each curve) and `more`
-        (number of omitted curves).
+        One dict per chart: `id`, `title`, `unit`, `log` (logarithmic axis), `lines` (curves) and `more` (number of
+        omitted curves). A curve is a dict with the data from `build_line`, `run` (index), `name` (of the run) and
+        `label`.
     """
     found: dict[str, dict[str, Any]] = {}
     for index, (run, series) in enumerate(runs):
@@ -116,7 +122,7 @@ def format_label(metric: str) -> str:
 
 
 def sort_numbered_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sorts the curves of a chart by run and label if all labels are numbers, else returns them unchanged."""
+    """Returns the curves of a chart sorted by `run` and `label` if all labels are numbers, else in the given order."""
     try:
         return sorted(lines, key=lambda line: (line["run"], float(line["label"])))
     except ValueError:
@@ -124,7 +130,7 @@ def sort_numbered_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def find_chart(metric: str) -> str:
-    """Returns the key in `CHARTS` of the chart that shows a metric, else the metric's path without its last part."""
+    """Returns the key in `CHARTS` of the chart that shows a metric; else the part of its name before the last "/"."""
     for name, chart in CHARTS.items():
         if re.fullmatch(chart.figures, metric):
             return name
@@ -132,7 +138,12 @@ def find_chart(metric: str) -> str:
 
 
 def build_line(series: Series, definition: Chart) -> dict[str, Any]:
-    """Builds the data of one curve of a chart: points, last, min and max; and bounds if it is downsampled."""
+    """Builds the data of one curve of a chart as a dict.
+
+    Keys: `x` (steps) and `y` of the points, `smooth` (whether to smooth the curve), `values` (number of logged values),
+    `last`, `least` and `greatest` (each [step, value]). If it is downsampled, also `low` and `high` (min and max per
+    point).
+    """
     buckets, factor = series.buckets, definition.factor
     values = [factor * bucket.total / bucket.count for bucket in buckets]
     data: dict[str, Any] = {
@@ -178,7 +189,7 @@ def drop_single_values(charts: list[dict[str, Any]]) -> tuple[list[dict[str, Any
 
 
 def format_curve_name(line: Mapping[str, Any]) -> str:
-    """Returns the legend label of a chart's curve, preceded by the name of its run if several runs are compared."""
+    """Returns the `label` of a curve, preceded by the `name` of its run if several runs are compared."""
     return " · ".join(filter(None, (line["name"], line["label"])))
 
 

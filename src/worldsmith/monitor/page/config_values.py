@@ -17,13 +17,15 @@ ABSENT = "–"
 
 @dataclass(frozen=True, slots=True)
 class ConfigValue:
-    """A config value shown in the report."""
+    """A config value shown in the report, formatted as text."""
 
     path: str
+    """Dotted path in the config, such as "optimizer.lr"."""
     value: str
     origin: str = ""
+    """Source of the value, such as the recipe file or an override; "": not known."""
     changed: bool = False
-    """Whether it differs from the recipe's."""
+    """Whether the value differs from the recipe."""
     was: str | None = None
     """Value in the recipe, if it differs."""
 
@@ -40,7 +42,7 @@ def settings(run: RunFiles) -> list[ConfigValue]:
 
 
 def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
-    """Returns (path, value in each run) of the config values that are not equal in all runs."""
+    """Returns (path, text of the value in each run, or "–") of the config values that are not equal in all runs."""
     tables = [{path: format_setting(path, value) for path, value in values_of(run)} for run in runs]
     paths = dict.fromkeys(path for table in tables for path in table)
     found = [(path, [table.get(path, ABSENT) for table in tables]) for path in paths]

@@ -28,6 +28,7 @@ class Evaluation:
     name: str
     """Path of the result folder, relative to the run folder."""
     about: str
+    """Summary in one line: number of records, step, weights and dataset."""
     columns: list[str]
     """Column titles: names of the measured models or of the compared runs; one empty string for a single model."""
     rows: Rows
@@ -40,7 +41,7 @@ def evaluations(run: RunFiles, budget: PageBudget | None) -> list[Evaluation]:
 
     Args:
         run: Files of the run.
-        budget: Embeds or links the images; None: omit images.
+        budget: Limits of embedded images; larger ones are linked. None: images are omitted.
     """
     found = []
     for file, facts in run.evaluations.items():
@@ -72,7 +73,7 @@ def compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Evaluation]
 
 
 def read_table(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    """Returns table columns (models) and rows (metrics) of a parsed results file; empty if it has no known metrics."""
+    """Returns (column titles, rows) of the table for a parsed results file; no rows if it has no known metrics."""
     if isinstance(facts.get("figures"), Mapping):
         return video_table(facts["figures"])
     if "task" in facts:
@@ -89,7 +90,11 @@ def read_table(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
 
 
 def video_table(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    """Returns table columns (models) and rows (metrics) of the entry `figures` in the results on generated videos."""
+    """Returns (model names, rows) of the table for an evaluation of generated videos.
+
+    `figures` maps each metric to a dict with `unit`, `better` ("higher" or "lower"), `not_measured` (by model), and by
+    model a dict with `mean`, `interval` and `samples`.
+    """
     known = {name: metric for name, metric in figures.items() if isinstance(metric, Mapping)}
     columns = list(dict.fromkeys(model for metric in known.values() for model in get_table(metric, "not_measured")))
     rows = {}
@@ -106,7 +111,10 @@ def video_table(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
 
 
 def answer_metrics(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields (metric, formatted value) of the results on a reasoner's answers: overall, by task type, by data slice."""
+    """Yields (metric, formatted value) of an evaluation of answers: overall, by task type and by data slice.
+
+    `facts` is the parsed results file.
+    """
     for name, value in facts.items():
         interval = facts.get(f"{name}_interval", facts.get(f"{name.removesuffix('_correlation')}_interval"))
         if is_number(value) and isinstance(value, float) and name != "coverage":

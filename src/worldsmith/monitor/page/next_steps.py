@@ -81,7 +81,7 @@ def suggest_continuing(run: RunFiles, status: Status) -> Iterator[Advice]:
 
 
 def format_extension(run: RunFiles, steps: int) -> str:
-    """Formats the arguments that extend a run to `steps` steps, with a longer schedule unless it ends constant."""
+    """Formats the arguments that extend a run to `steps` steps; a schedule that ends in a decay is extended, too."""
     words = ["--", f"trainer.max_iter={steps}"]
     cycles, top, bottom = (lookup(run.config, f"scheduler.{name}", []) for name in ("cycle_lengths", "f_max", "f_min"))
     if cycles and sum(cycles) < steps and top[-1:] != bottom[-1:]:
@@ -140,15 +140,15 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
 
 
 def full_precision(run: RunFiles) -> tuple[str, ...]:
-    """Returns the arguments `--dtype float32` of `worldsmith export` if the network computes in float32, else ()."""
+    """Returns ("--dtype", "float32"), options of `worldsmith export`, if the network computes in float32, else ()."""
     return ("--dtype", "float32") if lookup(run.config, "model.config.precision") == "float32" else ()
 
 
 def trained_prompt(run: RunFiles) -> str | None:
-    """Returns the prompt of a sample on a training caption, else on a prompt of the config; None without such samples.
+    """Returns the prompt of a sample generated for a training caption, else for a prompt in the config; else None.
 
-    Samples without the label `source` have prompts of the config, or are from an earlier version, which generated
-    samples for held-out captions if the run had validation.
+    A sample without the label `source` has a prompt of the config, or was written by an earlier version, which
+    generated samples for held-out captions if the run had validation.
     """
     trained = next((str(sample.get("prompt")) for sample in run.samples if sample.get("source") == TRAINED), None)
     if trained is not None:
@@ -234,7 +234,10 @@ def working_directory(run: RunFiles) -> Path:
 
 
 def find_evaluation_data(run: RunFiles) -> tuple[str | None, Any]:
-    """Returns (class, path) of a reasoner's validation data; without it, (class of the training data, None)."""
+    """Returns (dataset class, path) of the validation data; without it, (dataset class of the training data, None).
+
+    Both are None if the config names no dataset class.
+    """
     kind, path = (lookup(run.config, f"dataloader_val.dataset.{name}") for name in ("type", "path"))
     if not kind or not path:
         kind, path = lookup(run.config, "dataloader_train.dataset.type"), None

@@ -27,27 +27,31 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Comparison of a planned value, a range from `low` to `high`, with the measured value."""
+    """Comparison of a value planned by `worldsmith plan`, a range from `low` to `high`, with the measured value."""
 
     kind: str
+    """Key of `BOUNDS`, which determines tolerance and format."""
     name: str
+    """Name of the value in the report."""
     low: float
     high: float
     measured: float | None
     """Measured value; None: not known yet."""
     about: str = ""
+    """Note on what is measured."""
     is_judged: bool = True
+    """Whether plan and run are comparable; False: both values are only shown."""
 
     @property
     def ratio(self) -> float | None:
-        """Measured value divided by the nearer end of the planned range, 1 within the range; None without a value."""
+        """Measured value divided by the nearer end of the planned range, 1 within the range; None if not known."""
         if self.measured is None or self.low <= 0:
             return None
         return self.measured / min(max(self.measured, self.low), self.high)
 
     @property
     def is_good(self) -> bool | None:
-        """Whether measured / planned is within the tolerance of this quantity; None if not known or not comparable."""
+        """Whether `ratio` is within the tolerance of this kind of value; None if it is not known or not comparable."""
         if self.ratio is None or not self.is_judged:
             return None
         bound = BOUNDS[self.kind]
@@ -64,7 +68,7 @@ class Check:
 
 
 def plan_checks(run: RunFiles) -> list[Check]:
-    """Returns the comparisons of planned with measured values; empty without a plan."""
+    """Returns the comparisons of planned with measured values; empty without `plan.json` in the run folder."""
     return [] if not run.plan else list(checks_of(run))
 
 
@@ -76,7 +80,7 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
     if gpu_names(run):
         yield Check("memory", "Peak memory", planned, planned, used, "tensors on the GPU", comparable)
     else:
-        about = "tensors; measured: growth of the process since before its network was built, libraries included"
+        about = "of tensors; measured: growth of the process since before its network was built, including libraries"
         yield Check("memory", "Peak memory", planned, planned, used, about, comparable and planned >= LEAST)
     steps = steady_values(run, "step_seconds")
     about = f"median of {len(steps)} logged steps without the first ones, waiting for data included"
@@ -85,7 +89,7 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
         yield Check("seconds", "Seconds of a step", fast, slow, median_of(steps), about, comparable)
     tokens = [rate * length for rate, length in zip(steady_values(run, "tokens_per_second"), steps, strict=False)]
     expected = lookup_number(plan, "step.tokens")
-    about = "of all processes; measured: median"
+    about = "of all processes; measured: median of the logged steps"
     yield Check("tokens", "Tokens of a step", expected, expected, rounded(median_of(tokens)), about, comparable)
     peak_flops = lookup_number(plan, "gpu.peak_flops")
     if fast and peak_flops:
@@ -154,7 +158,7 @@ def format_checks(checks: list[Check]) -> str:
 
 
 def format_plan(plan: Mapping[str, Any]) -> str:
-    """Formats a parsed `plan.json` as one log line: peak memory, verdict, and seconds of a step."""
+    """Formats a parsed `plan.json` as one log line: peak memory, whether it fits the GPU, and seconds of a step."""
     needed, there = (size(lookup_number(plan, f"memory.{name}_bytes")) for name in ("needed", "gpu"))
     verdict = lookup(plan, "memory.verdict")
     text = f"peak memory {size(planned_peak(plan))}, with margins {needed} of {there}: {verdict}"
@@ -168,7 +172,7 @@ def planned_peak(plan: Mapping[str, Any]) -> float:
 
 
 def list_phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yields (name, peak bytes) of each phase in a parsed `plan.json`, largest first, then the total with margins."""
+    """Yields (name, peak bytes) of each phase in a parsed `plan.json`, largest first; last: ("with margins", total)."""
     found = [phase for phase in lookup(plan, "step.work.phases", []) if isinstance(phase, Mapping)]
     for phase in sorted(found, key=lambda phase: -lookup_number(phase, "peak")):
         yield str(phase.get("name")), int(lookup_number(phase, "peak"))
@@ -176,13 +180,16 @@ def list_phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def gpu_names(run: RunFiles) -> list[str]:
-    """Returns the names of the GPUs of the machine on which the run was started."""
+    """Returns the names of the GPUs of the machine on which the run was started; empty without GPUs."""
     found = lookup(run.environment, "torch.devices", [])
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
 def steady_values(run: RunFiles, metric: str) -> list[float]:
-    """Returns the logged values of the metric `metric` without the first ones; bucket means if it is downsampled."""
+    """Returns the logged values of a metric without the warm-up (the fraction `FIRST_STEPS`, at least one value).
+
+    A downsampled metric yields the means of its buckets.
+    """
     series = run.metrics.series.get(metric)
     values = [] if series is None else [bucket.total / bucket.count for bucket in series.buckets]
     return values[max(1, int(FIRST_STEPS * len(values))) :]

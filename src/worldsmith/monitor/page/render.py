@@ -30,6 +30,7 @@ class Section:
     """Rendered section of the HTML report; values in `html` are already escaped."""
 
     name: str
+    """Name of the template, and ID of the section in the page."""
     title: str
     html: Markup
 
@@ -41,15 +42,19 @@ class Page:
     title: str
     sections: Sequence[Section]
     charts: Sequence[Mapping[str, Any]]
+    """One dict per chart, from `charts.charts`."""
     runs: int = 1
+    """Number of compared runs."""
     at_work: bool = False
+    """Whether the run is starting or running."""
     live: bool = False
     """Whether the report polls its server for updates."""
     linked: int = 0
+    """Number of media files that the page links."""
     written: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def data(self) -> dict[str, Any]:
-        """Returns all fields except the sections as data for the report's JavaScript, with a hash of each section."""
+        """Returns data for the report's JavaScript: all fields except `sections`, and `hashes` (CRC-32 by section)."""
         hashes = {section.name: zlib.crc32(section.html.encode()) for section in self.sections}
         about = {name: value for name, value in asdict(self).items() if name != "sections"}
         return {**about, "written": self.written.isoformat(), "hashes": hashes}

@@ -37,29 +37,40 @@ READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass
 class RunFiles:
-    """The parsed files of one run folder. `absent` lists missing files, `problems` unreadable ones."""
+    """The parsed files of one run folder; a missing or unreadable file leaves an empty value."""
 
     folder: Path
     metrics: MetricsReader
     config: dict[str, Any] = field(default_factory=dict)
+    """config.yaml."""
     origins: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """config_origins.json: by path of a config value, a dict with `origin` and optionally `changed` and `was`."""
     launch: dict[str, Any] = field(default_factory=dict)
+    """launch_info.yaml: command, start time and earlier launches."""
     environment: dict[str, Any] = field(default_factory=dict)
+    """job_env.yaml: host, package versions, git state and environment variables."""
     status: dict[str, Any] = field(default_factory=dict)
+    """status.json: state, step, times and reason of the end."""
     plan: dict[str, Any] = field(default_factory=dict)
     """Output of `worldsmith plan --json` for the run."""
     messages: list[dict[str, Any]] = field(default_factory=list)
+    """Newest entries of messages.jsonl: dicts with `step`, `level` and `text`."""
     samples: list[dict[str, Any]] = field(default_factory=list)
+    """Entries of samples.jsonl: dicts with `step`, `prompt`, and `file` or `answer`."""
     left_out: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Entries of the quarantine files, by file name."""
     data_report: dict[str, Any] = field(default_factory=dict)
+    """Fields of `DataReport` by split ("train", "val")."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """Number of parameters, and of trained ones."""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Results of `worldsmith evaluate`, by file."""
     checkpoints: list[str] = field(default_factory=list)
+    """Names of the checkpoint folders, oldest first."""
     absent: dict[str, str] = field(default_factory=dict)
+    """Missing files of `EXPECTED`, each with the consequence for the report."""
     problems: list[str] = field(default_factory=list)
+    """Messages about unreadable files and invalid lines."""
     outside: list[str] = field(default_factory=list)
     """Names of images and videos outside the run folder, which the page does not show."""
 

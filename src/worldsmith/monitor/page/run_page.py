@@ -156,7 +156,7 @@ def build_sections(run: RunFiles, status: Status, budget: PageBudget, curves: Se
 
 
 def earlier_launches(run: RunFiles) -> list[tuple[str, str]]:
-    """Returns (start time, command) of each earlier launch of the run, oldest first."""
+    """Returns (start time, command) of each earlier launch of the run as text, oldest first."""
     found = run.launch.get("earlier_launches")
     launches = [launch for launch in found if isinstance(launch, Mapping)] if isinstance(found, list) else []
     return [
@@ -183,7 +183,7 @@ def samples_section(rows: Sequence[PromptSamples], *, more: int = 0) -> Section:
 
 
 def result_facts(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
-    """Yields entries for the report's header on results so far, such as loss, speed and peak memory; see `fact`."""
+    """Yields header entries (`name`, `value`, `note`) on the results so far, such as loss, speed and peak memory."""
     series, latest = run.metrics.series, run.metrics.latest
     if loss := series.get("loss"):
         yield training_loss(loss)
@@ -210,7 +210,7 @@ def result_facts(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
 
 
 def training_loss(loss: Series) -> dict[str, str]:
-    """Returns the header entry on the training loss: the mean of the newest values, with the first value as a note."""
+    """Returns the header entry (`name`, `value`, `note`) on the training loss: newest mean, and first value as note."""
     mean, count = loss.mean_of_newest()
     first = f"first {format_float(loss.buckets[0].total / loss.buckets[0].count)}"
     note = f"mean of the last {count} logged steps; {first}" if count > 1 else first
@@ -218,7 +218,7 @@ def training_loss(loss: Series) -> dict[str, str]:
 
 
 def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
-    """Yields entries for the report's header on model, learning rate, data and git commit; unknown ones are omitted."""
+    """Yields the known header entries (`name`, `value`, `note`) on model, learning rate, data and git commit."""
     if model := lookup(run.config, "model.name"):
         total, trained, note = run.parameters.get("parameters"), run.parameters.get("trained"), ""
         if isinstance(total, int) and isinstance(trained, int) and total > 0:
@@ -287,7 +287,7 @@ def data_section(run: RunFiles) -> Section:
 
 
 def named_counts(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a data report in which the fields of `REPORT` have descriptive names."""
+    """Returns a copy of a data report (a `DataReport` as dict) with the descriptions in `REPORT` as keys."""
     return {REPORT.get(name, name): value for name, value in report.items()}
 
 
@@ -320,8 +320,8 @@ def thinned_note(run: RunFiles) -> str:
     longest = max(thinned, key=lambda series: series.values)
     values, points = format_count(longest.values), format_count(len(longest.buckets))
     return (
-        f"Curves of up to {values} values are shown with {points} points: each is the mean of its neighbors, with a "
-        "band from their minimum to their maximum. All values are in metrics.jsonl."
+        f"Curves of up to {values} values are shown with {points} points: each is the mean of consecutive values, with "
+        "a band from their minimum to their maximum. All values are in metrics.jsonl."
     )
 
 

@@ -82,7 +82,10 @@ class PageBudget:
         return self._link(file)
 
     def picture(self, run: RunFiles, name: str) -> str | None:
-        """Returns the `src` of an evaluation image: its content, scaled down if it is large, else as `source`."""
+        """Returns the `src` of an evaluation image: its content (scaled down if it is large), or its relative path.
+
+        Returns None if the image does not exist.
+        """
         file, room = run.find_media(name), self.picture_room or 0
         if file is None or not room:
             return self.source(run, name)
@@ -129,12 +132,16 @@ class Shown:
     """A generated sample as the report shows it: a video, an image or an answer."""
 
     caption: str
+    """Text below the sample, such as "step 200"."""
     source: str | None = None
+    """`src` attribute of the video or image: a data URI or a relative path; None for an answer or a missing file."""
     is_video: bool = False
     answer: str | None = None
+    """Generated answer; None for a video or image."""
     right: bool | None = None
+    """Whether the answer equals the ground truth; None without ground truth."""
     missing: str | None = None
-    """A file that is not shown, and the reason."""
+    """Message with the file that is not shown and the reason; None if it is shown."""
     run: int | None = None
     """Index of its run in a comparison, which selects its color."""
 
@@ -149,6 +156,7 @@ class PromptSamples:
     source: str = ""
     """Label in samples.jsonl: whether the prompt is from the training or the held-out data; "": unknown."""
     expected: str | None = None
+    """Ground-truth answer; None: not known."""
     media: str | None = None
     """`src` of the media of a question."""
     media_is_video: bool = False
@@ -232,7 +240,7 @@ def row(
 
 
 def scores(rows: Sequence[PromptSamples]) -> list[tuple[str, int, int]]:
-    """Returns (caption, number of correct answers, number of answers) by caption (step) of samples, oldest first."""
+    """Returns (caption, number of correct answers, number of answers) for each step with answers, oldest first."""
     answers = [shown for row in rows for shown in row.shown if shown.right is not None]
     right = Counter(shown.caption for shown in answers if shown.right)
     counts = Counter(shown.caption for shown in answers)
@@ -263,7 +271,7 @@ def show(run: RunFiles, sample: dict[str, Any], budget: PageBudget, caption: str
 
 
 def media(run: RunFiles, file: str, budget: PageBudget, caption: str) -> Shown:
-    """Returns the video or image `file` of the run folder with its caption, or with the reason why it is not shown."""
+    """Returns the entry of the report for a video or image of the run folder; a missing file has the reason instead."""
     source = budget.source(run, file)
     return Shown(caption, source=source, is_video=is_video(file), missing=None if source else missing(run, file))
 

@@ -28,6 +28,7 @@ class Bucket:
     """Consecutive values of a series: count, sum, min and max."""
 
     index: int
+    """Step // width of the series."""
     count: int
     steps: float
     """Sum of the steps."""
@@ -55,7 +56,9 @@ class Series:
     width: int = 1
     buckets: list[Bucket] = field(default_factory=list)
     values: int = 0
+    """Number of values."""
     last: tuple[int, float] = (0, 0.0)
+    """(step, value) of the newest value; `least` and `greatest`: of the min and the max."""
     least: tuple[int, float] = (0, math.inf)
     greatest: tuple[int, float] = (0, -math.inf)
 
@@ -79,7 +82,7 @@ class Series:
         return len(self.buckets) < self.values
 
     def mean_of_newest(self) -> tuple[float, int]:
-        """Returns the mean over the newest tenth of the values, since single values are noisy, and their number."""
+        """Returns (mean, count) of the newest tenth of the values, since single values are noisy."""
         newest = self.buckets[-max(1, len(self.buckets) // 10) :]
         count = sum(bucket.count for bucket in newest)
         return sum(bucket.total for bucket in newest) / count, count
@@ -96,7 +99,10 @@ class Series:
 
 
 class MetricsReader:
-    """Reads a metrics file incrementally: `read` adds new lines, or reads a replaced file from the start."""
+    """Reads a metrics file incrementally: `read` adds the values of new lines to `series` and `latest`.
+
+    A file that was replaced or truncated is read again from the start.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,7 +118,9 @@ class MetricsReader:
         self.missing: Counter[str] = Counter()
         """Number of non-finite values by metric."""
         self.lines = self.broken = 0
+        """Number of valid lines, and of invalid ones."""
         self.step: int | None = None
+        """Step of the last valid line."""
 
     def read(self) -> None:
         """Reads new complete lines of the metrics file; a missing file is treated as empty.

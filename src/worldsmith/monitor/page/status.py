@@ -40,10 +40,15 @@ class Status:
     """State of a run for the head of the report. Times are in UTC."""
 
     state: str
+    """Key of `MEANING`, such as "running"."""
     step: int
+    """Number of completed optimizer steps."""
     max_iter: int | None
+    """Number of steps of the run; None: not known."""
     doing: str | None = None
+    """Current activity, such as "validation"; None if it is not known or the run has ended."""
     reason: str | None = None
+    """Recorded reason why the run has ended: a signal or an error message."""
     started: datetime | None = None
     updated: datetime | None = None
     remaining_seconds: float | None = None

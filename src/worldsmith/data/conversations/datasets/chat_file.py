@@ -43,8 +43,9 @@ class Entry:
     number: int
     """0-based index of the record in the file."""
     files: tuple[str, ...]
-    """Paths of its images and videos."""
+    """Paths of the images and videos."""
     shows_video: bool
+    """Whether the conversation contains a video."""
 
     @property
     def name(self) -> str:
@@ -139,7 +140,7 @@ class ChatFile(ChatDataset):
         for lacks in flag_missing_rates(self) if self.config.video_fps == "require" else ():
             raise DataError(
                 f"{self.name}: {lacks}: {lacks.named}. `worldsmith dataset annotate-fps {self.file} --out NEW` "
-                "writes a file that has it; video_fps = 'optional' or 'probe' reads each video's own frame rate"
+                "writes a copy with video_fps; video_fps = 'optional' or 'probe' uses the frame rate of each video file"
             )
 
     @classmethod
@@ -149,7 +150,7 @@ class ChatFile(ChatDataset):
 
     @abstractmethod
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        """Yields (index, line number or None, record) for each record in order; an invalid record is a SampleError."""
+        """Yields (index, line number or None, record) for each record; a SampleError replaces an invalid record."""
 
     @abstractmethod
     def parse(self, record: Any) -> list[Turn]:
@@ -199,7 +200,10 @@ class ChatFile(ChatDataset):
         return source.hex() if isinstance(source, bytes) else self._marks.get(source) or os.path.realpath(source)
 
     def listing(self) -> Iterable[tuple[str, Any]]:
-        """Yields (key, [record, fingerprint of each media file]) of each conversation, see `file_fingerprints`."""
+        """Yields (key, [record, content fingerprint of each media file]) of each conversation.
+
+        A fingerprint is "" for an unreadable file, and None for files after the first 1000 of the dataset.
+        """
         self.open_media()
         return ((e.key, [e.record, *(self._marks.get(file) for file in e.files)]) for e in self.entries)
 

@@ -114,4 +114,4 @@ def split_at_tags(text: str, remaining: dict[str, list[Part]]) -> Iterator[Part]
 
 
 def reject_parts(kind: Literal["image", "video"], named: Any) -> Part:
-    raise SampleError("bad_record", f"'value' must be a string; list {kind}s next to the conversation in the record")
+    raise SampleError("bad_record", f"'value' must be a string; list {kind}s under '{kind}s' of the record")

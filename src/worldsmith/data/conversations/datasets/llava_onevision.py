@@ -63,7 +63,10 @@ class LlavaOneVision(ChatDataset):
 
 
 class Streamed:
-    """Access to the records of a stream by index; an index below the last one restarts the stream."""
+    """Access to the records (dicts) of a stream by index; an index that is not above the last one restarts the stream.
+
+    Raises SampleError (missing_record) for an index after the end.
+    """
 
     def __init__(self, stream: Iterable[dict[str, Any]]) -> None:
         self.stream = stream
@@ -81,7 +84,7 @@ class Streamed:
 
 
 def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
-    """Returns (records that can be indexed, number of records); raises DataError if the dataset cannot be loaded."""
+    """Returns (records, their number); `records[index]` is a dict. Raises DataError if the dataset cannot be loaded."""
     datasets = import_datasets(config.path)
     try:
         found = datasets.load_dataset(

@@ -37,7 +37,7 @@ class QaPairsDataset(ChatFile):
         return (path / f"{path.name}{SUFFIX}").is_file() or (path.is_file() and path.name.endswith(SUFFIX))
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        """Yields (index, None, record) per question: `qa_pairs` of the record is that question instead of the list.
+        """Yields (index, None, record) for each question, with only this question under `qa_pairs` of the record.
 
         A record without questions is yielded unchanged; `parse` rejects it.
         """

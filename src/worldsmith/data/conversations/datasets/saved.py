@@ -84,6 +84,8 @@ class SavedDataset(ChatFile):
     def _medium(self, number: int, column: str, index: int, item: Any) -> Any:
         """Returns the value of a record for an image or video: its path, or a placeholder if `item` has bytes.
 
+        The placeholder is a dict with `stored` ([row, column, index]) and `sha256` (first 12 hex digits).
+
         Args:
             number: Index of the row.
             column: Name of the media column.
@@ -124,7 +126,7 @@ class SavedDataset(ChatFile):
 
 
 def as_dicts(value: Any) -> Any:
-    """Returns a list of dicts; converts a dict of lists, in which form `datasets` may provide a list column."""
+    """Converts a dict of lists, as which `datasets` may return a list column, to a list of dicts; else no change."""
     if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
         return [dict(zip(value, items)) for items in zip(*value.values())]
     return value

@@ -135,7 +135,7 @@ def open_image(source: str | bytes) -> Iterator[Image.Image]:
         with Image.open(readable(source), formats=FORMATS) as image:
             yield image
     except Image.UnidentifiedImageError:
-        raise SampleError("not_an_image", f"expected one of {', '.join(FORMATS)}") from None
+        raise SampleError("not_an_image", f"expected an image in one of the formats {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError as error:
         raise SampleError("too_large", str(error)) from None
     except (OSError, SyntaxError, ValueError, struct.error, EOFError, IndexError) as error:  # raised by PIL's readers

@@ -132,12 +132,12 @@ def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, V
 
 
 def max_pixel_fields(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoStyle) -> dict[str, Any]:
-    """Returns the fields of `VideoLimits` for the max pixels: frame_pixels, frame_floor and, per frame, max_pixels.
+    """Returns fields of `VideoLimits` as a dict: `frame_pixels`, `frame_floor` and, for some models, `max_pixels`.
 
     Args:
         settings: Video settings of the processor file, with `cap_pixels_per_frame` and `max_video_tokens`.
-        stated: Fields of `Limits` for videos, see `common_limits`.
-        style: Video style of the model, whose transformers processor determines the computation.
+        stated: Fields of `Limits` for videos as a dict: pixel limits and patch sizes.
+        style: Video style of the model; with `per_frame`, the result contains `max_pixels`.
     """
     tokens = settings.get("max_video_tokens") if settings.get("cap_pixels_per_frame") else 0
     area = (stated["patch"] * stated["merge"]) ** 2
@@ -160,7 +160,7 @@ def warn_of_defaults(folder: Path) -> None:
     """Logs a warning, once per model folder, that video limits are those of qwen-vl-utils."""
     logger.warning(
         "%s has no %s: video frames are scaled as in qwen-vl-utils, to 128 to 768 tokens per frame and 115,200 per "
-        "video; transformers would use the limits of images for them",
+        "video; transformers would apply the image limits to videos",
         folder, VIDEO_FILE,
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ def read_section(folder: Path, name: str, joint_name: str) -> tuple[dict[str, An
 
 
 def common_limits(settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """Returns the fields of `Limits` as a dict.
+    """Checks the settings of a processor file, and returns the fields of `Limits` as a dict.
 
     Args:
         settings: Settings of a processor file.

@@ -100,7 +100,7 @@ class MediaProcessor(Configurable):
                 raise wrong(self, "resized_height", "resized_width", why=why, remedy="set both or neither")
             for limit in ("min_pixels", "max_pixels", "total_pixels"):
                 if self.resized_height is not None and getattr(self, limit) is not None:
-                    why = "resized_height and resized_width set the size, so limits of the pixels have no effect"
+                    why = "resized_height and resized_width set the size, so pixel limits have no effect"
                     raise wrong(self, "resized_height", limit, why=why, remedy=f"omit {limit}")
             if self.fps is not None and self.nframes is not None:
                 raise wrong(self, "fps", "nframes", why="both set the number of frames", remedy="set one of them")
