@@ -125,7 +125,7 @@ class ForeignSpec(ABC):
 
     @abstractmethod
     def place(self, key: str) -> Place:
-        """Returns the file and line that set the key; for an omitted key, a `Place` with its name and no line."""
+        """Returns the file and line that set the key; for an omitted key, a `Place` that only names the key."""
 
     def is_override(self, key: str) -> bool:
         """Returns whether an override on the command line sets the key, or a key below it."""
@@ -314,7 +314,7 @@ def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str
     texts = [f"{translation.spec.source}: {len(stated)} keys: {summary}", *_table(stated)]
     silent = [line for line in translation.lines if not line.stated and line.outcome not in ("kept", "unneeded")]
     if defaults and silent:
-        texts += ["omitted, with their defaults in that system:", *_table(silent)]
+        texts += ["omitted keys, with their defaults in the other system:", *_table(silent)]
     return "\n".join(texts) + "\n"
 
 

@@ -78,7 +78,7 @@ class ModelTable(Config):
     config_file: str = ""
     """Path of another config.json for the model."""
     export_dir: str = ""
-    """Folder for the model that an adapter is merged into; "" = next to the results."""
+    """Folder for the merged model if model_name is an adapter; "" = next to the results."""
     vit_checkpoint_path: str = ""
     """Path of other vision tower weights."""
 

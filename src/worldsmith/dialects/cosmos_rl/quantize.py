@@ -77,7 +77,7 @@ class QuantizeSpec(Config):
 
 
 def uses_calibration(t: SpecTranslation) -> bool:
-    """Returns whether the quantization in `t` uses calibration data: the spec names some, or its scheme needs it."""
+    """Returns whether the quantization in `t` uses calibration data: the spec names it, or its scheme needs it."""
     return bool(t.get(f"{CALIBRATION}annotation_path")) or t.get("quantization_method.scheme") in STATIC
 
 

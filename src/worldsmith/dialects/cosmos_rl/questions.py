@@ -24,7 +24,7 @@ WITHOUT = {ONE: {"annotation_path": ""}}
 
 @computed(*(f"{ONE}.{name}" for name in (*FIELDS, RATES)), SEVERAL, FOLDER)
 def questions(t: SpecTranslation) -> None:
-    """Sets the evaluation dataset in `t` from the spec's table `dataset`, or from the several ones in `datasets`."""
+    """Sets the evaluation dataset in `t` from the table `dataset`, or from the tables or benchmarks in `datasets`."""
     if t.is_stated(FOLDER) and not isinstance(t.get(SEVERAL), list):
         t.report(FOLDER, "unneeded", f"it is only used if {SEVERAL} is a list of benchmark names")
     if t.get(SEVERAL):

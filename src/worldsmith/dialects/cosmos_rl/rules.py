@@ -131,12 +131,14 @@ def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
             return
         t.move(model, "model", "renamed", convert=normalize_model_name)
         t.report(lora, "kept", "no adapter")
-        t.report(base, "unneeded", "only an adapter has a base" if named else "no adapter")
+        t.report(base, "unneeded", "only an adapter has a base model" if named else "no adapter")
         return
     found = named or base_of_adapter(name)
     if not found:
         config = Path(name) / ADAPTER_CONFIG
-        why = f"no base: {config} states none" if config.is_file() else f"no base: the file {config} does not exist"
+        why = (
+            f"{config} names no base model" if config.is_file() else f"no base model: the file {config} does not exist"
+        )
         t.refuse(base, why, f"set {base} to the model that was fine-tuned")
         return
     t.move(model, "adapter", "renamed", convert=normalize_model_name)
@@ -168,13 +170,13 @@ def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | N
             )
             return
         t.move(frames, "processor.media.nframes", "renamed")
-        t.report(fps, "unneeded", f"{frames} sets the number")
+        t.report(fps, "unneeded", f"{frames} sets the number of frames")
     elif t.get(fps) is not None:
         t.move(fps, "processor.media.fps", "renamed")
-        t.report(frames, "unneeded", f"{fps} sets the number")
+        t.report(frames, "unneeded", f"{fps} sets the number of frames")
     elif default is not None:
-        t.assign(frames, "processor.media.nframes", default, ", their default")
-        t.report(fps, "unneeded", f"{frames} sets the number")
+        t.assign(frames, "processor.media.nframes", default, ", the default of the spec")
+        t.report(fps, "unneeded", f"{frames} sets the number of frames")
 
 
 def put_total_pixels(t: SpecTranslation, section: str) -> None:

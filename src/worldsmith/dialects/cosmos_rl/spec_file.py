@@ -39,7 +39,8 @@ from worldsmith.dialects.translation import ForeignSpec, SpecForm, is_one_of
 class Spec(ForeignSpec):
     """Spec file of Cosmos-RL or TAO after reading: its values, their source positions, and its mistakes.
 
-    Paths are field paths; an omitted key has the default of the spec class.
+    Paths consist of Config field names, such as ("train", "policy", "type_"). An omitted key has the default of the
+    spec class.
     """
 
     form: SpecForm
@@ -71,7 +72,7 @@ class Spec(ForeignSpec):
         return any(starts_with(known, path) for known in self.places)
 
     def place(self, key: str) -> Place:
-        """Returns the file and line that set the key; for an omitted key, a `Place` with its name and no line."""
+        """Returns the file and line that set the key; for an omitted key, a `Place` that only names the key."""
         path = fields_of(key)
         found = self.places.get(path) or next((p for known, p in self.places.items() if starts_with(known, path)), None)
         return found or Place(f"{self.source} (omitted: {key})")

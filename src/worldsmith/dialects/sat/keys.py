@@ -87,7 +87,7 @@ def _noise_schedule_keys(prefix: str) -> dict[str, Key]:
 
 
 def _vae_part_keys(name: str) -> dict[str, Key]:
-    """Returns the keys of a part of the VAE; `name`: "encoder_config" or "decoder_config"."""
+    """Returns the keys of the VAE's encoder or decoder; `name`: "encoder_config" or "decoder_config"."""
     return _component_keys(
         f"{VAE}params.{name}.",
         double_z=(bool, True),

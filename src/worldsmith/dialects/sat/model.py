@@ -26,7 +26,7 @@ def components(t: SpecTranslation) -> None:
     for component in PARTS:
         if t.is_stated(f"{component}target"):
             what = TARGETS[component][t.get(f"{component}target")]
-            t.report(f"{component}target", "kept", f"{what}, looked up by its name")
+            t.report(f"{component}target", "kept", f"{what}, selected by the class name; no code is imported")
 
 
 @computed(f"{NETWORK}hidden_size", f"{NETWORK}num_attention_heads", f"{POSITIONS}params.hidden_size_head")
@@ -224,7 +224,7 @@ def image_conditioning(t: SpecTranslation) -> None:
         text += f" without it: {OURS_IMAGE}latent_scale sets another"
     t.assign(key, f"{OURS_IMAGE}noise", True, text, outcome="approximated" if scaled else "renamed", warn=scaled)
     t.put(f"{OURS_IMAGE}dropout", t.get(dropout), source=dropout)
-    text = f"{OURS_IMAGE}dropout = {t.get(dropout):g}, sampled per sample; in SAT, once for the batch of a process"
+    text = f"{OURS_IMAGE}dropout = {t.get(dropout):g}, decided per sample; in SAT, once for the batch of a process"
     t.report(dropout, "approximated", text)
     t.move(repeat, f"{OURS_IMAGE}repeat", "renamed")
 
@@ -240,22 +240,22 @@ def loss_type(t: SpecTranslation) -> None:
 
 @computed(f"{MODEL}latent_input")
 def latent_input(t: SpecTranslation) -> None:
-    """Reports in `t` that videos are always encoded, even if the SAT config uses pixels as latents."""
+    """Reports in `t` that videos are always encoded by the VAE, even if the SAT config uses pixels as latents."""
     key = f"{MODEL}latent_input"
     if not t.get(key):
         t.report(key, "kept", "videos are encoded")
     elif t.get("data.target"):
         text = "videos are encoded and cached; in SAT, the pixels that data.target reads are used as latents"
-        t.report(key, "approximated", f"{text}, for which the network has other channels", warn=True)
+        t.report(key, "approximated", f"{text}, although their channels do not match the network", warn=True)
     else:
-        t.report(key, "unneeded", "it concerns the videos during training")
+        t.report(key, "unneeded", "it only affects the videos during training")
 
 
 @computed(
     f"{LOSS}params.sigma_sampler_config.params.uniform_sampling", f"{LOSS}params.sigma_sampler_config.params.group_num"
 )
 def timestep_strata(t: SpecTranslation) -> None:
-    """Sets the stratified sampling of timesteps over groups of processes in `t`."""
+    """Sets the number of timestep strata in `t` from the process groups of SAT's uniform timestep sampling."""
     base = f"{LOSS}params.sigma_sampler_config.params."
     if t.get(f"{base}uniform_sampling"):
         text = (
@@ -266,7 +266,7 @@ def timestep_strata(t: SpecTranslation) -> None:
         if groups:
             t.put("objective.timestep_strata", groups, source=f"{base}group_num")
             text = (
-                f"objective.timestep_strata = {groups}: neighbors in the stream sample from different parts of "
+                f"objective.timestep_strata = {groups}: consecutive samples get timesteps from different parts of "
                 "the schedule"
             )
         t.report(f"{base}uniform_sampling", "approximated", text)
@@ -297,10 +297,10 @@ def sampling(t: SpecTranslation) -> None:
             t.report(key, "unneeded", "the scale does not change")
         return
     if t.get(inner) != t.get(steps):
-        why = f"the sampler takes {t.get(steps)} steps, but the guidance counts {t.get(inner)}"
+        why = f"the sampler has {t.get(steps)} steps, but the guidance is set for {t.get(inner)}"
         t.refuse(inner, why, f"{inner}={t.get(steps)}")
     else:
-        t.report(inner, "unneeded", "the guidance counts the steps of the solver")
+        t.report(inner, "unneeded", "the guidance uses the number of steps of the sampler")
     if t.get(exponent) % 1:
         t.refuse(exponent, f"negative numbers cannot be raised to the power {t.get(exponent)}", f"{exponent}=5")
     else:

@@ -81,8 +81,8 @@ def steps_of_epochs(t: SpecTranslation) -> int:
 def put_schedule(t: SpecTranslation, total: int) -> None:
     """Sets SAT's learning rate schedule for `total` steps in `t`.
 
-    Fine-tuning begins with 100 steps at 5 % of the learning rate. Then the rate decays; a linear decay ends at
-    warmup.
+    Fine-tuning begins with 100 steps at 5 % of the learning rate. Then the learning rate decays; a linear decay ends
+    at the fraction `args.warmup` of the learning rate, a cosine decay at `args.lr_decay_ratio`.
     """
     style, warm = t.get(f"{ARGS}lr_decay_style"), t.get(f"{ARGS}warmup") * total
     if style not in ("linear", "cosine", "constant", "exponential"):
@@ -109,7 +109,11 @@ def put_schedule(t: SpecTranslation, total: int) -> None:
     short = not rest  # then the rate never leaves 5 %
     t.report(f"{ARGS}lr_decay_style", "renamed" if exact else "approximated", f"scheduler: {text}", warn=short)
     t.report(f"{ARGS}warmup", "renamed" if exact else "approximated", f"{warm:g} steps")
-    t.report(f"{ARGS}lr_decay_ratio", "renamed" if style == "cosine" else "unneeded", f"the end of a cosine: {floor:g}")
+    t.report(
+        f"{ARGS}lr_decay_ratio",
+        "renamed" if style == "cosine" else "unneeded",
+        f"the final factor of a cosine decay: {floor:g}",
+    )
     t.report(f"{ARGS}lr_decay_iters", "unneeded", "the learning rate decays until the last step")
 
 
@@ -358,10 +362,10 @@ def translate_sat(files: Sequence[str], words: Sequence[str] = ()) -> SpecTransl
 
 
 def _add_validation(below: Any, data: dict[str, Any]) -> Any:
-    """Returns the recipe config; validation data gets the settings of the training data.
+    """Returns the recipe config; translated validation data gets the settings of the training data.
 
     Args:
-        below: Config of the recipe; gets a validation data loader if `data` has validation data.
+        below: Config of the recipe, which is returned; gets a validation data loader if `data` has validation data.
         data: Translated settings; their validation data is completed in place.
     """
     if "dataloader_val" in data:

@@ -170,7 +170,7 @@ def outputs(t: SpecTranslation) -> None:
     if t.is_stated(key) and t.get(key) != channels:
         t.refuse(key, f"the VAE has {channels} channels, found {t.get(key)}", f"{key}={channels}")
     else:
-        t.report(key, "kept", "those of the VAE")
+        t.report(key, "kept", "the channels of the VAE")
     if t.get(f"{ARGS}only_save_latents"):
         t.refuse(
             f"{ARGS}only_save_latents", "latents are decoded, and videos are written", f"{ARGS}only_save_latents=false"

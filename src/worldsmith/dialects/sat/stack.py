@@ -69,7 +69,7 @@ class SatStack(ForeignSpec):
         return any(_is_at_or_below(bad, key) or _is_at_or_below(key, bad) for bad in self.broken)
 
     def place(self, key: str) -> Place:
-        """Returns the file and line that set the key; for an omitted key, a `Place` with its name and no line."""
+        """Returns the file and line that set the key; for an omitted key, a `Place` that only names the key."""
         found = (place for stated, place in self.places.items() if _is_at_or_below(stated, key))
         return self.places.get(key) or next(found, Place(f"{self.source} (omitted: {key})"))
 

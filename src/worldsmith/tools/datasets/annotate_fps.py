@@ -55,7 +55,10 @@ class AnnotateFps(Action):
     config: Config
 
     def dataset(self) -> ChatFile:
-        """Returns the source dataset. Raises UserError for another kind of source, DataError if it cannot be read."""
+        """Returns the source dataset.
+
+        Raises UserError if the source is neither annotations.json nor messages.jsonl, DataError if it cannot be read.
+        """
         config = self.config
         kind = next((kind for kind in (LlavaDataset, MessagesDataset) if kind.is_at(Path(config.source))), None)
         if kind is None:
@@ -65,7 +68,11 @@ class AnnotateFps(Action):
         return dataset
 
     def check_out(self, dataset: ChatFile) -> Path:
-        """Returns the path of the new file. Raises UserError if it exists, or has a wrong suffix or no folder."""
+        """Returns the path of the new file.
+
+        Raises UserError if the file or its provenance file exists, if its folder does not exist, or if its suffix is
+        not that of the file of `dataset`.
+        """
         out = Path(self.config.out)
         for path in (out, provenance_file(out)):
             if os.path.lexists(path):
@@ -144,9 +151,9 @@ def provenance_file(out: Path) -> Path:
 
 @dataclass(slots=True)
 class Annotated:
-    """Text of an annotated dataset file, with the counts of its records.
+    """Text of an annotated dataset file, with numbers of its records by outcome, and lists of records with problems.
 
-    Items of the lists are records, as number (`index`), `key` and `detail`.
+    Each item of a list is a dict with `index` (record number, from 0), `key` (record id) and `detail` (message).
     """
 
     text: str = ""
@@ -167,12 +174,14 @@ class Annotated:
 
 
 def annotate(dataset: ChatFile, *, replace: bool, progress: Callable[[int, int], None] | None = None) -> Annotated:
-    """Returns a copy of a dataset's records with `video_fps`, and with `video_fps_from` if the rate is new.
+    """Returns the text of a dataset's file with the frame rate of each video record added, and counts of the records.
+
+    A new or replaced rate is written as `video_fps`, together with `video_fps_from` = "stream".
 
     Args:
         dataset: The source; its files are only read.
         replace: Replace stated rates that differ from the stream by more than 1 %.
-        progress: Called with (done, total) after each record, to report progress.
+        progress: Called after each record with the number of processed records and the number of all records.
     """
     dataset.open_media()
     done = Annotated(not_records=dataset.num_records - len(dataset.entries))
@@ -191,7 +200,7 @@ def annotate(dataset: ChatFile, *, replace: bool, progress: Callable[[int, int],
 
 
 def read_rates(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
-    """Returns the header of each video of a record, or an error message if one cannot be read."""
+    """Returns the header of each video of a record, in order; an error message (str) if a video cannot be read."""
     sources = [part.source for turn in dataset.parse(entry.record) for part in turn.parts if part.kind == "video"]
     try:
         return [examine(str(source))[1] for source in sources]
@@ -202,13 +211,13 @@ def read_rates(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
 def choose_rate(
     done: Annotated, entry: Entry, record: dict[str, Any], found: Sequence[VideoInfo] | str, *, replace: bool
 ) -> float | None:
-    """Returns the frame rate to write into a record, or None if the record stays unchanged.
+    """Returns the frame rate (fps) to write into a record, or None if the record stays unchanged.
 
     Args:
-        done: Result of the annotation; the reason is counted in it.
-        entry: The record in the dataset.
+        done: Result of the annotation, modified in place: the record is counted, and listed if it has a problem.
+        entry: Entry of the record in the dataset, with its number and key.
         record: Content of the record.
-        found: Headers of its videos, or the error message of `read_rates`.
+        found: Headers of the record's videos, or an error message (str) if a video cannot be read.
         replace: Replace a stated rate that differs from the stream by more than 1 %.
     """
     known: dict[str, Any] = {"index": entry.number, "key": entry.key}
@@ -254,7 +263,7 @@ def replace_records(dataset: ChatFile, changed: dict[int, dict[str, Any]]) -> st
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Returns a value as JSON, with non-ASCII characters unescaped unless it contains half of a surrogate pair."""
+    """Returns a value as JSON text; non-ASCII characters are escaped only if the text has an unpaired surrogate."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     try:
         text.encode()

@@ -73,7 +73,7 @@ class PreviewChats(Action):
     config: Config
 
     def sources(self) -> tuple[ChatDataset, ChatProcessor]:
-        """Returns the dataset and the processor. Raises UserError for a run that does not train a reasoner."""
+        """Returns the dataset and the processor. Raises UserError if the run does not train on conversations."""
         config = self.config
         if config.run is None:
             folder = local_folder(str(config.model), file_patterns=("*.json", "*.jinja", "*.txt"), field="model")
@@ -82,7 +82,8 @@ class PreviewChats(Action):
         loader = tree.dataloader_train
         if not isinstance(loader, ChatLoader.Config):
             raise UserError(
-                f"{config.run} trains on captioned clips, not on conversations; `worldsmith train --dryrun` shows one"
+                f"{config.run} trains on captioned clips, not on conversations: use `worldsmith train --dryrun` to "
+                "show a clip"
             )
         return loader.dataset.build(), loader.processor.build(folder=tree.model.config.build(device="meta").folder)
 
@@ -100,7 +101,11 @@ class PreviewChats(Action):
         return Result(lines, {"records": dataset.num_records, "left_out": dict(reasons), "samples": shown})
 
     def show_conversation(self, dataset: Any, processor: ChatProcessor, index: int, lines: list[str]) -> dict[str, Any]:
-        """Appends output lines on the conversation `index` to `lines`, and returns its content as plain data."""
+        """Appends output lines on the conversation `index` to `lines`, and returns its content as plain data.
+
+        The keys are `key`, `tokens` and `supervised` (numbers of tokens), `text` (token spans) and `media`; those of a
+        skipped conversation are `key`, `left_out` (reason) and `detail`.
+        """
         key = dataset.place(index)[0]
         try:
             sample = processor.encode(dataset.turns(index), key=key)
@@ -117,7 +122,7 @@ class PreviewChats(Action):
     def show_media(self, sample: Any, processor: ChatProcessor, lines: list[str]) -> Iterator[dict[str, Any]]:
         """Appends output lines on each image and video of a sample to `lines`, and saves or shows frames.
 
-        Yields kind, number of frames, size and, if saved, file of each as plain data.
+        Yields a dict per image or video: `kind`, `frames`, `height` and `width` in pixels and, if saved, `file`.
         """
         if processor.media is None:
             return
@@ -156,7 +161,7 @@ class TokenSpan:
 
 
 def token_spans(sample: ChatSample, tokenizer: Any) -> list[TokenSpan]:
-    """Groups the tokens of a sample into spans of one type and one supervision, in order."""
+    """Groups consecutive tokens of a sample that have the same type and supervision into spans, in order."""
     columns = zip(sample.input_ids.tolist(), sample.labels.tolist(), sample.token_types.tolist())
     found = []
     for (supervised, kind), group in groupby(columns, key=lambda column: (column[1] != IGNORED, column[2])):
@@ -183,7 +188,7 @@ def format_spans(found: list[TokenSpan], *, colour: bool) -> str:
 def decode_media(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (kind, frames) for every image and video of a sample: "image" or "video", and uint8 [T, 3, H, W].
 
-    `media` provides the patch sizes.
+    The frames are restored from the patches of the sample; `media` has the patch sizes.
     """
     from worldsmith.data.conversations.media.image_patches import unpatchify
 

@@ -81,10 +81,10 @@ PASSING = (429, 500, 502, 503, 504)
 
 
 class PrepareVideoPhy2(Action):
-    """Downloads VideoPhy-2 and writes its questions and scores, as videophy2_train and videophy2_val.
+    """Downloads VideoPhy-2 and writes its clips, questions and scores to folders videophy2_train and videophy2_val.
 
-    The released test split becomes videophy2_val. Run it again to continue after a stop: existing clips are not
-    downloaded again. Rows without a usable clip or score are skipped and listed in failed.jsonl. The questions have
+    The released test split becomes videophy2_val. Run the command again to continue after a stop: existing clips are
+    not downloaded again. Rows without a usable clip or score are skipped and listed in failed.jsonl. The questions have
     our own wording, so scores are not comparable with those of other prompts.
     """
 
@@ -162,7 +162,7 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
     pause: float = 1.0,
 ) -> PreparedSplit:
-    """Downloads the missing clips of a split, and writes conversations and the manifest. Can be repeated.
+    """Downloads the missing clips of a split, and writes its conversations and manifest; a repeated call resumes.
 
     Rows without an available clip or score are skipped and listed in `failed.jsonl`.
 
@@ -278,9 +278,9 @@ def read_table(table: Path, wanted: ConversationSettings) -> Iterator[dict[str, 
 
 
 def conversation(row: dict[str, str], wanted: ConversationSettings) -> dict[str, object]:
-    """Returns the conversation (question and answer) of a table row, in the format of a JSON file of ManifestDataset.
+    """Returns {"conversations": [question with video, answer]} for a table row, the JSON format of ManifestDataset.
 
-    Raises SampleError if the score or the caption is missing.
+    `row` has the cells by column name. Raises SampleError if the caption is missing, or the score is not valid.
     """
     caption = ""
     if wanted.caption_field:
@@ -324,7 +324,7 @@ def media_file(folder: Path, number: int) -> Path:
 
 
 def manifest_record(number: int) -> dict[str, str]:
-    """Returns the entry of table row `number` (from 1) in meta.json: its id and the paths of clip and conversation."""
+    """Returns the meta.json entry of table row `number` (from 1): `id`, relative paths `media` and `conversation`."""
     media = f"media/{media_file(Path(), number).name}"
     return {"id": record_id(number), "media": media, "conversation": f"text/{record_id(number)}.json"}
 

@@ -49,14 +49,18 @@ class FinalData:
             run_in_child(self.require_unseen)
 
     def measure(self, record: Record, best: FrozenTrial) -> dict[str, Any]:
-        """Returns the metric on the final data of the best trial ("best") and of the baseline ("as_it_is").
-
-        A metric that is not finite is None; "data" are the overrides that select the data. Raises UserError if the
-        evaluation fails.
+        """Evaluates the best trial and the baseline on the final data.
 
         Args:
             record: The study.
             best: The best trial.
+
+        Returns:
+            The metric of the best trial ("best") and of the baseline ("as_it_is"), None if it is missing or not finite;
+            and the overrides that select the data ("data").
+
+        Raises:
+            UserError: If the evaluation fails.
         """
         values: dict[str, float | None] = {}
         for name, trial in (("best", best), ("as_it_is", record.finished[0])):
@@ -92,13 +96,13 @@ class FinalData:
                 )
 
     def validated(self, settings: Sequence[str], run: Path, folder: Path) -> dict[str, float]:
-        """Returns the validation metrics, on the final data, of the best weights of a run, or of its last ones.
+        """Returns the validation metrics by name of a run's best weights on the final data.
 
-        They are computed by a new run in one process that loads these weights and validates before any step.
+        A new run without parallelism loads these weights, and validates before its first step.
 
         Args:
             settings: Overrides of the trial.
-            run: Folder of the trial's run; its last weights are used if it does not keep the best ones.
+            run: Folder of the trial's run; the last weights are used if the run does not keep the best ones.
             folder: Folder of the new run.
         """
         start = {
@@ -140,9 +144,10 @@ class FinalData:
 
     @property
     def changes(self) -> list[str]:
-        """Overrides of the run that select the final data as its validation data.
+        """Overrides of the run that make the final data its validation data: `data` with the prefix "dataloader_val.".
 
-        For a spec, those that begin with no field of dataloader_val are keys of the spec.
+        For a spec, overrides whose name does not begin with a field of dataloader_val are keys of the spec, and get no
+        prefix.
         """
         if not self.source.is_spec:
             return [f"{VALIDATION}.{word}" for word in self.data]
@@ -153,7 +158,7 @@ class FinalData:
 def run_in_child(work: Callable[[], T]) -> T:
     """Runs `work` in a child process and returns its result.
 
-    This process therefore never imports torch or uses a device. Raises UserError if the child process fails.
+    The calling process therefore does not import torch or use a GPU. Raises UserError if the child process fails.
     """
     try:
         (found,) = run_in_processes(lambda *share: work(), 1, lambda done: None)

@@ -44,7 +44,7 @@ class SettingAxis:
 def setting_axis(path: str, lines: Lines, space: Space) -> SettingAxis:
     """Returns the axis for the searched setting `path`; values that are not all numbers become labels.
 
-    `lines` are the trials, `space` the search space.
+    `lines` are the trials as in trials.jsonl, `space` is the search space.
     """
     dimension = next(dimension for dimension in space.dimensions if dimension.path == path)
     values: list[Any] = [space.value(path, line["settings"]) for line in lines]
@@ -57,7 +57,9 @@ def setting_axis(path: str, lines: Lines, space: Space) -> SettingAxis:
 
 
 def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the charts that have enough values, and sentences that state why other charts are omitted.
+    """Returns (charts that have enough values, sentences that state why other charts are omitted).
+
+    Each chart is a dict for the HTML templates, as built by `chart` or `parallel_coordinates`.
 
     Args:
         lines: Trials as in trials.jsonl.
@@ -93,7 +95,7 @@ def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tup
 def history(lines: Lines, direction: str) -> list[dict[str, Any]]:
     """Returns the curves of the history chart: best value so far, values of completed and of pruned trials.
 
-    `lines` are the trials; `direction` ("min" or "max") states which values are better.
+    `lines` are the trials as in trials.jsonl; `direction` ("min" or "max") states which values are better.
     """
     complete, pruned = (
         [(line["trial"], line["value"]) for line in lines if line["state"] == state] for state in ("complete", "pruned")
@@ -111,8 +113,10 @@ def parallel_coordinates(
 ) -> dict[str, Any]:
     """Returns the parallel-coordinates chart of the completed trials: an axis per setting, the objective last.
 
+    The chart is a dict for the HTML templates, with one line per trial.
+
     Args:
-        complete: The completed trials.
+        complete: The completed trials, as in trials.jsonl.
         settings: Axes of the searched settings.
         metric: Name of the objective.
         direction: "min" or "max": which values are better.
@@ -157,7 +161,7 @@ def axis(
     *,
     log: bool,
 ) -> dict[str, Any]:
-    """Returns an axis as data: name, range, scale, and ticks as (position from 0 to 1, text).
+    """Returns an axis as a dict: `name`, limits `low` and `high`, `log`, and `ticks` as [position from 0 to 1, text].
 
     Args:
         name: Name of the axis.
@@ -199,7 +203,7 @@ def compute_ticks(low: float, high: float, *, log: bool) -> list[float]:
 
 
 def scaled(value: float | None, axis: Mapping[str, Any]) -> float | None:
-    """Returns the position of a value on an axis (as returned by `axis`) from 0 to 1; None without a value."""
+    """Returns the position from 0 to 1 of a value on an axis with the keys `low`, `high` and `log`; None for None."""
     if value is None:
         return None
     low, high = axis["low"], axis["high"]
@@ -209,14 +213,14 @@ def scaled(value: float | None, axis: Mapping[str, Any]) -> float | None:
 
 
 def chart(name: str, title: str, lines: list[dict[str, Any]], **about: Any) -> dict[str, Any]:
-    """Returns a chart as data for the HTML templates; `about` are its further entries."""
+    """Returns a chart as a dict for the HTML templates; `lines` are its curves, `about` has further entries."""
     return {"id": name, "title": title, "unit": "", "log": False, "more": 0, "lines": lines, **about}
 
 
 def curve(label: str, pairs: Sequence[tuple[float, float]], *, points: bool = False) -> dict[str, Any]:
     """Returns a curve, or single points, as data for the chart script of the report.
 
-    `pairs` are the (x, y) of the curve, which must not be empty.
+    `pairs` are the (x, y) points, at least one; `points`: draw single points instead of a curve.
     """
     ends = {"last": pairs[-1], "least": min(pairs, key=lambda p: p[1]), "greatest": max(pairs, key=lambda p: p[1])}
     return {
@@ -248,8 +252,8 @@ def write_page(
         space: The search space.
         lines: Trials as in trials.jsonl.
         facts: Content of best.json.
-        rules: Settings of the study.
-        importances: Importance (0 to 1) by dimension.
+        rules: Settings of the study by name; `source`, `metric` and `direction` are required.
+        importances: Importance (0 to 1) by dimension name.
         command: Command that trains with the best settings.
         at_work: Whether the study is running.
     """
@@ -286,7 +290,11 @@ def write_page(
         ),
         section("study_charts", "Charts", notes=notes),
         section(
-            "importances", "What matters", importances=importances, complete=count_trials(lines, "complete"), why=few
+            "importances",
+            "Importance of settings",
+            importances=importances,
+            complete=count_trials(lines, "complete"),
+            why=few,
         ),
         section("trials", "Trials", lines=rows, paths=space.paths, best=facts.get("trial"), refused=refused),
         section("space", "Search", space=[str(dimension) for dimension in space.dimensions], rules=rules),
@@ -296,9 +304,9 @@ def write_page(
 
 
 def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
-    """Returns the entries (name, value, note) at the top of the report.
+    """Returns the entries at the top of the report, as dicts of texts with the keys `name`, `value` and `note`.
 
-    `facts` is the content of best.json, `lines` the trials.
+    `facts` is the content of best.json; `lines` are the trials as in trials.jsonl.
     """
 
     def fact(name: str, value: str, note: str = "") -> dict[str, str]:
@@ -316,7 +324,7 @@ def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
 
 
 def warning(facts: Mapping[str, Any]) -> str:
-    """Returns the warning that the best value is biased; "" if it was measured on separate data.
+    """Returns the warning that the best value is biased; "" if final data was evaluated or the baseline is the best.
 
     `facts` is the content of best.json.
     """
@@ -335,6 +343,6 @@ def count_trials(lines: Lines, state: str) -> int:
 def report(out: Path, line: Mapping[str, Any]) -> str:
     """Returns the path, relative to the page `out`, of the HTML report of a trial's run; "" if it does not exist.
 
-    `line` is the trial.
+    `line` is the trial as in trials.jsonl.
     """
     return f"{line['run']}/report.html" if (out.parent / line["run"] / "report.html").exists() else ""

@@ -61,7 +61,7 @@ class Record:
         return self.runs / f"{number:04d}{suffix}"
 
     def plan(self, number: int) -> TrialPlan | None:
-        """Returns the plan of trial `number`, read from its file; None if the trial was not started."""
+        """Returns the plan (settings) of trial `number`, read from its file; None if the trial was not started."""
         path = self.path(number, ".json")
         return TrialPlan.from_json(path.read_text(encoding="utf-8")) if path.exists() else None
 
@@ -110,7 +110,11 @@ STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 
 def trial_as_line(trial: FrozenTrial, run: Path) -> dict[str, Any]:
-    """Returns an ended trial as plain data, in the format of trials.jsonl; `run` is the folder of its run."""
+    """Returns an ended trial as plain data, in the format of trials.jsonl; `run` is the folder of its run.
+
+    `settings` are values by path and `words` the same as overrides; `validations` are metric values, None if not
+    finite; `refused` are configurations that were rejected before the trial.
+    """
     about = trial.user_attrs
     return {
         "trial": trial.number,
@@ -147,7 +151,7 @@ def ended(
     Args:
         plan: The settings of the trial.
         state: "complete", "pruned" or "failed".
-        value: Objective value; None if the trial failed.
+        value: Objective value, for a pruned trial its last validation metric; None if the trial failed.
         reported: Validation metrics of the trial, in order.
         notes: Attributes that the pruner needs for later trials.
         reason: Reason of a failure or of pruning.

@@ -46,9 +46,9 @@ class StudySetup:
 
     @cached_property
     def route(self) -> Route:
-        """Decision, by the policy of the request, whether to search or to train only once.
+        """Decision whether to search or only to train once, from `automl_policy` and the natural-language request.
 
-        Raises UserError for an unknown policy.
+        Raises UserError for an unknown value of `automl_policy`.
         """
         config = self.config
         schemas = Path(config.schemas) if config.schemas else None
@@ -79,7 +79,7 @@ class StudySetup:
 
     @cached_property
     def space(self) -> Space:
-        """The search space: dimensions from marked fields and from --search."""
+        """The search space: fields with `Search` annotations, and those of --search."""
         config = self.config
         return Space(self.base.tree, config.search, keep=config.keep, marked=config.marked, spec=self.source.spec)
 
@@ -88,7 +88,7 @@ class StudySetup:
         """Whether lower ("min") or higher ("max") values of the metric are better.
 
         Raises:
-            UserError: If the setting is None and the name of the metric does not show it.
+            UserError: If --direction is not given, and the name of the metric is not that of a loss or an error.
         """
         if self.config.direction is not None:
             return self.config.direction
@@ -107,7 +107,7 @@ class StudySetup:
         return Strategy(self.direction, most=self.validations({}), **settings)
 
     def validations(self, settings: Mapping[str, Any]) -> int:
-        """Returns how many validations a run with these settings (values by path) has."""
+        """Returns how many times a run with these settings (values by path) validates."""
         loop = (self.source.load(as_words(settings)) if settings else self.base).tree.trainer
         return int(-(-loop.max_iter // loop.validation_iter))
 

@@ -44,20 +44,20 @@ class SpecFields:
         return None if first_part(key) in SECTIONS else key
 
     def search_space(self) -> Iterator[Searched]:
-        """Yields the searchable fields under the keys of the spec; conditions and ratios also name keys."""
+        """Yields the searchable fields of the spec; spec keys are used as paths, also in conditions and ratios."""
         for found in search_space(self.spec.root):
             marks = tuple(in_keys(mark) for mark in found.marks)
             yield replace(found, path=spec_key(parse_path(found.path)), marks=marks)
 
     def replaced_by(self, key: str, paths: Sequence[Path]) -> Path | None:
-        """Returns the first of the run fields `paths` that sets the same value as the key of the spec, else None."""
+        """Returns the first of the run fields `paths` that sets the same value as the spec key `key`, else None."""
         targets = self.targets.get(key, ())
         return next((path for path in paths for to in targets if starts_with(to, path) or starts_with(path, to)), None)
 
 
 @dataclass(frozen=True)
 class Source:
-    """What to tune: a recipe, config file, training spec or run folder, given by name or path, with overrides.
+    """Run to tune: a recipe, config file, training spec or run folder, given by name or path, with overrides.
 
     For a spec, overrides that begin with a section of the run's config change the run; others change the spec.
     """
@@ -68,9 +68,10 @@ class Source:
     """Run or result with the initial weights (--parent of the command); None: none, or as the spec states."""
 
     def with_parent_found(self) -> Source:
-        """Returns the source with overrides that load the initial weights and the model of `parent`.
+        """Returns a source whose overrides load the weights of its parent run and, for a spec, set the parent's model.
 
-        Raises UserError if the parent has no weights or if an override sets the initial weights too.
+        Returns the source itself if it has no parent. Raises UserError if the parent has no weights, or if an override
+        also sets the initial weights.
         """
         of_spec, of_run = self.split()
         parent = self.parent
@@ -87,7 +88,7 @@ class Source:
     def load(self, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
         """Returns the loaded config of the run with the further overrides `words`. Raises ConfigError.
 
-        `keep_unset` is passed to `config.load`.
+        `keep_unset`: keep references to unset environment variables, which are errors otherwise.
         """
         of_spec, of_run = self.split(words)
         return load(self.name, of_run, keep_unset=keep_unset, spec_words=of_spec)
@@ -117,7 +118,10 @@ class Source:
         return bool(self.load().tree.job.resume_newest)
 
     def split(self, words: Sequence[str] = ()) -> tuple[list[str] | None, list[str]]:
-        """Returns (overrides of the spec or None, overrides of the run), both followed by those in `words`."""
+        """Splits the overrides of the source and `words` into (overrides of the spec, overrides of the run).
+
+        The first item is None if the source is not a spec.
+        """
         every = [*self.words, *words]
         if not self.is_spec:
             return None, every
@@ -154,7 +158,7 @@ FOLDERS = ("results_dir", "train.output_dir")
 
 
 def launched(words: Sequence[str], processes: int) -> list[str]:
-    """Returns the arguments that start a `worldsmith` command, given as `words`, in `processes` processes."""
+    """Returns the arguments `words` of a `worldsmith` command, preceded by `launch` for more than one process."""
     return [*(["launch", "--nproc-per-node", str(processes)] if processes > 1 else []), *words]
 
 
@@ -165,7 +169,7 @@ def processes_of(tree: Trainer.Config) -> int:
 
 
 def in_keys(mark: Search) -> Search:
-    """Returns a search mark whose condition and ratio name keys of the spec instead of fields of its classes."""
+    """Returns a copy of a `Search` annotation whose condition and ratio name spec keys instead of Config fields."""
     path, value = mark.condition
     when = f"{spec_key(parse_path(path))}={value}" if mark.when else ""
     return replace(mark, ratio_of=spec_key(parse_path(mark.ratio_of)) if mark.ratio_of else "", when=when)

@@ -61,8 +61,8 @@ class Space:
         Args:
             tree: Unresolved config of the run.
             words: `--search` arguments.
-            keep: Marked fields that are not searched.
-            marked: Whether marked fields are searched in addition to those in `words`.
+            keep: Fields with `Search` annotations that are not searched.
+            marked: Whether fields with enabled `Search` annotations are searched in addition to those in `words`.
             spec: The keys of the spec that describes the run; None for other sources.
 
         Raises:
@@ -122,7 +122,7 @@ class Space:
         return list(dict.fromkeys(dimension.path for dimension in self.dimensions))
 
     def leave_out(self, chosen: dict[str, Any], given: Mapping[str, str]) -> None:
-        """Removes, in place, fields that cannot be searched from `chosen` (fields to search by path).
+        """Removes fields that cannot be searched from `chosen` (path → annotations and type), in place.
 
         These are fields whose value is a list or a section, and keys of a spec that a run field replaces. `given` has
         the `--search` arguments by path. Raises UserError if the user requested such a key.
@@ -138,7 +138,7 @@ class Space:
             if to is not None:
                 self.kept.append(f"{path}: {format_path(to)} is given and has precedence")
             elif isinstance(value, dict | list) and path not in given:
-                self.kept.append(f"{path}: its value is not a single value; give a range with --search {path}=…")
+                self.kept.append(f"{path}: its value is a list or a table; give a range with --search {path}=…")
             else:
                 continue
             del chosen[path]
@@ -227,7 +227,7 @@ class Space:
         Args:
             path: Name of the field.
             word: `--search` argument, for the error message; "": `path`.
-            declared: Whether the type includes the limits and marks of its declaration.
+            declared: Whether the type includes the annotations of its declaration, such as limits.
 
         Raises:
             UserError: If the field does not exist.
@@ -249,7 +249,10 @@ class Space:
         return (self.spec and self.spec.key(name)) or name
 
     def locate(self, path: str) -> tuple[Config, Path]:
-        """Returns (config of the run or spec that has a field, path of the field in it). Raises ValueError."""
+        """Returns (config of the run or spec that has the field, path of the field in this config).
+
+        Raises ValueError if `path` is not a valid path.
+        """
         if self.spec is not None and self.spec.key(path) is not None:
             return self.spec.spec.root, fields_of(path)
         return self.tree, parse_path(path)
@@ -286,7 +289,7 @@ class Space:
         return drawn, distributions
 
     def holds(self, mark: Search, settings: Mapping[str, Any]) -> bool:
-        """Returns whether the condition of a search mark holds for a run with these settings (values by path)."""
+        """Returns whether the condition of a `Search` annotation holds with these settings (values by path)."""
         path, wanted = mark.condition
         value = self.value(path, settings) if path else ""
         return (value if isinstance(value, str) else write(value, WORD)) == wanted
@@ -305,7 +308,7 @@ class Space:
 
 
 def ordered(fields: Mapping[str, tuple[Sequence[Search], Any]]) -> dict[str, tuple[Sequence[Search], Any]]:
-    """Sorts fields (path → search marks and type) so that each follows those in its conditions and ratios.
+    """Sorts fields (path → `Search` annotations and type) so that each follows those in its conditions and ratios.
 
     Raises UserError for a circular dependency.
     """
@@ -336,7 +339,7 @@ def require_within_limits(word: str, mark: Search, hint: Any) -> None:
     for limit in limits_of(hint):
         for end in ends:
             if not limit.allows(end):
-                raise UserError(f"--search {word}: the field must be {limit}, but the limit {end!r} is not")
+                raise UserError(f"--search {word}: the field must be {limit}, found {end!r}")
 
 
 def limits_of(hint: Any) -> Iterator[Any]:

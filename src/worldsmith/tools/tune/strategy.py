@@ -37,7 +37,7 @@ class ExhaustedError(Exception):
 
 @dataclass(slots=True)
 class TrialPlan:
-    """Settings of a trial by path; `drawn` has the suggestions of Optuna by dimension name."""
+    """Plan of a trial: its settings by path, and the suggestions of Optuna by dimension name (`drawn`)."""
 
     number: int
     settings: dict[str, Any] = field(default_factory=dict)
@@ -99,9 +99,9 @@ class Strategy:
         Args:
             number: Index of the trial.
             space: Search space.
-            known: Results of earlier trials that the selection may use.
+            known: Earlier trials whose results the selection uses; trials without results are in the state "running".
             tried: Settings of earlier trials, by number.
-            refusal: Returns why a run with these settings cannot start; None if it can.
+            refusal: Function that returns why a run with the given settings (by path) cannot start, None if it can.
 
         Raises:
             ExhaustedError: If all suggested settings were tried.
@@ -204,5 +204,5 @@ class PruningDecision:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Attributes of the trial that the pruner of Optuna needs for later trials."""
+        """Optuna system attributes of the trial, which the pruner needs for later trials."""
         return self.study.trials[-1].system_attrs

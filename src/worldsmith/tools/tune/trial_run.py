@@ -39,7 +39,7 @@ class ValidationReader(MetricsReader):
         super().__init__(path)
 
     def begin(self, inode: int | None) -> None:
-        """Clears the values, because a new file is read; `inode` is that of the file, None if it does not exist."""
+        """Clears the values before a new file is read; `inode`: inode number of the file, None if it does not exist."""
         super().begin(inode)
         self.values: list[float | None] = []
         """The metric after each validation, without those before the first step; None if it is not finite."""
@@ -155,7 +155,7 @@ def find_reason(lines: Sequence[str]) -> str:
 def program(words: Sequence[str]) -> list[str]:
     """Returns the command line of a new process for a `worldsmith` command, given as `words`.
 
-    The new process imports and trusts the same packages as this one.
+    The new process imports and trusts (--import, --trust) the same packages as this one.
     """
     modules = dict.fromkeys(found.module for found in registered().values())
     packages = [

@@ -63,7 +63,7 @@ class Trials:
         """Runs trials until their requested number has ended; kills running ones if an exception ends it.
 
         Args:
-            asked: Returns a string if the command was requested to stop, else None.
+            asked: Function that returns a text if the command was requested to stop, else None.
             deadline: Time, as of `time.monotonic()`, after which no trial starts.
 
         Returns:
@@ -133,7 +133,10 @@ class Trials:
         return self.at_work[number].plan if number in self.at_work else self.record.plan(number)
 
     def known(self, number: int) -> list[FrozenTrial]:
-        """Returns the earlier trials that trial `number` may use, as Optuna trials; the latest ones are running."""
+        """Returns the earlier trials that the selection of trial `number` may use.
+
+        With N parallel trials, the latest N - 1 of them are in the state "running", even if they have ended.
+        """
         done = self.record.finished[: max(0, number - self.setup.config.parallel + 1)]
         plans = (self.plan(n) for n in range(len(done), number))
         return [*done, *(plan.at_work() for plan in plans if plan)]
@@ -171,7 +174,7 @@ class Trials:
         return None
 
     def report_validations(self, trial: RunningTrial) -> None:
-        """Passes new validation metrics of a trial to its pruning decision, until that prunes it."""
+        """Passes new validation metrics of a trial to its pruning decision, until the trial is pruned."""
         pruning = trial.pruning
         for value in trial.run.values()[len(pruning.reported) :]:
             if not pruning.should_continue and trial.plan.number > 0:
@@ -193,7 +196,7 @@ class Trials:
         """
         run, pruning, value, reason = trial.run, trial.pruning, None, None
         if pruned:
-            reason = f"behind the others at validation {len(pruning.reported)}"
+            reason = f"worse than other trials at validation {len(pruning.reported)}"
         elif code:
             reason = run.reason()
         else:

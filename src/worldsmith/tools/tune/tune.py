@@ -68,16 +68,16 @@ class Tune(Action):
         hours: PositiveFactor | None = None
         """Time limit of this command in hours, after which no trial starts; null: no limit."""
         parallel: Count = 1
-        """Number of parallel trials: each has one GPU per process, or its part of the CPUs."""
+        """Number of parallel trials. Each has one GPU per process; without GPUs, they share the CPU cores equally."""
         metric: str = "val/loss"
         """A validation metric, or with `evaluate` a metric of `worldsmith evaluate`."""
         direction: Literal["min", "max"] | None = None
         """Whether the smallest or the largest value is the best; null: the smallest for a loss or an error."""
         evaluate: list[str] = field(default_factory=list)
-        """Settings of `worldsmith evaluate`, such as dataset.path=DIR: it measures the result of each trial."""
+        """Settings of `worldsmith evaluate`, such as dataset.path=DIR, which evaluates the run of each trial."""
         final_data: list[str] = field(default_factory=list)
-        """Overrides of dataloader_val (or of `evaluate`), such as dataset.path=DIR, or of a spec's own keys: data for
-        the final measurement, which no trial sees."""
+        """Overrides that select the data of the final evaluation, which no trial sees: of dataloader_val (or of
+        `evaluate`), such as dataset.path=DIR, or of keys of a spec."""
         sampler: SAMPLERS = "tpe"
         """Optuna sampler."""
         startup: Count = 10
@@ -187,7 +187,7 @@ class Tune(Action):
 
 
 def format_setting(value: float | None) -> str:
-    """Returns a metric with 6 significant digits as text."""
+    """Returns a metric as text with 6 significant digits; "none" for None."""
     return "none" if value is None else f"{value:.6g}"
 
 
@@ -282,11 +282,11 @@ class Results:
         draws = f"; {counts['refused_draws']} configurations were rejected" if counts["refused_draws"] else ""
         yield f"{len(record.finished)} of {self.setup.config.trials} trials: {ended}{draws}"
         if ending == "time":
-            yield f"no trial was started after {config.hours:g} hours; the same command continues"
+            yield f"no more trials are started after {config.hours:g} hours; run the same command again to continue"
         if ending == "exhausted":
             yield "all configurations of the search have been tried"
         if ending == "stopped":
-            yield "stopped; the same command continues"
+            yield "stopped; run the same command again to continue"
         if best is None or ending == "stopped":
             return
         first = record.finished[0]
@@ -303,4 +303,4 @@ class Results:
                 "optimistic: use --final-data to measure it on data that no trial has seen"
             )
         yield f"next: {self.next}"
-        yield f"page: {record.folder / PAGE}"
+        yield f"report: {record.folder / PAGE}"

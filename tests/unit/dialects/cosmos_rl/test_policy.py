@@ -114,8 +114,8 @@ def test_a_request_goes_where_policy_and_files_allow(
     words = [*OVERRIDES[:2], *([f"automl_policy={policy}"] if policy else []), *OVERRIDES[2:]]
     found = route("train", words, folder=folder)
     assert found.search == search
-    assert said in found.said
-    assert found.said.startswith(NOT_RUNNABLE) == ("schema" in said or "template" in said)
+    assert said in found.message
+    assert found.message.startswith(NOT_RUNNABLE) == ("schema" in said or "template" in said)
     assert list(found.words) == OVERRIDES
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.tools.tune.record import held
+from worldsmith.tools.tune.record import lock_study
 
 RUN = ["videophy2_nano_tiny", "trainer.max_iter=20"]
 
@@ -83,11 +83,11 @@ def test_a_dry_run_says_what_is_searched_and_tried_first_and_what_would_stop_tri
 
 
 def test_two_commands_do_not_work_on_one_study(tmp_path: Path) -> None:
-    with held(tmp_path / "study"):
+    with lock_study(tmp_path / "study"):
         child = os.fork()
         if child == 0:
             try:
-                with held(tmp_path / "study"):
+                with lock_study(tmp_path / "study"):
                     os._exit(0)
             except UserError as error:
                 os._exit(7 if "another `worldsmith tune` is using this study" in str(error) else 1)

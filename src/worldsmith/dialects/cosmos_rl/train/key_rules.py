@@ -261,9 +261,9 @@ def loader_workers(t: SpecTranslation) -> None:
 
 
 def choice_converter(**names: str) -> Any:
-    """Returns a function that maps a value of the spec to ours, according to the keyword arguments.
+    """Returns a function that converts a spec value to a setting; `names` has the setting for each spec value.
 
-    The function raises ValueError for a value that is not among them.
+    The function raises ValueError for a value that is not in `names`.
     """
 
     def read(value: str) -> str:

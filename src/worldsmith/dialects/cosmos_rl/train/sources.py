@@ -193,7 +193,7 @@ def put_saved_dataset(t: SpecTranslation, source: str, to: str, folder: str, not
 def put_column(t: SpecTranslation, form: str) -> None:
     """Reports the spec's key of the conversation column in `t`; the key only has an effect for a saved dataset.
 
-    `form`: "path" for a saved dataset, else another key of `FORMS`.
+    `form`: spec key that names the data files; it is "path" for a saved dataset.
     """
     if form == "path":
         t.report(COLUMN, "renamed", f"dataloader_train.dataset.column = {format_value(t.get(COLUMN))}")

@@ -33,7 +33,7 @@ class Steps:
     per_epoch: int | None
 
     def of_epochs(self, t: SpecTranslation, key: str, epochs: int) -> int | None:
-        """Returns the steps of `epochs` epochs; if unknown, adds a problem at the key `key` to `t` and returns None."""
+        """Returns the number of steps of `epochs` epochs; if unknown, adds a problem for `key` to `t`, returns None."""
         if self.per_epoch is None:
             t.refuse(key, "epochs cannot be converted to steps: the samples cannot be counted", "use steps instead")
             return None
@@ -105,7 +105,9 @@ def put_batch(t: SpecTranslation, processes: int) -> None:
     packs = batch // mini
     t.assign(MINI, "dataloader_train.max_samples_per_batch", mini)
     each = f"{batch} samples per step on each of {processes} processes, {batch * processes} in total"
-    t.assign(BATCH, "trainer.grad_accum_iter", packs, f" packs of {mini}; {each}, despite its name")
+    t.assign(
+        BATCH, "trainer.grad_accum_iter", packs, f" packs of {mini}; {each}, although the key is named per replica"
+    )
 
 
 def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
@@ -116,7 +118,7 @@ def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
         ranks: Number of data-parallel ranks.
 
     Returns:
-        None if the number is unknown or 0, which is reported as a problem.
+        Steps of the run and of an epoch; None, with a problem, if the run's steps are unknown or an epoch has none.
     """
     epochs, most = t.get(EPOCH), t.get(MOST)
     if not t.data.get("dataloader_train", {}).get("dataset", {}).get("path"):

@@ -57,7 +57,7 @@ class Ckpt(Config):
 
 
 class DatasetNames(Config):
-    """Dataset by name: a hub repository or a folder. If `custom` names data files, only the name of their cache."""
+    """Dataset by name: a hub repository or a folder. If `custom` names data files, the name is only that of a cache."""
 
     name: str = ""
     """Repository, or name of the cache."""
@@ -70,7 +70,7 @@ class DatasetNames(Config):
     test_size: float | int | None = None
     """Fraction or number of held-out records; 0: none."""
     local_dir: str = ""
-    """Folder of the data set."""
+    """Folder of the dataset."""
 
 
 class TrainPolicy(Config):

@@ -59,7 +59,7 @@ def read_tables(source: Path, choices: Choices) -> Iterator[Found]:
 
     Args:
         source: A folder with tables, or a table.
-        choices: Columns of paths and captions.
+        choices: Import options; only the columns of paths and captions are used.
 
     Raises:
         ValueError: If a table cannot be read, or has no column of paths.
@@ -105,7 +105,7 @@ def read_line_lists(source: Path, choices: Choices) -> Iterator[Found]:
         require_same_length(folder, files)
         if IMAGE_LIST in files:
             count = sum(1 for line in files[IMAGE_LIST] if line.strip())
-            yield f"{folder / IMAGE_LIST}: ignored its {count} images, because the first frame of each clip is used"
+            yield f"{folder / IMAGE_LIST}: its {count} images are ignored, the first frame of each clip is used"
         for number, (prompt, video, *_) in enumerate(zip(*files.values(), strict=True), start=1):
             if not prompt.strip() and not video.strip():
                 continue
@@ -178,7 +178,7 @@ def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str
         row: Column names of the table.
         chosen: Column that the user selected; None: not selected.
         known: Default column names, by preference.
-        content_name: Content of the column, for the error message.
+        content_name: What the column contains, such as "captions", for the error message.
 
     Raises:
         ValueError: If the table lacks the column.
@@ -393,7 +393,7 @@ def read_sat_shards(source: Path, choices: Choices) -> Iterator[Found]:
 
     Args:
         source: A shard, or a folder with shards.
-        choices: Column of the captions in .meta.jsonl.
+        choices: Import options; only the caption column is used: the key of the captions in .meta.jsonl.
     """
     columns = [choices.caption_column] if choices.caption_column else ["caption_json", *TEXT_KEYS]
     for tar in shards_of(source):
@@ -452,7 +452,7 @@ def clip_of_sample(
         raise SampleError("bad_record", f"two members are named {sample.key}.{sample.repeated}")
     video = next((sample.members[ending] for ending in VIDEOS if ending in sample.members), None)
     if video is None:
-        raise SampleError("missing_file", f"no video has this key; found {', '.join(sample.members)}")
+        raise SampleError("missing_file", f"the sample has no video; its members are {', '.join(sample.members)}")
     entry = entries.get(sample.key.split(COPY)[0], {}) if "id" in sample.members else {}
     captions = caption_of({name: entry[name] for name in columns if name in entry})
     if len(columns) == 1 and columns[0] in entry:

@@ -54,7 +54,7 @@ class Import:
 
     @property
     def rates(self) -> dict[str, int]:
-        """Number of files by frame rate; images count as "one frame"."""
+        """Number of files by frame rate in fps as text, such as "24"; images have the key "one frame"."""
         return Counter(
             "one frame" if i.num_frames == 1 else f"{i.fps:.4g}" + " on average, unevenly spaced" * i.variable_rate
             for i in sorted(self.files.values(), key=lambda info: info.fps)
@@ -66,7 +66,11 @@ class Import:
         return max((info.duration for info in self.files.values() if info.num_frames > 1), default=0.0)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the counts of the import as plain data, for dataset.json and the command's JSON output."""
+        """Returns the counts of the import as plain data, for dataset.json and the command's JSON output.
+
+        `clips` has the number of clips by split, `left_out` that of skipped clips by reason, and `frame_rates` that of
+        files by rate. Window lengths are in frames; `remarks` are notes for the user.
+        """
         lengths = self.lengths
         return {
             "clips": {split: len(records) for split, records in self.records.items()},
@@ -111,7 +115,7 @@ def gather(
 
     Args:
         source: The folder or file that is imported.
-        found: Output of a layout: clips, skipped clips and notes.
+        found: Output of a layout: clips, skipped clips (Rejection) and notes for the user (str).
         out: Folder of the new dataset; paths of records are relative to the folder of their split in it.
         cut: How clips are split into windows.
         caption: Caption of clips without a caption; None = these clips are skipped.
@@ -184,7 +188,7 @@ def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
         cut: How the clip is split into windows.
 
     Raises:
-        SampleError: If the clip cannot be used; the reasons are those of a training run.
+        SampleError: If the clip cannot be used. Its reason codes are the same as in training.
     """
     path = str(clip.path)
     status, info = examine(path)
@@ -217,7 +221,7 @@ def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cu
     Args:
         frames: Frames of the video.
         path: The video file.
-        mtime_ns: Its modification time, for the cache of scene changes.
+        mtime_ns: Modification time of the file in nanoseconds, for the cache of scene changes.
         info: Its header, for the frame rate.
         cut: How to divide: length, overlap, scenes.
 
@@ -259,11 +263,11 @@ def split_by_length(frames: range, length: int, overlap: float) -> Iterator[rang
 def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
     """Returns the frame numbers at which a new scene begins, as found by PySceneDetect's `ContentDetector`.
 
-    PySceneDetect returns times, which are converted to frame numbers of `frame_times`.
+    PySceneDetect returns times, which are converted to frame numbers with the time stamps of the file.
 
     Args:
         path: The video file.
-        mtime_ns: Its modification time; part of the cache key.
+        mtime_ns: Modification time of the file in nanoseconds; part of the cache key.
         threshold: Frame-to-frame change at which a new scene begins.
 
     Raises:

@@ -68,12 +68,16 @@ class Dataset:
 
     source: Path
     info: dict[str, Any]
+    """Content of meta/info.json."""
     is_v3: bool
     videos: list[str]
+    """Video keys of all cameras."""
     cameras: list[str]
     """Cameras whose videos are imported."""
     episodes: list[dict[str, Any]]
+    """Metadata of each episode by column name, such as `episode_index` and `length` (frames)."""
     tasks: dict[int, str]
+    """Text of each task by task index."""
 
     def file(self, template: str, episode: dict[str, Any], prefix: str, **names: str) -> Path:
         """Returns the path of the data or video file that contains an episode.
@@ -94,7 +98,7 @@ class Dataset:
     def split(self, episode: dict[str, Any]) -> str:
         """Returns the split of an episode: "train", "val" or "test".
 
-        Raises SampleError (other_split) if none of them contains it.
+        Raises SampleError (other_split) if no such split in meta/info.json contains the episode.
         """
         ranges = self.info.get("splits") or {"train": "0:"}
         for name, text in ranges.items():
@@ -169,7 +173,10 @@ def is_depth(feature: dict[str, Any]) -> bool:
 
 
 def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejection]:
-    """Yields a clip for each camera and each task of an episode, or a rejection; most episodes have one task."""
+    """Yields one clip, captioned with the task, per camera and task of an episode; most episodes have one task.
+
+    A camera whose video or tasks cannot be used gives a Rejection. `episode` is the episode's metadata by column name.
+    """
     index, features = episode["episode_index"], dataset.info["features"]
     kept = [name for name, f in features.items() if f["dtype"] not in ("video", "image") and name not in BOOKKEEPING]
     data = dataset.file("data_path", episode, "data")
@@ -206,7 +213,8 @@ def first_episode_frame(dataset: Dataset, episode: dict[str, Any], camera: str, 
         video: Path of the video file.
 
     Raises:
-        SampleError: If the file cannot be read, or with the reason rate_differs or times_differ.
+        SampleError: If the file cannot be read, has another frame rate than the dataset (rate_differs), or has no
+            frame at the time where the episode begins (times_differ).
     """
     status, info = examine(video)
     fps = dataset.info["fps"]
@@ -273,7 +281,7 @@ def table_rows(file: Path, *columns: str) -> list[dict[str, Any]]:
 
     Args:
         file: The file.
-        *columns: Names of the columns; none: all except statistics.
+        *columns: Names of the columns to read; without names, all columns except statistics.
 
     Raises:
         UserError: If pyarrow is not installed.
