@@ -59,7 +59,7 @@ def make_config(**changes: object) -> Cosmos3Generator.Config:
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{}, {"4d": WINDOW}, *[{}] * 4]},
-            "natten_parameter_list[1] = a table of 1: '4d' is not a window shape: expected '1d', '2d' or '3d'",
+            "natten_parameter_list[1] = a table of 1: unknown neighborhood key '4d': expected '1d', '2d' or '3d'",
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{"2d": WINDOW}, *[{}] * 5]},
@@ -169,7 +169,7 @@ def test_a_misspelt_setting_is_named_with_its_layer() -> None:
 
 def test_training_with_flex_on_a_cpu_is_refused_and_says_what_runs_there() -> None:
     """Before the network has memory. Sampling and exporting what was trained with it elsewhere is no training."""
-    with pytest.raises(UserError, match=r"'flex' only trains on CUDA; on 'cpu'.*'two_way' computes the same"):
+    with pytest.raises(UserError, match=r"'flex' only trains on CUDA; on 'cpu'.*'two_way', which computes the same"):
         build_model(make_config(joint_attn_implementation="flex"), World())
     Cosmos3Generator(make_config(joint_attn_implementation="flex"), device="meta")
     check_device("three_way", "cpu")

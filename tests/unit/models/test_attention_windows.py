@@ -360,7 +360,7 @@ def test_a_network_trains_a_step_with_windows():
     assert losses[1] < losses[0]
     dense, _ = make_pack(None)
     with pytest.raises(
-        ValueError, match=r"planned for 1 attention patterns.*2 of 3 layers with windows \(for 2d, 3d grids"
+        ValueError, match=r"plans of the pack are for 1 patterns.*2 of 3 layers with windows \(for 2d, 3d grids"
     ):
         network(dense, latents, torch.tensor([300.0, 800.0]))
 

@@ -220,7 +220,7 @@ class Cosmos3Generator(Model):
         return tokenizer
 
     def tokenize(self, caption: str) -> list[int]:
-        """Returns the token ids of a caption with chat template, without the ids that `pack` appends."""
+        """Returns the token ids of a caption with chat template, without the EOS and vision-start ids of a pack."""
         return self.text_tokenizer.encode(caption)
 
     def encode(self, video: Tensor) -> Tensor:
@@ -232,7 +232,12 @@ class Cosmos3Generator(Model):
         return self.vae.decode(latents)
 
     def pack(self, layouts: Sequence[SampleLayout]) -> PackedSequence:
-        """Packs several samples into one sequence on the model's device; see `pack_samples`."""
+        """Packs several samples into one sequence on the model's device.
+
+        Raises:
+            ValueError: If `layouts` is empty, or a layout does not fit the network.
+            UserError: If an attention neighborhood does not fit a sample.
+        """
         from worldsmith.families.cosmos3.network.sequence import pack_samples
 
         return pack_samples(
@@ -245,7 +250,7 @@ class Cosmos3Generator(Model):
         )
 
     def num_tokens(self, layout: SampleLayout) -> int:
-        """Returns the number of tokens of a sample in a pack."""
+        """Returns the number of text and latent tokens of a sample in a packed sequence, with the appended ids."""
         from worldsmith.families.cosmos3.network.sequence import token_grid
 
         return len(layout.text_ids) + 2 + math.prod(token_grid(layout.latent_shape, self.config.network))
@@ -267,7 +272,7 @@ class Cosmos3Generator(Model):
 
     @property
     def latent_fingerprint(self) -> str:
-        """Hash that changes with everything in the VAE that changes latents: weights, config and precision."""
+        """Hash of everything in the VAE that affects latents: weights, config and precision."""
         return self.vae.fingerprint
 
 
@@ -286,13 +291,15 @@ def read_attention(config: Cosmos3Generator.Config) -> AttentionModes:
 
 
 class Cosmos3Sampler(VideoSampler):
-    """Sampler of Cosmos3 models with UniPC; videos and images of different sizes share a pack."""
+    """Sampler of Cosmos3 models with UniPC; one packed sequence can contain videos and images of different sizes."""
 
     model: Cosmos3Generator
 
     @with_real_values
     def make_scheduler(self) -> Any:
-        """Builds UniPC with the released noise levels: a grid from 0.999 down to 0, shifted, and then 0.
+        """Builds the UniPC scheduler of diffusers with the noise levels of the released models.
+
+        The noise levels are equidistant from 0.999 to 0 (exclusive), shifted, and end with 0.
 
         Raises:
             ValueError: If the shift of the noise schedule is not known.
@@ -355,7 +362,12 @@ class Cosmos3Sampler(VideoSampler):
 
 
 class CleanFramesSolver(SchedulerSolver):
-    """Solver of one sample that keeps the clean first frames unchanged."""
+    """Diffusion solver of one sample that restores the clean conditioning frames after each step.
+
+    Args:
+        scheduler: UniPC scheduler of diffusers.
+        clean: Clean latents of the first frames [C, frames, h, w].
+    """
 
     def __init__(self, scheduler: Any, clean: Tensor) -> None:
         import torch

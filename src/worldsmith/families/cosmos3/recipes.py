@@ -63,9 +63,9 @@ GENERATION_TOWER = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
 
 
 def validation_loader() -> VideoLoader.Config:
-    """Returns the config of the validation loader: the data of VAL_DATASET_PATH with the settings of the training data.
+    """Returns the config of the validation loader: its data settings refer to those of the training loader.
 
-    Validation captions are never dropped.
+    The environment variable VAL_DATASET_PATH is the path of the data. Captions are never dropped.
     """
     own = ("path", "cfg_dropout_rate")
     shared = ("max_sequence_length", "max_samples_per_batch", "max_caption_tokens", "num_workers", "prefetch_factor")
@@ -219,10 +219,10 @@ def vision_sft_edge_tiny(config: Trainer.Config) -> Trainer.Config:
 
 
 def make_tiny_generator(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Changes `config` in place to the tiny recipe `name`: sizes for a CPU, and the package's tiny VAE and tokenizer.
+    """Changes `config` in place to sizes for a CPU and to the package's tiny VAE and tokenizer, and returns it.
 
     Weights and data are still read from files. Training settings (schedule, learning rate, conditioning, loss, trained
-    parameters) are unchanged.
+    parameters) are unchanged. `name` is the new name of the job.
     """
     config.job.experiment = config.job.name = name
     config.job.project = "worldsmith"
@@ -248,7 +248,7 @@ def make_tiny_generator(config: Trainer.Config, name: str) -> Trainer.Config:
 def vision_sft_tiny() -> Trainer.Config:
     """Training from random weights on clips of any size in the resolution bucket 96, with a tiny VAE.
 
-    With these values eight clips are reproduced after five minutes on two CPU cores.
+    With the default values, the model reproduces eight training clips after five minutes on two CPU cores.
     """
     return Trainer.Config(
         job=JobConfig(experiment="vision_sft_tiny", project="worldsmith", group="sft", name="vision_sft_tiny"),

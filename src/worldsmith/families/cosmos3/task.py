@@ -34,7 +34,7 @@ LAYER = "language_model.model.layers.{}."
 
 
 class Cosmos3Encoder(ClipEncoder):
-    """Encodes clips into the latent cache, with a VAE that can be compiled."""
+    """Encoder that fills the latent cache with clips; its VAE can be compiled."""
 
     task: Cosmos3Task
 
@@ -48,7 +48,7 @@ class Cosmos3Encoder(ClipEncoder):
     def black_clip(self, width: int, height: int) -> Tensor:
         """Returns a black clip, uint8 [3, T, height, width], for compiling the encoder.
 
-        T is the clip length of the run if that is fixed, otherwise that of the first frame and two temporal tiles.
+        T is the clip length of the run if that is fixed, otherwise 1 + two temporal tiles of the VAE, in frames.
         """
         import torch
 
@@ -58,7 +58,10 @@ class Cosmos3Encoder(ClipEncoder):
 
 
 class Cosmos3Task(ClipTask):
-    """Training task of Cosmos3: text-, image- and video-to-video. A batch is a pack, a list of `VideoSample`."""
+    """Training task of Cosmos3: text-, image- and video-to-video.
+
+    A batch is a list of `VideoSample`, which are packed into one sequence.
+    """
 
     encoder_class = Cosmos3Encoder
     objective_class = RectifiedFlow
@@ -118,9 +121,9 @@ class Cosmos3Task(ClipTask):
         yield "attention", describe_modes(self.model.network.attention)
 
     def preview(self, loader: VideoLoader) -> Preview:
-        """Reads and tokenizes the first pack of a loader and summarizes it.
+        """Returns a summary of the first batch of a loader: its size, and key, latent shape and caption of a sample.
 
-        It also encodes the first frames with the VAE on the CPU.
+        To determine the latent shape, the VAE encodes up to five frames on the CPU.
         """
         pack = next(iter(loader))
         video = pack[0].video
@@ -150,7 +153,7 @@ class StepCounter(MatmulCounter):
         self.text_lengths, self.latent_lengths = list(text_lengths), list(latent_lengths)
 
     def count(self) -> StepFlops:
-        """Returns the FLOPs of a complete training step; it can be called only once."""
+        """Returns the FLOPs of a complete training step; call it only once, because the counts accumulate."""
         config, tokens, samples = self.config, sum(self.latent_lengths), len(self.latent_lengths)
         text = self.is_trained("language_model.model.embed_tokens")
         time = self.linear("time_embedder.mlp.0", samples, False)
@@ -163,7 +166,7 @@ class StepCounter(MatmulCounter):
         return self.flops
 
     def read(self, layer: str, stream: bool, *, last: bool) -> tuple[bool, tuple[bool, bool]]:
-        """Counts the text half of a layer, in place.
+        """Adds the FLOPs of the text half of a layer to `flops`.
 
         Args:
             layer: Name prefix of the layer.
@@ -187,7 +190,7 @@ class StepCounter(MatmulCounter):
         return self.mlp(f"{layer}mlp", f"{layer}post_attention_layernorm", tokens, stream), seen
 
     def write(self, layer: str, stream: bool, seen: tuple[bool, bool]) -> bool:
-        """Counts the latent half of a layer, in place; returns whether the latent output carries gradients.
+        """Adds the FLOPs of the latent half of a layer to `flops`; returns whether its output carries gradients.
 
         Args:
             layer: Name prefix of the layer.
@@ -217,9 +220,7 @@ class StepCounter(MatmulCounter):
 
 def shorten_caption(caption: str) -> str:
     """Returns a clause for messages that quotes a caption, shortened to 80 characters, or states that it is empty."""
-    return (
-        f'its caption is "{textwrap.shorten(caption, 80, placeholder=" …")}"' if caption else "its caption is emptied"
-    )
+    return f'its caption is "{textwrap.shorten(caption, 80, placeholder=" …")}"' if caption else "its caption is empty"
 
 
 def layout_of(sample: VideoSample) -> SampleLayout:

@@ -39,7 +39,7 @@ class TextTokenizer(Configurable):
         """Folder with tokenizer.json, tokenizer_config.json and the chat template, or a hub repository's org/name."""
 
         def substitute(self) -> SubstituteComponent:
-            """Returns a small substitute for the released tokenizer, which plans use if its files are missing."""
+            """Returns the built-in tokenizer that `worldsmith plan` uses if the files of the tokenizer are missing."""
             return SubstituteComponent("path", "a built-in tokenizer", PLACES, tokenizer_files("tiny_tokenizer"))
 
         def check_files(self) -> None:

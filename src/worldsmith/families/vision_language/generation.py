@@ -113,8 +113,10 @@ def media_inputs(
 ) -> dict[str, Tensor]:
     """Returns the image and video arguments of a transformers model for a batch of prompts, by argument name.
 
+    If no prompt has images, the arguments for images are omitted; the same applies to videos.
+
     Args:
-        prompts: Conversations without the answer; arguments for kinds of media that none of them has are omitted.
+        prompts: Conversations without the answer.
         normalize: Converts uint8 patches of an "image" or "video" to float32.
         dtype: Dtype of the patches.
         device: Device of the arguments.

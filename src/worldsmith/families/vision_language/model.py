@@ -207,7 +207,7 @@ class VisionLanguageModel(Model):
         )
 
     def read(self, sample: Conversation, *, normalize: Callable[[Tensor, str], Tensor]) -> None:
-        """Runs one forward pass over a conversation, for forward hooks on the layers; returns nothing.
+        """Runs one forward pass over a conversation and discards the output; only forward hooks observe it.
 
         Args:
             sample: The conversation.
@@ -232,7 +232,7 @@ class VisionLanguageModel(Model):
         return used if used == self.config.policy.attn_implementation else f"{used}, the best available here"
 
     def describe_batches(self) -> str:
-        """Returns text on the batch layout: packed into one row, or padded with the reason."""
+        """Returns text on the batch layout: packed into one row, or padded, with the reason why it is not packed."""
         from worldsmith.families.vision_language.network.backbone import find_packing_obstacle
 
         if self.packs:

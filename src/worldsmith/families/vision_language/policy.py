@@ -42,7 +42,7 @@ class BackboneConfig(Config):
 
 
 class FreezeConfig(Config):
-    """Settings that freeze parameters; any of them suffices. Patterns may match any name of a tied weight."""
+    """Parameters to freeze: all that at least one setting selects. A pattern may match any name of a tied weight."""
 
     freeze_vision_encoder: bool = False
     """Freeze the vision encoder: patch embedding, positions and blocks."""

@@ -150,7 +150,7 @@ def videophy2_sft_super(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("videophy2_sft_edge", starts_from="videophy2_sft_nano", aliases=["videophy2_edge"])
 def videophy2_sft_edge(config: Trainer.Config) -> Trainer.Config:
-    """Variant of videophy2_sft_nano for Cosmos3-Edge. Its backbone is not supported: a start fails with the reason."""
+    """Variant of videophy2_sft_nano for Cosmos3-Edge, whose backbone is not supported: runs stop with an error."""
     config.job.name = "videophy2_sft_edge"
     model = cast(VisionLanguageModel.Config, config.model.config)
     model.policy.backbone = BackboneConfig(model_name="nvidia/Cosmos3-Edge")
@@ -259,7 +259,7 @@ def falling_questions(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("cosmos_rl")
 def cosmos_rl() -> Trainer.Config:
-    """Trains a reasoner on LLaVA annotations; nested specs of Cosmos-RL or TAO start from its defaults."""
+    """Trains a reasoner on LLaVA annotations; its settings are the defaults for spec files of Cosmos-RL and TAO."""
     return Trainer.Config(
         job=JobConfig(task="vlm", project="cosmos_rl", group="sft"),
         model=ModelSpec(

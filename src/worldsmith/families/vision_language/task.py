@@ -49,8 +49,8 @@ class DummyChats(DummyData):
 class VisionLanguageTask(Task):
     """Task that trains a vision-language model on the supervised tokens of conversations with images and videos.
 
-    A batch is a list of `ChatSample`. The loss of a step is the mean over all its supervised tokens, for any ranks,
-    packs and gradient accumulation.
+    A batch is a list of `ChatSample`. The loss of a step is the mean over all its supervised tokens, regardless of the
+    number of ranks, packing and gradient accumulation.
     """
 
     objective_class = NextToken

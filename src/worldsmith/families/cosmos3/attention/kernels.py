@@ -31,14 +31,14 @@ OPERATIONS = {1: "na1d", 2: "na2d", 3: "na3d"}
 
 @dataclass(frozen=True, slots=True)
 class FlexPlan:
-    """Block mask for FlexAttention on packed samples: queries attend only to keys of their own sample."""
+    """FlexAttention inputs for packed samples: a mask with which queries attend only to keys of their own sample."""
 
     key_rows: Tensor
-    """Rows of k and v, sample after sample, [N_kv]."""
+    """Rows of k and v, sample after sample, int64 [N_kv]."""
     block_mask: BlockMask
 
     def to(self, dtype: torch.dtype) -> FlexPlan:
-        """Returns the plan itself, which has no floating-point tensors."""
+        """Returns this plan unchanged: it has no floating-point tensors to convert to `dtype`."""
         return self
 
 
@@ -49,7 +49,7 @@ def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
         q: Queries [N_q, heads, d].
         k: Keys [N_kv, kv_heads, d].
         v: Values [N_kv, kv_heads, d].
-        plan: Result of `plan_flex`.
+        plan: Block mask and row indices of the keys, from `plan_flex`.
 
     Returns:
         Attention output [N_q, heads, d].
@@ -62,9 +62,9 @@ def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
 
 @functools.cache
 def kernel(fused: bool) -> Callable[..., Any]:
-    """Returns FlexAttention: compiled if `fused`, otherwise eager, with all scores in memory.
+    """Returns the function `flex_attention` of torch: compiled if `fused`, otherwise eager.
 
-    The eager form is the only one on a CPU, where it has no backward pass.
+    The eager function stores the full score matrix. It is used on a CPU, where it has no backward pass.
     """
     if fused:
         # One graph with a high limit: beyond it, torch would use the full score matrix without a warning.
@@ -80,12 +80,15 @@ def plan_flex(
     *,
     device: torch.device | str | None = None,
 ) -> FlexPlan:
-    """Plans FlexAttention of consecutive query segments, each over its own rows of the key stream.
+    """Builds the mask and key indices with which consecutive query segments attend to selected keys each.
+
+    A segment is the block of consecutive queries of one sample.
 
     Args:
         query_lengths: Number of queries of each segment.
         key_lengths: Number of keys that each segment attends to.
-        key_rows: Rows of these keys in the key stream, segment after segment, int64 [sum(key_lengths)].
+        key_rows: Row indices of these keys in the tensors k and v of all samples, segment after segment, int64
+            [sum(key_lengths)].
         device: Device of the plan; None: the default device.
     """
     q_samples, kv_samples = (
@@ -97,7 +100,7 @@ def plan_flex(
 def block_diagonal_mask(q_samples: Tensor, kv_samples: Tensor, device: torch.device | str | None) -> BlockMask:
     """Builds the mask with which queries attend to the keys of the same sample.
 
-    `create_block_mask` gives the same result, but computes all N_q x N_kv entries.
+    `create_block_mask` of torch returns the same mask, but computes all N_q x N_kv entries.
 
     Args:
         q_samples: Sample index of each query, sorted, [N_q].
@@ -139,15 +142,15 @@ def block_bounds(samples: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def block_lists(blocks: Tensor, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
-    """Converts a block mask to the arguments of `BlockMask.from_kv_blocks`.
+    """Converts a dense matrix of block pairs to the sparse arguments of `BlockMask.from_kv_blocks`.
 
     Args:
         blocks: Whether a block of queries attends to a block of keys, bool [query blocks, key blocks].
         device: Device of the results.
 
     Returns:
-        For each query block the number of its key blocks, int32 [1, 1, query blocks], and all key blocks ordered so
-        that these come first, int32 [1, 1, query blocks, key blocks].
+        For each query block the number of its key blocks, int32 [1, 1, query blocks], and the indices of all key
+        blocks, those that it attends to first, int32 [1, 1, query blocks, key blocks].
     """
     order = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1, dtype=torch.int32)[None, None].to(device), order.int()[None, None].to(device)
@@ -155,12 +158,12 @@ def block_lists(blocks: Tensor, device: torch.device | str | None) -> tuple[Tens
 
 @dataclass(frozen=True, slots=True)
 class NattenSegment:
-    """Position of one sample in the token streams of a `NattenPlan`, with its token grid and attention windows."""
+    """Rows of one sample in the concatenated text and latent tokens, with its token grid and attention windows."""
 
     latents: slice
-    """Rows of the sample in the latent stream."""
+    """Rows of the sample in the latent tokens of all samples."""
     text: slice
-    """Rows of the sample in the text stream."""
+    """Rows of the sample in the text tokens of all samples."""
     grid: tuple[int, ...]
     """Number of latent tokens along each axis longer than 1."""
     windows: tuple[AxisWindow, ...]
@@ -169,12 +172,12 @@ class NattenSegment:
 
 @dataclass(frozen=True, slots=True)
 class NattenPlan:
-    """Plan of attention with NATTEN: one segment per sample of a pack, in order."""
+    """Plan for neighborhood attention of latents with NATTEN: one segment per packed sample, in their order."""
 
     segments: tuple[NattenSegment, ...]
 
     def to(self, dtype: torch.dtype) -> NattenPlan:
-        """Returns the plan itself, which has no floating-point tensors."""
+        """Returns this plan unchanged: it has no floating-point tensors to convert to `dtype`."""
         return self
 
 
@@ -186,7 +189,19 @@ def natten_available(device: torch.device) -> bool:
 
 
 def run_natten(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: NattenPlan) -> Tensor:
-    """Computes attention of latents with NATTEN, sample by sample; arguments and result as in `latent_attention`."""
+    """Computes attention of latents over their text and over neighboring latents with NATTEN, sample by sample.
+
+    Args:
+        q: Queries of the latents [N_gen, heads, d].
+        k: Keys of the latents [N_gen, kv_heads, d].
+        v: Values of the latents [N_gen, kv_heads, d].
+        text_k: Keys of the text [N_und, kv_heads, d].
+        text_v: Values of the text [N_und, kv_heads, d].
+        plan: Rows, token grid and attention windows of each sample.
+
+    Returns:
+        Attention output [N_gen, heads, d].
+    """
     repeat = q.shape[1] // k.shape[1]  # not every NATTEN kernel supports grouped-query attention
     k, v, text_k, text_v = (x.repeat_interleave(repeat, dim=1) for x in (k, v, text_k, text_v))
     return torch.cat(
@@ -198,7 +213,7 @@ def run_natten(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, 
 
 
 def sample_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, segment: NattenSegment) -> Tensor:
-    """Computes attention of the latents of one sample over its text and over the neighborhoods of its segment.
+    """Computes attention of the latents of one sample over its text and over their neighborhoods.
 
     Args:
         q: Queries [latent tokens, heads, d].

@@ -87,9 +87,9 @@ Windows = tuple[AxisWindow, AxisWindow, AxisWindow]
 
 @dataclass(frozen=True, slots=True)
 class AttentionPattern:
-    """Attention pattern between the latents of a layer: a neighborhood per grid axis, or causal in time.
+    """Attention pattern between the latents of a layer: dense, restricted to a neighborhood, or causal in time.
 
-    Axes of length 1 are dropped.
+    The neighborhood depends on the number of token grid axes that are longer than 1.
     """
 
     profiles: Mapping[int, NeighborhoodConfig]
@@ -136,7 +136,7 @@ class AttentionPattern:
             raise UserError(
                 f"{self.where}: a window of {own.window} with dilation {own.dilation} needs {needed} tokens of "
                 f"{AXES[axis]}, but a sample has {length} (its grid is {' x '.join(map(str, grid))}); "
-                "make it smaller, or use window_size_float, which fits every grid"
+                "use a smaller window, or window_size_float, which fits every grid"
             )
         if own.stride > own.window:
             raise UserError(
@@ -168,10 +168,12 @@ def attention_modes(
     """Returns the attention patterns of a network from its settings.
 
     Args:
-        implementation: "two_way", "three_way" or "flex".
+        implementation: "two_way" (dense attention), "three_way" (supports the two settings below) or "flex" (dense,
+            with FlexAttention).
         num_layers: Number of layers.
-        natten_parameter_list: Per layer, profile ("1d", "2d", "3d") -> neighborhood; empty: all layers are dense.
-        video_temporal_causal: Whether latents attend to no later frame, in all layers.
+        natten_parameter_list: For each layer the neighborhoods by number of grid axes longer than 1: "1d", "2d" or
+            "3d" -> neighborhood. Empty: all layers are dense.
+        video_temporal_causal: Whether latents of all layers attend only to the same and earlier frames.
 
     Raises:
         ValueError: If settings have no effect or contradict each other.
@@ -212,7 +214,7 @@ def attention_modes(
 
 
 def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[int, NeighborhoodConfig]:
-    """Returns the restricted neighborhoods of a layer by number of grid axes.
+    """Returns the neighborhoods of a layer by number of grid axes (1, 2, 3); unrestricted ones are omitted.
 
     Args:
         entry: Neighborhood by profile name: "1d", "2d" or "3d".
@@ -224,7 +226,7 @@ def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[i
     profiles = {}
     for name, profile in entry.items():
         if name not in PROFILES:
-            why = f"'{name}' is not a window shape: expected '1d', '2d' or '3d', the number of axes longer than 1"
+            why = f"unknown neighborhood key '{name}': expected '1d', '2d' or '3d', the number of axes longer than 1"
             raise WrongValueError({where: entry}, why=why)
         rank = len(profile.window_size or profile.window_size_float)
         if rank not in (0, PROFILES[name]):
@@ -271,7 +273,7 @@ def check_device(implementation: str, device: str) -> None:
     if implementation == "flex" and not device.startswith("cuda"):
         raise UserError(
             f"joint_attn_implementation = 'flex' only trains on CUDA; on '{device}' FlexAttention has no backward "
-            "pass. joint_attn_implementation = 'two_way' computes the same"
+            "pass. Use joint_attn_implementation = 'two_way', which computes the same result"
         )
 
 

@@ -28,7 +28,7 @@ GATHERED_KEYS = 2**17
 
 @dataclass(frozen=True, slots=True)
 class SegmentGroup:
-    """Segments that are computed as one batch; shorter segments are padded by repeating their last row."""
+    """Attention segments of similar size that one batched call computes, padded by repeating their last row."""
 
     queries: Tensor
     """Rows of q, [batch * q_length]."""
@@ -42,12 +42,15 @@ class SegmentGroup:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """Attention plan of one pack, segment by segment, for `grouped_attention` and `varlen_attention`."""
+    """Attention plan of packed samples: for each segment of queries, the keys that these queries attend to.
+
+    A segment is a text, the latents of a sample, or a group of frames of a sample.
+    """
 
     causal: bool
     groups: tuple[SegmentGroup, ...]
     restore: Tensor | None
-    """Rows of the concatenated group outputs in the order of q, [N_q]; None when they already are in order."""
+    """For each row of q its row in the concatenated outputs of all groups, [N_q]; None if the order is the same."""
     query_rows: Tensor | None
     """Rows of q, segment after segment, [N_q]; None if the segments are consecutive in q."""
     key_rows: Tensor | None
@@ -62,7 +65,7 @@ class SegmentPlan:
     """Whether some queries of a segment may not attend to all of its keys, in addition to causality."""
 
     def to(self, dtype: torch.dtype) -> SegmentPlan:
-        """Returns a copy with masks of this dtype, so that they are converted once and not in every layer."""
+        """Returns the plan with additive masks (0, -inf) of this dtype, which are thus not converted in every layer."""
         if not self.masked:
             return self
         made: dict[int, Tensor] = {}
@@ -81,7 +84,7 @@ LatentPlan = SegmentPlan | NattenPlan | FlexPlan
 
 
 def text_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """Computes causal attention within each text.
+    """Computes causal attention within the text of each packed sample.
 
     Args:
         q: Queries [N_und, heads, d].
@@ -96,9 +99,9 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor
 
 
 def latent_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: LatentPlan) -> Tensor:
-    """Computes attention of latents over the text and those latents of their own sample that the plan includes.
+    """Computes attention of latents over the text and over latents of their own sample: all, or a neighborhood.
 
-    It is one softmax over text and latents. Any subset of the heads can be passed.
+    One softmax covers text and latents. Any subset of the heads can be passed.
 
     Args:
         q: Queries of the latents [N_gen, heads, d].
@@ -106,7 +109,7 @@ def latent_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Te
         v: Values of the latents [N_gen, kv_heads, d].
         text_k: Keys of the text [N_und, kv_heads, d].
         text_v: Values of the text [N_und, kv_heads, d].
-        plan: Plan of the pack, from `plan_latents`.
+        plan: Plan of the packed samples for the attention pattern of the layer, from `plan_latents`.
 
     Returns:
         Attention output [N_gen, heads, d].
@@ -125,7 +128,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tens
         q: Queries [N_q, heads, d].
         k: Keys [N_kv, kv_heads, d]; with fewer heads than q, this is grouped-query attention.
         v: Values [N_kv, kv_heads, d].
-        plan: Plan of the segments.
+        plan: Segments of queries and the keys that they attend to.
 
     Returns:
         Attention output [N_q, heads, d].
@@ -136,7 +139,10 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tens
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """Computes `packed_attention` with one `scaled_dot_product_attention` per group of segments of similar size."""
+    """Computes attention with one `scaled_dot_product_attention` per group of segments; supports masks.
+
+    Shapes are those of `packed_attention`: q and the output [N_q, heads, d], k and v [N_kv, kv_heads, d].
+    """
     outputs = []
     for group in plan.groups:
         q_batch, k_batch, v_batch = (
@@ -156,7 +162,10 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Ten
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """Computes `packed_attention` with variable-length flash kernels (CUDA, half precision)."""
+    """Computes attention with one call of a variable-length flash kernel (CUDA, half precision, no masks).
+
+    Shapes are those of `packed_attention`: q and the output [N_q, heads, d], k and v [N_kv, kv_heads, d].
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     if plan.query_rows is not None:
@@ -181,18 +190,18 @@ def plan_segments(
     masks: Sequence[Tensor | None] | None = None,
     device: torch.device | str | None = None,
 ) -> SegmentPlan:
-    """Plans the attention of query segments, each over its own rows of the key stream.
+    """Plans the attention of query segments, each over selected keys.
 
     Args:
         query_lengths: Number of tokens of each segment.
         key_lengths: Number of keys that each segment attends to.
-        key_rows: Rows of these keys in the key stream, segment after segment, int64 [sum(key_lengths)]; None if the
-            segments fill the key stream in order.
+        key_rows: Row indices of these keys in k and v, segment after segment, int64 [sum(key_lengths)]; None if the
+            keys of the segments are consecutive in k and v.
         causal: Whether query i attends to keys 0..i; then every segment has the same number of keys and queries.
-        query_rows: Rows of the query stream, segment after segment, a permutation; None if the segments fill the query
-            stream in order.
-        masks: Per segment the keys that its queries attend to, bool [query length, key length], or None for all.
-            Segments that share a mask object run together.
+        query_rows: Row indices of the queries in q, segment after segment: a permutation, int64 [N_q]; None if the
+            segments are consecutive in q.
+        masks: For each segment the keys that its queries attend to, bool [query length, key length], or None for all
+            keys. Segments with the same mask object are computed in one batch.
         device: Device of the plan; None: the default device.
     """
     q_lengths, kv_lengths = torch.tensor(query_lengths), torch.tensor(key_lengths)
@@ -234,7 +243,7 @@ def plan_segments(
 def group_segments(
     query_lengths: Sequence[int], key_lengths: Sequence[int], masks: Sequence[Tensor | None]
 ) -> list[list[int]]:
-    """Groups segments of similar size so that the padding of each group stays below the limits of this module.
+    """Groups segments of similar size so that padding stays below the limits PADDING_SHARE and PADDING_ENTRIES.
 
     Segments with a mask are never padded: those with the same mask form separate groups.
 

@@ -35,7 +35,7 @@ def plan_latents(
     text_lengths: Sequence[int],
     device: torch.device | str | None = None,
 ) -> tuple[LatentPlan, ...]:
-    """Builds one attention plan per pattern of `modes`.
+    """Builds the plans for attention of the latents of packed samples: one plan per attention pattern.
 
     Args:
         modes: Attention patterns of the network.
@@ -78,10 +78,10 @@ def natten_chosen(device: torch.device) -> bool:
 def plan_dense(
     implementation: str, grids: Sequence[Grid], text_lengths: Sequence[int], device: torch.device
 ) -> LatentPlan:
-    """Plans attention of latents over all text and latents of their sample.
+    """Plans dense attention: latents attend to all text and latents of their sample.
 
     Args:
-        implementation: "two_way", "three_way" or "flex", which differs from the others only on CUDA.
+        implementation: "two_way", "three_way" or "flex"; on CUDA, "flex" gives a plan for FlexAttention.
         grids: Grid (t, rows, columns) of the latent tokens of each sample.
         text_lengths: Number of text tokens of each sample.
         device: Device of the plan.
@@ -98,7 +98,7 @@ def plan_dense(
 
 
 def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int]) -> NattenPlan:
-    """Plans one NATTEN call per sample, on its token grid without axes of length 1.
+    """Plans neighborhood attention with one NATTEN call per sample, on its token grid without axes of length 1.
 
     Args:
         windows: Attention windows of each sample; None: dense attention.
@@ -158,7 +158,7 @@ def plan_masked(
 
 
 def stream_rows(grids: Sequence[Grid], text_lengths: Sequence[int]) -> tuple[list[slice], list[slice]]:
-    """Returns the rows of each sample in the latent stream, and its rows in the text stream, as slices."""
+    """Returns the rows of each sample in the concatenated latent tokens, and in the concatenated text tokens."""
     lengths = [frames * rows * columns for frames, rows, columns in grids], text_lengths
     latents, text = (
         [slice(end - length, end) for end, length in zip(accumulate(own), own, strict=True)] for own in lengths

@@ -84,7 +84,8 @@ class MoTAttention(nn.Module):
         """Projects normed text [N_und, hidden] to rotated keys and values, each [N_und, kv_heads, d].
 
         Returns:
-            (keys, values), or (keys, values, keys for latents) if latents attend to keys with another norm.
+            (keys, values), or (keys, values, keys for latents) if the config has `use_und_k_norm_for_gen`: then
+            latents attend to text keys with a norm of the generation tower.
         """
         k, v = self.k_norm(self.heads(self.k_proj(und))), self.heads(self.v_proj(und))
         if self.k_norm_und_for_gen is None:
@@ -92,7 +93,10 @@ class MoTAttention(nn.Module):
         return apply_rotary(k, rotary), v, apply_rotary(self.k_norm_und_for_gen(k), rotary)
 
     def latent_heads(self, gen: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Projects normed latents [N_gen, hidden] to rotated queries, rotated keys, and values: each [N_gen, …, d]."""
+        """Projects normed latents [N_gen, hidden] to rotated queries, rotated keys, and values.
+
+        Queries are [N_gen, heads, d], keys and values [N_gen, kv_heads, d].
+        """
         q = apply_rotary(self.q_norm_moe_gen(self.heads(self.q_proj_moe_gen(gen))), rotary)
         k = apply_rotary(self.k_norm_moe_gen(self.heads(self.k_proj_moe_gen(gen))), rotary)
         return q, k, self.heads(self.v_proj_moe_gen(gen))
@@ -103,11 +107,13 @@ class MoTAttention(nn.Module):
 
 
 class MoTDecoderLayer(nn.Module):
-    """Pre-norm decoder layer with an understanding and a generation parameter set; FSDP shards it as one module.
+    """Pre-norm decoder layer with separate weights for text (understanding) and for latents (generation).
+
+    FSDP shards both sets of weights as one module.
 
     Args:
         config: Config of the network.
-        pattern: Index of the layer's attention pattern among those of the network.
+        pattern: Index of the layer's attention pattern in `AttentionModes.patterns` of the network.
     """
 
     def __init__(self, config: NetworkConfig, pattern: int = 0) -> None:
@@ -137,7 +143,7 @@ class MoTDecoderLayer(nn.Module):
             und: Text stream [N_und, hidden]; None: `memory` is used.
             gen: Latent stream [N_gen, hidden].
             geometry: Positions and attention plans of the pack.
-            memory: Text keys and values that were computed before, instead of `und`.
+            memory: Text (keys, values) of this layer that were computed before; used if `und` is None.
             last: Whether it is the last layer, whose text output is not used.
 
         Returns:
@@ -156,10 +162,10 @@ class MoTDecoderLayer(nn.Module):
         return und, self.write(gen, memory, geometry)
 
     def read(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
-        """Runs the text half of the layer on the text stream [N_und, hidden].
+        """Runs the text half of the layer: causal attention and MLP with the weights of the understanding tower.
 
         Args:
-            und: Text stream.
+            und: Text stream [N_und, hidden].
             geometry: Positions and attention plans of the pack.
 
         Returns:
@@ -170,7 +176,10 @@ class MoTDecoderLayer(nn.Module):
         return self.text_out(und, out), (seen[0] if seen else k, v)
 
     def read_text(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
-        """Runs `read`, for calls outside of `forward`: FSDP all-gathers the layer's weights around this method, too."""
+        """Runs the text half of the layer outside of `forward`; arguments and results are those of `read`.
+
+        FSDP all-gathers the layer's weights for calls of this method, but not for calls of `read`.
+        """
         return self.read(und, geometry)
 
     def remember(self, und: Tensor, geometry: Geometry) -> TextMemory:
@@ -180,12 +189,15 @@ class MoTDecoderLayer(nn.Module):
         return seen[0] if seen else k, v
 
     def write(self, gen: Tensor, memory: TextMemory, geometry: Geometry) -> Tensor:
-        """Runs the latent half of the layer on the latent stream [N_gen, hidden], and returns the next latent stream.
+        """Runs the latent half of the layer: attention and MLP with the weights of the generation tower.
 
         Args:
-            gen: Latent stream.
+            gen: Latent stream [N_gen, hidden].
             memory: (keys, values) of the text in this layer, from `read` or `remember`.
             geometry: Positions and attention plans of the pack.
+
+        Returns:
+            The next latent stream [N_gen, hidden].
         """
         q, k, v = geometry.gen_share.to_heads(*self.latent_in(gen, geometry.gen_rotary))
         out = latent_attention(q, k, v, *memory, geometry.gen_plans[self.pattern])
@@ -194,21 +206,24 @@ class MoTDecoderLayer(nn.Module):
     # Computation per token before and after attention: the compiled methods.
 
     def text_in(self, und: Tensor, rotary: Rotary) -> tuple[Tensor, ...]:
-        """Projects the text stream to queries, keys and values, and to keys for latents if these differ."""
+        """Projects the text stream [N_und, hidden] to (queries, keys, values), and a fourth tensor if needed.
+
+        The fourth tensor contains the keys to which latents attend, if these differ from the keys for text.
+        """
         normed = self.input_layernorm(und)
         return self.self_attn.text_queries(normed, rotary), *self.self_attn.text_keys(normed, rotary)
 
     def text_out(self, und: Tensor, attended: Tensor) -> Tensor:
-        """Returns the next text stream, from the attention output `attended` [N_und, heads, d]."""
+        """Returns the next text stream [N_und, hidden], from the attention output `attended` [N_und, heads, d]."""
         und = und + self.self_attn.o_proj(attended.flatten(1))
         return und + self.mlp(self.post_attention_layernorm(und))
 
     def latent_in(self, gen: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Projects the latent stream [N_gen, hidden] to queries, keys and values."""
+        """Projects the latent stream [N_gen, hidden] to queries [N_gen, heads, d], keys and values (kv_heads)."""
         return self.self_attn.latent_heads(self.input_layernorm_moe_gen(gen), rotary)
 
     def latent_out(self, gen: Tensor, attended: Tensor) -> Tensor:
-        """Returns the next latent stream, from the attention output `attended` [N_gen, heads, d]."""
+        """Returns the next latent stream [N_gen, hidden], from the attention output `attended` [N_gen, heads, d]."""
         gen = gen + self.self_attn.o_proj_moe_gen(attended.flatten(1))
         return gen + self.mlp_moe_gen(self.post_attention_layernorm_moe_gen(gen))
 

@@ -27,13 +27,13 @@ HEADS = ("vae2llm", "llm2vae", "time_embedder", "action2llm", "llm2action", "sou
 
 
 class Cosmos3Network(nn.Module):
-    """Predicts velocities of noisy video latents from text and latents, for any number of samples in one pack.
+    """Network that predicts velocities of noisy video latents from text and latents, for any number of packed samples.
 
     Action and sound heads exist (in the state dict) if the config enables them; their inputs are not supported here.
 
     Args:
         config: Config of the network.
-        attention: Attention patterns of the layers; None: two_way.
+        attention: Attention patterns of the layers; None: two_way (dense attention).
     """
 
     def __init__(self, config: NetworkConfig, attention: AttentionModes | None = None) -> None:
@@ -77,7 +77,8 @@ class Cosmos3Network(nn.Module):
             pack: Layout of the samples.
             latents: Noisy latents [C, t, h, w] of each sample; clean frames must already be clean.
             timesteps: 1000 * sigma of each sample, [n].
-            text_memory: Result of `read_text` for this pack, to skip the understanding tower.
+            text_memory: (keys, values) of the text in each layer, from `read_text` for this pack; None: they are
+                computed by the understanding tower.
 
         Returns:
             Velocity [C, t, h, w] of each sample, float32, exactly 0 at clean frames.
@@ -97,10 +98,10 @@ class Cosmos3Network(nn.Module):
         return self.read_velocity(pack, model.norm_moe_gen(gen), geometry.gen_share)
 
     def check_patterns(self, pack: PackedSequence) -> None:
-        """Raises ValueError if the pack was planned for other attention patterns than the network's."""
+        """Raises ValueError if the attention plans of `pack` were not built for the patterns of this network."""
         if pack.patterns != self.attention.patterns:
             raise ValueError(
-                f"the pack was planned for {len(pack.patterns)} attention patterns that differ from the network's "
+                f"the attention plans of the pack are for {len(pack.patterns)} patterns that differ from the network's "
                 f"({describe_modes(self.attention)}); pass the network's `attention` to pack_samples"
             )
 
@@ -110,7 +111,10 @@ class Cosmos3Network(nn.Module):
         return pack.geometry.to(self.stream_dtype).shared(*shares)
 
     def embed_text(self, pack: PackedSequence, share: TokenSharding) -> Tensor:
-        """Embeds this rank's shard of the text tokens of a pack; returns [text tokens of the rank, hidden]."""
+        """Embeds this rank's shard of the text tokens of a pack; returns [text tokens of the rank, hidden].
+
+        `share` is the distribution of the text tokens over ranks.
+        """
         return self.language_model.model.embed_tokens(share.shard(pack.text_ids)).to(self.stream_dtype)
 
     def embed_latents(
@@ -137,7 +141,7 @@ class Cosmos3Network(nn.Module):
         return tokens + rows.to(tokens.dtype)
 
     def read_velocity(self, pack: PackedSequence, gen: Tensor, share: TokenSharding) -> list[Tensor]:
-        """Projects the final latent stream to velocities, after gathering the shards of all ranks.
+        """Projects the final latent stream to velocities and gathers the shards of all ranks (collective call).
 
         Args:
             pack: Layout of the samples.
@@ -154,21 +158,24 @@ class Cosmos3Network(nn.Module):
         ]
 
     def read_text(self, pack: PackedSequence) -> list[TextMemory]:
-        """Returns for each layer the (keys, values) of the text to which latents attend.
+        """Runs the understanding tower and returns for each layer the (keys, values) to which latents attend.
 
-        They depend only on the text: call it once per pack.
+        The result depends only on the text, so one call per pack serves all sampling steps. If the network is sharded,
+        all ranks must call this method; with context parallelism, each rank gets the keys and values of its heads.
         """
         return self.read_layers(pack)[1]
 
     def text_states(self, pack: PackedSequence) -> Tensor:
-        """Computes the final hidden states of the understanding tower, [N_und, hidden]."""
+        """Computes the hidden states of the understanding tower after the last norm, [N_und, hidden]."""
         states = self.language_model.model.norm(self.read_layers(pack)[0])
         return self.geometry(pack).und_share.gather(states)
 
     def read_layers(self, pack: PackedSequence) -> tuple[Tensor, list[TextMemory]]:
-        """Returns the final text stream, and for each layer the (keys, values) of the text for latents.
+        """Runs the text half of all layers.
 
-        The text stream is this rank's shard, [text tokens of the rank, hidden].
+        Returns:
+            This rank's shard of the final text stream before the last norm, [text tokens of the rank, hidden], and for
+            each layer the (keys, values) of the text to which latents attend.
         """
         model, geometry = self.language_model.model, self.geometry(pack)
         und = self.embed_text(pack, geometry.und_share)
@@ -180,7 +187,7 @@ class Cosmos3Network(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Language model of the backbone, with its language head, which checkpoints contain and generation does not use."""
+    """Language model of the backbone, with its LM head, which checkpoints contain and generation does not use."""
 
     def __init__(self, config: NetworkConfig, patterns: Sequence[int]) -> None:
         super().__init__()

@@ -30,27 +30,30 @@ from worldsmith.models.video_model import SampleLayout
 
 
 class TokenSharding(Protocol):
-    """Distribution of a stream of N tokens over the ranks of a group (context parallelism).
+    """Protocol of the distribution of a sequence of N tokens over the ranks of a group (context parallelism).
 
-    Everything except attention works on a rank's own n tokens. All ranks must call `to_heads`, `to_tokens` and `gather`
-    together.
+    Attention works on all N tokens and some heads per rank, everything else on n tokens per rank. `to_heads`,
+    `to_tokens` and `gather` are collective calls.
     """
 
     def shard(self, tokens: Tensor, fill: float = 0) -> Tensor:
-        """Returns this rank's rows [n, …] of a tensor [N, …] that every rank has; `fill` pads the last shard."""
+        """Returns this rank's rows [n, …] of a tensor [N, …] that is equal on all ranks.
+
+        `fill` is the value of the rows that pad the last shard.
+        """
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Exchanges this rank's tokens with all heads, [n, heads, d], for all tokens with its heads.
+        """Redistributes tensors over ranks: from some tokens with all heads to all tokens with some heads.
 
         Args:
             tensors: Queries, keys or values of this rank's tokens, each [n, heads, d].
 
         Returns:
-            For each tensor [N, heads / ranks, d].
+            For each tensor [N, heads per rank, d].
         """
 
     def to_tokens(self, attended: Tensor) -> Tensor:
-        """Reverts `to_heads`: [N, heads / ranks, d] of all tokens → [n, heads, d] of this rank's tokens."""
+        """Reverts `to_heads`: [N, heads per rank, d] of all tokens → [n, heads, d] of this rank's tokens."""
 
     def gather(self, tokens: Tensor) -> Tensor:
         """Gathers all ranks' tokens [n, …] into one stream [N, …] on every rank."""
@@ -73,7 +76,7 @@ class AllTokens:
 
 
 def unsharded(length: int) -> TokenSharding:
-    """Returns the distribution of a token stream of this length that one rank has completely."""
+    """Returns the distribution without context parallelism: this rank has all `length` tokens."""
     return AllTokens()
 
 
@@ -99,9 +102,7 @@ class Geometry:
         )
 
     def shared(self, und_share: TokenSharding, gen_share: TokenSharding) -> Geometry:
-        """Returns a copy for one context-parallel rank, with the rotary tables of its tokens only.
-
-        Attention plans still cover all tokens.
+        """Returns a copy for one context-parallel rank: rotary tables cover its tokens only, plans all tokens.
 
         Args:
             und_share: Distribution of the text tokens over ranks.
@@ -118,7 +119,10 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class PackedSequence:
-    """n samples as two token streams, `text_ids` [N_und] and N_gen latent tokens; each sample is contiguous in both."""
+    """Layout of n packed samples as two sequences: `text_ids` [N_und], and N_gen latent tokens (without their values).
+
+    The tokens of a sample are contiguous in both sequences.
+    """
 
     layouts: tuple[SampleLayout, ...]
     text_ids: Tensor
@@ -160,14 +164,14 @@ def pack_samples(
     attention: AttentionModes | None = None,
     device: torch.device | str | None = None,
 ) -> PackedSequence:
-    """Packs samples into two streams; positions restart with every sample.
+    """Packs samples into two sequences, text tokens and latent tokens; positions restart with every sample.
 
     Args:
         layouts: Layouts of the samples.
         config: Config of the network.
         eos_id: End-of-sequence token, appended to each caption.
-        vision_start_id: Vision-start token, appended after it.
-        attention: Attention patterns of the network; None: two_way.
+        vision_start_id: Vision-start token, appended after `eos_id`.
+        attention: Attention patterns of the network; None: two_way (dense attention).
         device: Device of the pack; None: the default device.
 
     Raises:

@@ -80,9 +80,10 @@ header of `adapter_model.safetensors`, where it looks for it under the prefix of
 
 
 class Cosmos3Formats(FamilyFormats):
-    """Reads Cosmos3 weights in diffusers, native and reasoner folders, and exports them to several formats.
+    """Weight formats of Cosmos3.
 
-    The export formats are a diffusers pipeline, a native export, and LoRA adapters for PEFT.
+    It reads folders of diffusers, native exports (internal parameter names) and reasoners (language models in
+    transformers' format). It exports diffusers pipelines, native exports, and LoRA adapters for PEFT.
     """
 
     reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Edge reasoner folder (safetensors)"
@@ -98,7 +99,9 @@ class Cosmos3Formats(FamilyFormats):
         return parse_settings(section(model_config, "network"))
 
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
-        """Returns a model spec with the network of a run; imports no config class that the run's config names.
+        """Returns a model spec with the network settings of a run; all other settings have default values.
+
+        No class that the run's config names is imported.
 
         Args:
             model: Section `model` of the run's config, as plain data.
@@ -219,7 +222,7 @@ def generator(config: Configurable.Config) -> Cosmos3Generator.Config:
 
 
 def export_stored_generator(model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """Writes a stored model as a diffusers pipeline to the folder `out`, by `export_pipeline`.
+    """Loads a stored model and writes it as a diffusers pipeline to the folder `out`.
 
     Args:
         model: The stored model.
@@ -244,7 +247,10 @@ def check_stored(model: StoredModel) -> None:
 
 
 def stored_weights(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """Returns the weights of a stored model by diffusers name, in the dtypes of an export with these options."""
+    """Returns the weights of a stored model on the CPU, by diffusers name, in the dtypes that an export would have.
+
+    Only `options.dtype` is used.
+    """
     return exported_weights(model.load(full_precision=True), options.dtype)
 
 
@@ -278,7 +284,8 @@ def export_pipeline(
         generator: The model.
         out: Folder to create.
         source: Origin of the weights, for worldsmith.json.
-        card: Facts for the model card, such as the training data; None: none.
+        card: Facts for the model card, stored as section `card` of worldsmith.json, such as "data", the path of the
+            training data; None: only the number of parameters.
         dtype: Dtype of the weights.
         force: Whether an older export is replaced; other files never are.
         max_shard_size: Max size of a weight file, such as "10GB".

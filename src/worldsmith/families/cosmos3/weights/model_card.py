@@ -67,7 +67,7 @@ tags: [lora]
 
 # {name}
 
-Low-rank adapters (rank {about["rank"]}, alpha {about["alpha"]}, {about["layers"]} layers) of a Cosmos3-style
+LoRA adapters (rank {about["rank"]}, alpha {about["alpha"]}, {about["layers"]} layers) of a Cosmos3-style
 video generator: {origin(about, "ones")}.
 They apply only to {base}, called `BASE` below (a diffusers pipeline).
 
@@ -78,7 +78,7 @@ transformer = Cosmos3OmniTransformer.from_pretrained("BASE", subfolder="transfor
 transformer = PeftModel.from_pretrained(transformer, "{name}")
 ```
 
-or, with diffusers alone:
+or, with diffusers only:
 
 ```python
 transformer.load_lora_adapter("{name}", prefix="base_model.model", weight_name="adapter_model.safetensors")

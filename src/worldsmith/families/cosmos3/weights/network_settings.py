@@ -35,7 +35,9 @@ CHOICES = ("base_fps", "enable_fps_modulation", "unified_3d_mrope_reset_spatial_
 
 
 def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> NetworkDifference:
-    """Compares stored network settings with a network, as text: `head_dim is 64 in the weights and 128 in the config`.
+    """Returns the differences between stored network settings and a network, sorted by their consequence.
+
+    Each difference is a clause such as `head_dim is 64 in the weights and 128 in the config`.
 
     Args:
         stored: Settings that the weights state; missing or None: not compared.
@@ -121,7 +123,7 @@ def released_tier(shapes: Mapping[str, list[int]]) -> NetworkConfig | None:
 
 
 def head_names(source: WeightSource, heads: Sequence[str]) -> list[str]:
-    """Returns the name prefixes of the weights of those requested heads that the source lacks.
+    """Returns the name prefixes of the weights of all requested heads that `source` does not contain.
 
     Args:
         source: The weights.

@@ -36,11 +36,11 @@ QWEN_STACK, QWEN_HEAD = "model.language_model.", "lm_head.weight"
 
 
 def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
-    """Returns the naming scheme of a folder's tensors; None if the tensors are not of this family.
+    """Returns the naming scheme of a folder's tensors; None if they do not belong to a Cosmos3 network.
 
     Args:
         keys: Tensor names in the folder.
-        formats: Weight formats of the family.
+        formats: Weight formats of the family; its name and its reader of native settings are used.
     """
     prefix = next((prefix for prefix in (NATIVE_PREFIX, "net.") if any(key.startswith(prefix) for key in keys)), None)
     if prefix is not None:
@@ -101,10 +101,10 @@ def read_network_settings(
 def naming_with_copies(
     family: str, describe: str, names: Mapping[str, str], read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> Naming:
-    """Returns a naming scheme in which the tensors of a reasoner also initialize the generation tower.
+    """Returns a naming scheme; for a reasoner, its tensors also initialize the generation tower.
 
-    The generation tower starts as a copy of the understanding tower, and a reasoner has neither heads nor norms that
-    have no counterpart there.
+    A reasoner has only the understanding tower: its weights are copied to the generation tower. Generation heads, and
+    norms without counterpart in the understanding tower, are marked as weights that a reasoner never contains.
 
     Args:
         family: Name of the model family.
@@ -122,12 +122,12 @@ def naming_with_copies(
 
 
 def is_reasoner(names: Iterable[str]) -> bool:
-    """Returns whether these internal parameter names include none of the generation tower, as those of a reasoner."""
+    """Returns whether no internal parameter name is of the generation tower, so the weights are of a reasoner."""
     return not any(TOWER in name for name in names)
 
 
 def is_generation(name: str) -> bool:
-    """Returns whether a weight belongs to a component that the checkpoint of a reasoner does not have."""
+    """Returns whether the weight with this internal name is never in a reasoner: generation tower and heads."""
     return name.startswith(HEADS) or TOWER in name or "k_norm_und_for_gen" in name
 
 
@@ -231,7 +231,7 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if not is_edge and "qwen3" not in kind and kind != NATIVE_TYPE:
         raise ValueError(f"model_type is '{kind}'; expected a Qwen3-VL, Edge or Nemotron text model")
     if "moe" in kind:
-        raise ValueError(f"model_type is '{kind}': mixture-of-experts reasoners do not belong to this family")
+        raise ValueError(f"model_type is '{kind}': mixture-of-experts reasoners are not supported")
     settings |= EDGE_STYLE if is_edge else QWEN_STYLE
     return settings | rope_settings(text)
 
@@ -239,7 +239,7 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def nemotron_settings(config: Mapping[str, Any], *, layers: int) -> dict[str, Any]:
     """Returns the network settings from a Nemotron-H config of transformers or of the Edge reasoner.
 
-    The Nemotron-H config has no rotary frequencies; those of the Edge network are used, with a log message.
+    If head_dim is that of the Edge network, its rotary settings replace missing ones, with a warning in the log.
 
     Args:
         config: Content of config.json.

@@ -36,17 +36,17 @@ DONE = "_is_hf_initialized"
 def make_network(folder: Path, attention: str, *, packed_attention: str = "") -> PreTrainedModel:
     """Builds the network that config.json describes, in float32 on the default device; no weights are loaded.
 
-    Persistent buffers become frozen parameters: they are weights without gradients, such as the balance of a router,
-    and are loaded, saved and sharded like others.
+    Persistent buffers (such as the bias of an expert router) become parameters without gradients, so that they are
+    loaded, saved and sharded like other weights.
 
     Args:
         folder: Folder with config.json.
         attention: Value of `attn_implementation`.
-        packed_attention: Name of the attention for samples that share a row, used if the network uses sdpa and can
-            pack.
+        packed_attention: Name in transformers' attention registry of the implementation for packed rows; it replaces
+            sdpa in the decoder if the network supports packing. "": none.
 
     Raises:
-        ValueError: If the network cannot be trained here.
+        ValueError: If this package cannot train the network, or transformers cannot build it.
     """
     settings = read_settings(folder)
     model_type = settings.get("model_type")

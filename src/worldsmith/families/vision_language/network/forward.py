@@ -68,7 +68,7 @@ class Inputs:
 def loss_of(network: Any, inputs: Inputs, loss: Callable[[Tensor, Tensor, Head], Tensor]) -> Tensor:
     """Computes a loss over the supervised tokens of a batch, and returns it.
 
-    It is bound to the network as a method, so that FSDP all-gathers the weights around it.
+    `make_network` binds this function to the network as a method, so that FSDP all-gathers the weights for the call.
 
     Args:
         network: The transformers model.
@@ -121,7 +121,7 @@ def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWi
 def plan_vision(visual: Any, grids: Tensor) -> dict[str, Any]:
     """Computes the keyword arguments of a vision encoder that depend only on the sizes of images and frames.
 
-    They are computed once per pack on the CPU; otherwise the encoder copies sizes from the device to the host.
+    They are computed once per batch on the CPU; otherwise the encoder would copy sizes from the device to the host.
 
     Args:
         visual: Vision encoder of transformers.

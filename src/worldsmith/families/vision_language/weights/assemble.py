@@ -46,12 +46,12 @@ def assemble(
     force: bool = False,
     max_shard_size: int = 5 * GIGABYTE,
 ) -> list[str]:
-    """Writes a model folder from the language model of a generator and a vision tower.
+    """Writes a Qwen3-VL model folder with the language model of a video generator (Cosmos3) and a vision tower.
 
     The source of each tensor is recorded in `tensor_origins.json`. The folder is read again before it appears at `out`.
 
     Args:
-        path: A generator, in any format that `open_weights` accepts.
+        path: Weights of the generator, in any format that `open_weights` accepts.
         out: The new model folder.
         base: Qwen3-VL folder that provides config, tokenizer, chat template, preprocessor settings, and the vision
             tower if the generator has none; None: the released model of the language model's size.
@@ -166,7 +166,7 @@ def require_tower(folder: Path, tower: WeightSource, dtype_of: Any) -> None:
     Args:
         folder: The written model folder.
         tower: Source of the vision tower.
-        dtype_of: Returns the stored dtype of a tensor by its name in the folder.
+        dtype_of: Function from a tensor name in the folder to its stored torch.dtype.
     """
     import torch
 

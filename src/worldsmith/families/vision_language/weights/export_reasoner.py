@@ -119,8 +119,8 @@ tags: [lora]
 
 # {name}
 
-Low-rank adapters (rank {about["rank"]}, alpha {about["alpha"]}, {about["layers"]} layers): {origin(about, "ones")}.
-They belong to {base}, and to no other weights: `model` below is the model of transformers with them.
+LoRA adapters (rank {about["rank"]}, alpha {about["alpha"]}, {about["layers"]} layers): {origin(about, "ones")}.
+They apply only to {base}: `model` below is the transformers model with these base weights.
 
 ```python
 from peft import PeftModel

@@ -147,7 +147,7 @@ class VisionLanguageFormats(FamilyFormats):
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
         """Returns the model config that an export records, as plain data.
 
-        It names the backbone folder as the source of all files except the weights, which are those of the export.
+        `model_name` is still the original backbone folder; `safetensors_path` is empty: the export has the weights.
         """
         model = to_dict(spec)
         model["config"]["policy"]["backbone"] |= {

@@ -198,7 +198,7 @@ def write_media_limits(media: Mapping[str, Any], folder: Path, model_type: str =
     Missing files are not created, except for the video file where transformers would apply the limits of images.
 
     Args:
-        media: The run's `dataloader_train.processor.media`.
+        media: Section `dataloader_train.processor.media` of the run's config, as plain data.
         folder: Exported model folder.
         model_type: `model_type` of config.json.
     """
@@ -245,7 +245,8 @@ def for_videos(
     Args:
         stated: Settings in the file.
         given: Limits of the run that are set, by the field names of `dataloader_train.processor.media`.
-        by_frame: Default limits of a model type whose pixel limits apply to one frame; None: they apply to a video.
+        by_frame: Default video settings of a model type whose pixel limits apply to one frame (an item of `BY_FRAME`);
+            None: pixel limits apply to the complete video.
     """
     if by_frame is None:
         changed = with_size(stated, None, given.get("total_pixels"))

@@ -86,7 +86,7 @@ class Quantization:
 
     @property
     def needs_inputs(self) -> bool:
-        """Whether calibration data must determine the range of activations, because the scheme fixes it in advance."""
+        """Whether the scheme has static scales of activations, which require calibration data."""
         return self.inputs is not None and self.inputs.dynamic is not True
 
     def require_groups(self, scheme: str) -> None:
@@ -316,7 +316,7 @@ class ReasonerQuantizer(Quantizer):
         unseen = [name for name in layers if name not in seen.largest]
         if unseen:
             raise UserError(
-                f"no calibration sample reached {unseen[0]} ({len(unseen)} layers in total); use other data"
+                f"no calibration sample reached {unseen[0]} ({len(unseen)} layers in total); use other calibration data"
             )
         self.weights.seen = seen
 
