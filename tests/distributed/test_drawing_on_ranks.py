@@ -70,14 +70,14 @@ def test_rank_0_decides_when_samples_are_drawn(folder: Path) -> None:
 def test_what_fails_on_rank_0_alone_ends_no_run(folder: Path) -> None:
     assert read(folder / "undecodable") == []
     said = (folder / "undecodable/messages.jsonl").read_text()
-    assert "no samples are generated after step 0, but the run continues: OutOfMemoryError" in said
+    assert "sample generation failed after step 0, but the run continues: OutOfMemoryError" in said
 
 
 def test_forward_passes_that_fail_end_no_run(folder: Path) -> None:
     """In the middle of a layer on both ranks, then on rank 1 after the last layer."""
     assert read(folder / "failing") == []
     said = (folder / "failing/messages.jsonl").read_text()
-    assert "no samples are generated after step 1, but the run continues: OutOfMemoryError: no memory is left" in said
+    assert "sample generation failed after step 1, but the run continues: OutOfMemoryError: no memory is left" in said
     assert "2 sample generations have failed" in said
 
 

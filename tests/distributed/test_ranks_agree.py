@@ -33,7 +33,7 @@ TOLD = {
     "other_data": r"UserError: \[E122\] the processes of this run see different data:\n  process 0: 3 samples in \S+\n"
     r"  process 1: 2 samples in ",
     "unseen_files": r"SaveError: \[E110\] the checkpoint iter_000000002 could not be written .* process 0 "
-    r"cannot find \S+: do all nodes share this folder",
+    r"does not see \S+: it must be on storage that all nodes share",
 }
 
 

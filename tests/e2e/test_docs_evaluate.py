@@ -61,7 +61,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "is complete for these videos (to generate and measure them again: --force)" in again[0]
     assert again[1:] == table
     assert "psnr: 3 not measured (trained): no real video is known (extra.real)" in table
-    assert "adherence: 2 not measured (untrained): no moving-shape annotations (extra)" in table
+    assert "adherence: 2 not measured (untrained): no moving-shape attributes in the sample's extra" in table
     assert [line.split()[0] for line in beside[1:6]] == ["psnr", "ssim", "motion_error", "motion", "flicker"]
     facts = json.loads(Path("evaluation/evaluation.json").read_text())
     assert [(one["name"], one["seed"]) for one in facts["samples"]["trained"]] == [

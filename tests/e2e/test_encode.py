@@ -128,5 +128,5 @@ def test_runs_that_keep_nothing_are_refused(world: Path, tmp_path: Path, capsys:
     with pytest.raises(UserError, match=r"the latent cache .*file/cache cannot be written"):
         encode(world, tmp_path / "file" / "cache")
     reasoner = reasoner_runs.reasoner_config(reasoner_runs.make_world(tmp_path / "reasoner", samples=1))
-    with pytest.raises(UserError, match="its samples are not encoded before the network"):
+    with pytest.raises(UserError, match="its samples are not encoded before training"):
         Encode.Config().build(run=Loaded(resolve(reasoner))).run()

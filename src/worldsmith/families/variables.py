@@ -21,9 +21,9 @@ def hub_variable_advice(variable: str, repository: str) -> dict[str, str]:
 
 
 def merged_reasoner(size: str, public: str) -> dict[str, str]:
-    """Returns {"VLM_SAFETENSORS_PATH": how to get the weights of a reasoner}, shown if the variable is not set.
+    """Returns {"VLM_SAFETENSORS_PATH": how to get the weights of a vision-language model}, shown if it is not set.
 
-    They are the language model of a Cosmos3 generator with the vision encoder of Qwen3-VL, or the public Qwen3-VL.
+    The weights are the language model of a Cosmos3 generator with the vision encoder of Qwen3-VL, or those of Qwen3-VL.
 
     Args:
         size: Size in the name of the generator, such as "Nano".
@@ -31,6 +31,7 @@ def merged_reasoner(size: str, public: str) -> dict[str, str]:
     """
     return {
         "VLM_SAFETENSORS_PATH": f"`worldsmith convert --checkpoint-path nvidia/Cosmos3-{size} --to vlm -o DIR`, then "
-        f"`export VLM_SAFETENSORS_PATH=DIR`; or Qwen/Qwen3-VL-{public}-Instruct instead of DIR: the public reasoner; "
-        "or none: random weights"
+        "`export VLM_SAFETENSORS_PATH=DIR`; for the public model: "
+        f"`export VLM_SAFETENSORS_PATH=Qwen/Qwen3-VL-{public}-Instruct`; for random weights: "
+        "`export VLM_SAFETENSORS_PATH=none`"
     }

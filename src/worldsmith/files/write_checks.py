@@ -70,4 +70,6 @@ def require_only(folder: Path, own: Collection[str], *, within: Collection[str] 
     others = [name for name in others if within is None or Path(name).parts[0] in within]
     if others:
         shown = ", ".join(others[:SHOWN]) + (f" and {len(others) - SHOWN} more" if len(others) > SHOWN else "")
-        raise FileExistsError(f"{folder} contains files that were not written with it: {shown}. Move these files first")
+        raise FileExistsError(
+            f"{folder} cannot be replaced, because it contains other files: {shown}. Move these files first"
+        )

@@ -19,7 +19,7 @@ BESIDE_STEPS = "on the GPU during a step, until all latents are cached"
 
 
 def encoded_first(work: StepWork) -> str:
-    """Returns the assumption on encoders, as text, for a run whose latent cache is complete before it starts.
+    """Returns the assumption that no encoder is on the GPU, as text, since the latent cache is filled before the run.
 
     Args:
         work: Simulated step, with the peak memory of `worldsmith encode`.
@@ -27,7 +27,7 @@ def encoded_first(work: StepWork) -> str:
     needed = CONTEXT + (1 + FRAGMENTATION) * work.encode_bytes
     return (
         "not on the GPU: `worldsmith encode` fills the latent cache before the run, for all epochs, and needs "
-        f"{needed / GIB:.1f} GiB of a GPU"
+        f"{needed / GIB:.1f} GiB of GPU memory"
     )
 
 
@@ -42,7 +42,7 @@ def assumptions(
     open_variables: Sequence[str] = (),
     substitutes: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Returns the assumptions of a plan as texts by topic.
+    """Returns the assumptions of a plan as texts by topic, such as "data", "margins" or "speed".
 
     Args:
         config: Config of the run.
@@ -74,8 +74,8 @@ def assumptions(
         found["margins"] += f", buffers of collectives {COMMUNICATION / GIB:g} GiB"
     used = min(ranks, gpu.per_machine)
     found["machine"] = (
-        f"{used} GPU{'s' * (used > 1)}; host RAM of a process {PROCESS / GIB:g} GiB, of a loader worker "
-        f"{WORKER / GIB:g} GiB"
+        f"{used} GPU{'s' * (used > 1)}; host RAM: {PROCESS / GIB:g} GiB per process, {WORKER / GIB:g} GiB per data "
+        "loader worker"
     )
     if compiled:
         found["compiling"] = "layers were simulated uncompiled; compiled layers keep fewer activations"
@@ -85,26 +85,26 @@ def assumptions(
     found["speed"] = (
         f"{format_percents(products)} of {gpu.peak_flops / 1000000000000.0:g} TFLOP/s in matmuls, "
         f"{format_percents(attention)} in attention; {format_percents(EFFICIENCIES['memory'][0])} of "
-        f"{gpu.bandwidth / 1000000000000.0:g} TB/s elsewhere"
+        f"{gpu.bandwidth / 1000000000000.0:g} TB/s in other operators"
     )
     if compiled:
-        found["speed"] += f", for {format_percents(EFFICIENCIES['unfused'][0])} of the bytes, since layers are compiled"
+        found["speed"] += f", whose bytes compiling reduces to {format_percents(EFFICIENCIES['unfused'][0])}"
     if ranks > 1:
-        links = f"{gpu.link / 1e9:g} GB/s one way between GPUs of a machine"
+        links = f"{gpu.link / 1e9:g} GB/s per direction between GPUs of a machine"
         if ranks > gpu.per_machine:
-            links += f", {gpu.network / 1000000000.0:g} GB/s between machines per GPU"
+            links += f", {gpu.network / 1000000000.0:g} GB/s per GPU between machines"
             links += (
-                f"; {HOP * 1000000.0:g} us per hop, {NETWORK_HOP * 1000000.0:g} us between machines, by a tree "
-                "or a ring"
+                f"; latency {HOP * 1000000.0:g} us per hop in a machine, {NETWORK_HOP * 1000000.0:g} us between "
+                "machines, over a tree (fast) or a ring (slow)"
             )
         found["links"] = (
-            f"{format_percents(EFFICIENCIES['links'][0])} of {links}; fast: overlapped with computation, slow: not"
+            f"{format_percents(EFFICIENCIES['links'][0])} of {links}; overlapped with computation (fast) or not (slow)"
         )
     disk = EFFICIENCIES["disk"][0]
     found["saves"] = f"written at {disk.fast / 1000000000.0:g} to {disk.slow / 1000000000.0:g} GB/s in total"
     if loop.run_validation:
-        counted = f"a pack takes {format_percents(FORWARD)} of the time of a training pack"
-        found["validation"] = "not counted: the number of packs is unknown" if loop.max_val_iter is None else counted
+        counted = f"a batch takes {format_percents(FORWARD)} of the time of a training batch"
+        found["validation"] = "not counted: the number of batches is unknown" if loop.max_val_iter is None else counted
     found["not counted"] = "waiting for data, kernel launches, loading weights, generating samples"
     return found
 

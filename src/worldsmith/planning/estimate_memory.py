@@ -130,7 +130,7 @@ class Parts:
 def host_memory(
     config: Trainer.Config, degrees: Degrees, *, per_machine: int, staged: int, loaded: int = 0, sample_bytes: int
 ) -> Parts:
-    """Estimates the peak host RAM of one machine, at the start or while training.
+    """Estimates the peak host RAM of one machine: while weights are loaded or in training, whichever is larger.
 
     Args:
         config: Config of the run.

@@ -35,10 +35,10 @@ class EstimateRange:
 NOTHING = EstimateRange(0.0, 0.0)
 
 EFFICIENCIES = {
-    "matmuls": (EstimateRange(0.94, 0.56), "of the fraction of the peak that one large matmul reaches"),
+    "matmuls": (EstimateRange(0.94, 0.56), "of the FLOP/s that one large matmul reaches"),
     "attention": (
         EstimateRange(0.6, 0.275),
-        "of the fraction of the peak that one large matmul reaches, by attention forward and backward",
+        "of the FLOP/s that one large matmul reaches, by attention forward and backward",
     ),
     "memory": (EstimateRange(0.85, 0.6), "of the bandwidth, by all other operators"),
     "unfused": (EstimateRange(0.3, 0.5), "of the bytes of all other operators remain if layers are compiled"),
@@ -101,7 +101,7 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
 
 
 def estimate_seconds(amount: float, rate: float, kind: str) -> EstimateRange:
-    """Estimates the seconds for `amount` units at `rate` units per second times the efficiencies of `kind`."""
+    """Estimates the seconds for `amount` units at `rate` units/s times the efficiencies `EFFICIENCIES[kind]`."""
     return divide_by_rates(amount, EFFICIENCIES[kind][0] * rate)
 
 

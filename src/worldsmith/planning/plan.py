@@ -61,14 +61,14 @@ def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
 
 
 def least_ranks(config: Trainer.Config) -> int:
-    """Returns the min number of ranks with which the parallelism degrees of `config` are possible."""
+    """Returns the minimum number of ranks that the parallelism degrees of `config` allow."""
     parallelism = config.model.config.parallelism
     shard, replicate = parallelism.data_parallel_shard_degree, parallelism.data_parallel_replicate_degree
     return max(shard, 1) * max(replicate, 1) * parallelism.context_parallel_shard_degree
 
 
 def run_table(config: Trainer.Config) -> Table:
-    """Returns size and training state of each weight of a run; builds the network on the meta device if required."""
+    """Returns the weights of a run by internal parameter name; builds the network on the meta device if required."""
     table = weight_table(config.model.config, config.optimizer.keys_to_select)
     if table is not None:
         return table

@@ -25,7 +25,7 @@ from worldsmith.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A config that can be built in a simulation, since missing pretrained components are substituted."""
+    """Config for a simulation, in which missing pretrained components are substituted, and the list of substitutes."""
 
     config: Any
     assumptions: list[str]
@@ -61,7 +61,10 @@ def substitute_missing_components(config: Any) -> Iterator[Stated]:
 
 
 def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields (path, section) of each config section in `section` (at `path`) that can name a released component."""
+    """Yields (dotted path, section) of each config section in `section` that names files of a pretrained component.
+
+    `path`: dotted path of `section` itself, which is yielded too if it has a method `substitute`.
+    """
     if hasattr(section, "substitute"):
         yield path, section
     for field in fields(section):
@@ -71,7 +74,10 @@ def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def find_missing_files(section: Any, part: SubstituteComponent) -> str | None:
-    """Returns the reason why the files of the component `part` of `section` are not usable; None if they are."""
+    """Returns why the pretrained files that the config section `section` names are not usable; None if they are.
+
+    `part`: the substitute for them, with the name of the config field and the file patterns.
+    """
     name = getattr(section, part.field)
     if is_local(name):
         try:
@@ -85,7 +91,10 @@ def find_missing_files(section: Any, part: SubstituteComponent) -> str | None:
 
 
 def write_files(folder: Path, contents: Contents) -> None:
-    """Writes the files of a substituted component into `folder`: links to paths, mappings as JSON, or empty."""
+    """Writes the files of a substituted component into `folder`.
+
+    `contents`: by file name, a path (written as a symbolic link), a mapping (as JSON) or None (as an empty file).
+    """
     for name, content in contents.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +127,7 @@ def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
     """Returns the largest of the first batches of the dataset, or dummy batches if the dataset cannot be read.
 
     Args:
-        stated: Result of `substitute_missing_components`.
+        stated: Config of the run with substituted components.
         ranks: Number of ranks of the run.
     """
     task, data = task_for(stated.config, ranks), stated.config.dataloader_train
@@ -160,7 +169,10 @@ def read_batches(config: Any, task: Task) -> PlannedBatches:
     batches = [[task.dummy_data.fill_sample(sample, encoded=encoded) for sample in pack] for pack in packs[:count]]
     sizes = [task.size(pack) for pack in batches]
     samples, tokens = (sum(numbers) for numbers in zip(*sizes))
-    described = f"{samples:,} samples with {tokens:,} tokens, the most in {len(packs)} batches of {loader.dataset.name}"
+    described = (
+        f"{samples:,} samples with {tokens:,} tokens, the largest of the first {len(packs)} batches of "
+        f"{loader.dataset.name}"
+    )
     return replace(planned(config, task, batches, described), num_samples=loader.dataset.num_samples)
 
 
@@ -190,7 +202,7 @@ def is_cached(config: Any) -> bool:
 
 
 def why_not_encodable(config: Any) -> str:
-    """Returns the reason why encoders stay on the GPU even if all clips were encoded before; "" if they do not."""
+    """Returns why a run needs encoders on the GPU even if all clips were encoded before; "" if it does not."""
     data, val = config.dataloader_train, config.dataloader_val
     if not hasattr(data, "latent_cache"):
         return f"runs of '{config.model.name}' have no latent cache"

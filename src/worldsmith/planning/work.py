@@ -53,7 +53,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Work of one rank in a simulated steady optimizer step, whose optimizer state exists, and memory of all phases."""
+    """Work of one rank in a simulated optimizer step with existing optimizer state, and the memory of all phases."""
 
     rank: int
     ranks: int

@@ -55,7 +55,7 @@ def test_a_step_that_cannot_be_planned_is_a_note(run: Any, monkeypatch: pytest.M
 
 
 def test_a_gpu_that_nobody_knows_is_refused_at_once(run: Any) -> None:
-    with pytest.raises(UserError, match="there is no GPU 'h1000'"):
+    with pytest.raises(UserError, match="unknown GPU 'h1000'"):
         next(DryRun.Config(gpu="h1000").build(run=Loaded(run)).lines())
 
 

@@ -77,7 +77,7 @@ def test_changed_weights_are_refused_naming_both_sources(tmp_path: Path) -> None
     require_same(tmp_path, weights(), source="the new base")
     other = weights()
     other["a"][0, 0] += 1e-7
-    with pytest.raises(UserError, match="those of the old base, but those of the new base differ"):
+    with pytest.raises(UserError, match="the frozen weights of the old base, but those of the new base differ"):
         require_same(tmp_path, other, source="the new base")
     run, first = tmp_path / "run", tmp_path / "iter_000000004" / "model"
     (run / "checkpoints/iter_000000009").mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_changed_weights_are_refused_naming_both_sources(tmp_path: Path) -> None
     (run / LOAD_REPORT).write_text(json.dumps({"folder": str(first)}))
     for made, words in ((False, "no longer exists: use a copy"), (True, "use that folder as checkpoint.load_path")):
         first.mkdir(parents=True) if made else None
-        with pytest.raises(UserError, match=f"The run first read them from .*iter_000000004/model.*{words}"):
+        with pytest.raises(UserError, match=f"The run started from .*iter_000000004/model.*{words}"):
             require_same(run / "checkpoints/iter_000000009", other, source="the new base")
     with pytest.raises(UserError, match="2 frozen tensors, but this run freezes 1"):
         require_same(tmp_path, {"a": other["a"]}, source="the new base")

@@ -52,9 +52,9 @@ def test_a_size_is_a_gpu_without_rates(word: str, memory: int) -> None:
 
 
 def test_a_wrong_word_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"there is no GPU 'h10-80': did you mean h100-80.*Known GPUs: b200, .*24GB"):
+    with pytest.raises(UserError, match=r"unknown GPU 'h10-80': did you mean h100-80.*Known GPUs: b200, .*24GB"):
         find_gpu("h10-80")
-    with pytest.raises(UserError, match="there is no GPU '0GB'"):
+    with pytest.raises(UserError, match="unknown GPU '0GB'"):
         find_gpu("0GB")
 
 

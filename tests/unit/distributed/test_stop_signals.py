@@ -63,7 +63,9 @@ def test_a_folder_of_that_name_counts_and_is_removed_unless_it_holds_something(
         (place / "kept").mkdir(parents=True)
         stop.remove_stop_file()
     assert (place / "kept").is_dir()
-    assert caplog.messages == [f"remove {place}, or the next start stops as well: Directory not empty"]
+    assert caplog.messages == [
+        f"{place} cannot be removed, so the next start would stop as well; remove it: Directory not empty"
+    ]
 
 
 def test_a_terminal_that_is_closed_asks_for_a_stop_and_takes_no_more_output(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_contradictions_are_refused_with_the_sample(settings: dict[str, Any], wo
 
 
 def test_what_nobody_says_is_asked_for() -> None:
-    with pytest.raises(UserError, match="state height, width, num_frames, fps of its training; set --height"):
+    with pytest.raises(UserError, match="record the height, width, num_frames, fps of its training; set --height"):
         one({}, defaults=Cosmos3Defaults(shift=3.0))
     with pytest.raises(UserError, match="set --shift"):
         one({"height": 64, "width": 64, "num_frames": 5, "fps": 8.0}, defaults=Cosmos3Defaults())

@@ -194,7 +194,7 @@ def test_a_prompt_that_cannot_be_drawn_ends_no_run_and_is_said_once(
     trainer = Trainer(config, run_folder=tmp_path)
     assert trainer.train() is Outcome.FINISHED
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert sum("no samples are generated after step 2" in text and "max_caption_tokens" in text for text in said) == 1
+    assert sum("sample generation failed after step 2" in text and "max_caption_tokens" in text for text in said) == 1
     assert "2 sample generations have failed" in said
     counts = [line.get("failed_drawings") for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert counts == [None, 1, 1, 2]
@@ -400,7 +400,9 @@ def test_the_time_decides_how_often_samples_are_drawn(
     caplog.set_level(logging.INFO)
     Trainer(auto_run(world, max_time_fraction=1e-9), run_folder=tmp_path / "once").train()
     assert [s["step"] for s in read(tmp_path / "once")] == [0]
-    assert "no samples are generated after step 4, the last: they would take more than 1e-09" in caplog.text
+    assert (
+        "no samples are generated after step 4, the last: they would take more than a fraction of 1e-09" in caplog.text
+    )
 
 
 def test_after_a_drawing_the_vae_is_as_it_was(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +432,7 @@ def test_what_fails_in_decoding_ends_no_run(
     trainer = Trainer(config, run_folder=tmp_path)
     monkeypatch.setattr(type(trainer.model), "decode", fails)
     assert trainer.train() is Outcome.FINISHED
-    assert "no samples are generated after step 0, but the run continues: OutOfMemoryError: no memory" in caplog.text
+    assert "sample generation failed after step 0, but the run continues: OutOfMemoryError: no memory" in caplog.text
     assert read(tmp_path) == []
     require_same_end(tmp_path, whole, step=4)
 
@@ -462,7 +464,7 @@ def test_a_forward_pass_that_fails_leaves_no_trace_in_the_training(
     drawing.draw = fails_at_the_start
     next(iter(failing.model.parts().layers)).register_forward_pre_hook(fails)
     assert failing.train() is Outcome.FINISHED
-    assert "no samples are generated after step 0, but the run continues: ValueError: there is" in caplog.text
+    assert "sample generation failed after step 0, but the run continues: ValueError: there is" in caplog.text
     assert drawing.failed == 3
     require_same_end(tmp_path / "failing", tmp_path / "without", step=4)
 

@@ -200,7 +200,7 @@ def test_a_base_that_trains_on_is_named_with_its_step(
     assert f"the frozen weights are stored only in {first}" in caplog.text
     pointer.write_text("iter_000000008\n")
     config.trainer.max_iter = 2
-    with pytest.raises(UserError, match=f"The run first read them from {first}/model: use that folder"):
+    with pytest.raises(UserError, match=f"The run started from {first}/model: use that folder"):
         Trainer(config, run_folder=tmp_path / "run")
     config.checkpoint.load_path = str(first)
     assert Trainer(config, run_folder=tmp_path / "run").iteration == 1
@@ -344,4 +344,4 @@ def test_a_save_that_falls_on_a_skipped_step_comes_after_the_next_good_one(
     Poison(trainer, {3, 4})
     trainer.train()
     assert saved_steps(tmp_path) == [5, 6, 8]
-    assert "step 3: the save waits for a step that is not skipped" in caplog.text
+    assert "step 3: the save is postponed until a step is not skipped" in caplog.text

@@ -216,7 +216,7 @@ def test_a_plan_reads_a_first_pack_of_it_and_says_when_it_is_done(world: Path, t
     first = lines.index("validation   before the first step, after every 3 steps and the last: all samples")
     assert lines[first + 1 : first + 3] == [
         f"             5 samples in {world / 'val_rows.txt'}; skipped: none",
-        "             first pack: 2 samples, 8 tokens; row_1 is its first",
+        "             first pack: 2 samples, 8 tokens; row_1 is its first sample",
     ]
     assert not (tmp_path / "run").exists()
     config.trainer.run_validation = False

@@ -109,7 +109,7 @@ class NetworkConfig(Config):
 
     @property
     def published_size(self) -> tuple[int, int]:
-        """(height, width) in latents of released videos; in CogVideoX 1.5 smaller than the sample size."""
+        """(height, width) of released videos in latents: the sample size, for CogVideoX 1.5 at most (96, 170)."""
         sides = self.sample_height, self.sample_width
         return (min(sides[0], 96), min(sides[1], 170)) if self.patch_size_t else sides
 
@@ -125,7 +125,10 @@ class NetworkConfig(Config):
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
-        """Shape of the learned position embedding: (1, text tokens + video tokens of the sample size, channels)."""
+        """Shape of the learned position table: (1, max text tokens + video tokens, channels).
+
+        The video has `sample_height`, `sample_width` and `sample_frames`.
+        """
         cells = (self.sample_height // self.patch_size) * (self.sample_width // self.patch_size)
         return 1, self.max_text_seq_length + self.sample_latent_frames * cells, self.inner_dim
 
@@ -191,12 +194,12 @@ class ImageConfig(Config):
             raise wrong(self, "noise", *idle, why="there is no noise to describe", remedy="omit these settings")
 
     def extend(self, image: Tensor, frames: int) -> Tensor:
-        """Returns the image latents [n, C, 1, h, w] for all latent frames, [n, C, frames, h, w].
+        """Extends image latents to all latent frames of a video, [n, C, frames, h, w].
 
-        They are repeated if `repeat` is set, otherwise followed by zeros.
+        If `repeat` is set, the image latents are in every frame; otherwise in the first, and the others are zeros.
 
         Args:
-            image: Latents of the images.
+            image: Latents of the images, [n, C, 1, h, w].
             frames: Number of latent frames of the videos.
         """
         from torch.nn.functional import pad

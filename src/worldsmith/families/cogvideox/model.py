@@ -38,7 +38,7 @@ SCHEDULERS = {"ddim": "CogVideoXDDIMScheduler", "dpm": "CogVideoXDPMScheduler"}
 
 
 class SamplingConfig(Config):
-    """Config of the default sampling settings; of these, a diffusers pipeline stores only the scheduler."""
+    """Default sampling settings; an exported diffusers pipeline contains only the scheduler, not the other settings."""
 
     scheduler: Literal["ddim", "dpm"] | None = None
     """The solver; None: dpm for a network with rotary embeddings, as for CogVideoX-5B, otherwise ddim."""
@@ -103,7 +103,7 @@ class CogVideoXDefaults(PipelineDefaults):
 class CogVideoXGenerator(PipelineModel):
     """CogVideoX: a transformer over text and video tokens; latents of an image are concatenated to those of the video.
 
-    In CogVideoX 1.5 a token covers two latent frames; an odd number of them is padded in front (see `padding`).
+    In CogVideoX 1.5 a token covers two latent frames; an odd number of latent frames is padded by one in front.
     """
 
     network_class = "CogVideoXTransformer3DModel"
@@ -129,16 +129,18 @@ class CogVideoXGenerator(PipelineModel):
         def modes(self) -> tuple[Mode, ...]:
             """Supported generation modes.
 
-            CogVideoX 1.5 has no video2video, since its temporal patches cannot hold all frames.
+            CogVideoX 1.5 does not support video2video, since an odd number of latent frames does not fill its temporal
+            patches.
             """
             regenerating: tuple[Mode, ...] = () if self.network.patch_size_t else ("video2video",)
             return ("text2image", "text2video", *regenerating) if self.image is None else ("image2video",)
 
         @property
         def latent_grid(self) -> tuple[int, ...]:
-            """Arguments of `LatentGrid`, beginning with temporal compression, spatial compression and patch size.
+            """Compression of the VAE and patch sizes of the network, as arguments of `LatentGrid`.
 
-            The last two are the number of latent frames that the decoder emits together, and the temporal patch size.
+            They are: frames per latent frame, pixels per latent (each side), latents per token (each side), latent
+            frames that the VAE decodes together, latent frames per token.
             """
             network = self.network
             return TEMPORAL_FACTOR, SPATIAL_FACTOR, network.patch_size, DECODED_FRAMES, network.patch_size_t or 1
@@ -217,7 +219,7 @@ class CogVideoXGenerator(PipelineModel):
     def rotary(self, latent_shape: tuple[int, int, int]) -> tuple[Tensor, Tensor] | None:
         """Computes the rotary tables (cos, sin), each [tokens, head channels], for latents of shape (t, h, w).
 
-        They are those of diffusers. Returns None if the network has no rotary position embeddings.
+        The tables equal those of diffusers' pipelines. Returns None if the network has no rotary position embeddings.
         """
         network = self.config.network
         if not network.use_rotary_positional_embeddings:
@@ -288,7 +290,7 @@ class CogVideoXSampler(SchedulerSampler):
             condition: Image or video to start from, uint8 [3, T, H, W]; None: text only.
 
         Raises:
-            ValueError: If an image is given and the network accepts none, or the other way round.
+            ValueError: If an image is given and the network accepts none, or if it requires one and none is given.
         """
         import torch
 
@@ -337,7 +339,7 @@ class FramesFirst(SchedulerSolver):
 
 
 class DPMSolver(FramesFirst):
-    """Solver for DPM-Solver++, which passes the predicted clean sample of each step to the next step."""
+    """Solver for DPM-Solver++ (second order), which passes the predicted clean sample to the next step."""
 
     clean: Tensor | None = None
 

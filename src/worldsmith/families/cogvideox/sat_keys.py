@@ -48,7 +48,7 @@ TensorChunks = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class SatLocation:
-    """Location of a network tensor in a SAT checkpoint: some chunks of a SAT tensor along its first dimension."""
+    """Location of a network tensor in a SAT checkpoint: chunks of the SAT tensor `key` along its first dimension."""
 
     key: str
     parts: tuple[int, ...] = (0,)
@@ -66,6 +66,8 @@ class SatLocation:
 
 def list_network_tensors(key: str) -> list[TensorChunks]:
     """Returns the network tensors that a SAT tensor contains: (diffusers name, chunk indices) of each.
+
+    The SAT tensor consists of equal chunks along its first dimension; the indices are (0,) for a single network tensor.
 
     Args:
         key: Name of the SAT tensor, without prefix; an unknown name gives an empty list.
@@ -101,7 +103,7 @@ def _list_layer_tensors(block: str, rest: str) -> list[TensorChunks]:
 
 
 def locate_tensors(keys: Iterable[str]) -> dict[str, SatLocation]:
-    """Returns the location of each network tensor, by diffusers name, in SAT tensors of these names.
+    """Returns the location of each network tensor, by diffusers name, in a SAT checkpoint with these tensors.
 
     Args:
         keys: Names of SAT tensors, without prefix.
@@ -133,7 +135,9 @@ def sat_keys(names: Iterable[str]) -> dict[str, list[TensorChunks]]:
     existing = {key: found for key, found in known.items() if all(name in wanted for name, _ in found)}
     rest = sorted(wanted - {name for found in existing.values() for name, _ in found})
     if rest:
-        raise ValueError(f"{len(rest)} of {len(wanted)} tensors do not exist in a SAT checkpoint, such as {rest[0]}")
+        raise ValueError(
+            f"{len(rest)} of {len(wanted)} tensors have no equivalent in a SAT checkpoint, such as {rest[0]}"
+        )
     matrices = [key for key in existing if ".matrix_" in key]
     if len(matrices) not in (0, 8 * blocks):
         raise ValueError("SAT supports adapters only on to_q, to_k, to_v and to_out.0 of every block")
@@ -166,7 +170,7 @@ def concatenate_chunks(chunks: Sequence[TensorChunks], tensors: Mapping[str, Ten
     """Concatenates network tensors to the SAT tensor that contains them.
 
     Args:
-        chunks: (diffusers name, chunk indices) of each network tensor, as from `sat_keys`.
+        chunks: (diffusers name, indices of its chunks in the SAT tensor) of each network tensor.
         tensors: Network tensors by diffusers name.
     """
     import torch

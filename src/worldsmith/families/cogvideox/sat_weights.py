@@ -40,12 +40,12 @@ ALPHA = 1
 class SatWeights(WeightSource):
     """Weight source for a SAT checkpoint of CogVideoX; tensors are mapped from the file and read when needed.
 
-    The attribute `settings` has the network settings that tensor shapes show; sizes of position embeddings are not in
-    it.
+    The attribute `settings` contains the fields of `NetworkConfig` that follow from tensor shapes, without the sizes of
+    position embeddings.
 
     Args:
-        file: The file `mp_rank_00_model_states.pt`; if its folder has a neighbor with the suffix `-ema`, that has the
-            EMA weights.
+        file: The file `mp_rank_00_model_states.pt` in a folder `NAME`; the file of the same name in `NAME-ema`, if it
+            exists, contains the EMA weights.
 
     Raises:
         UserError: If the file is damaged, contains code, or has no CogVideoX network.
@@ -144,7 +144,10 @@ def is_sine_table(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _has_image_input(tensors: Mapping[str, Tensor]) -> bool:
-    """Returns whether the patch convolution in these SAT tensors has twice the output channels: an image input."""
+    """Returns whether the network has an image input: twice as many input as output channels per patch.
+
+    `tensors`: SAT tensors of the network by name without prefix.
+    """
     proj, end = tensors["mixins.patch_embed.proj.weight"], tensors["mixins.final_layer.linear.weight"]
     return proj.dim() == 4 and proj.shape[1:].numel() == 2 * len(end)
 

@@ -29,7 +29,7 @@ HALF_RANGE = 127.5
 class CogVideoXTask(PipelineTask):
     """Training task of CogVideoX: text to video and image to video, with v-prediction.
 
-    The loss is over all latent frames. In CogVideoX 1.5 this includes the one added in front, which sampling generates
+    The loss is over all latent frames. In CogVideoX 1.5 this includes the padding in front, which sampling generates
     and removes, as in CogVideo's own trainer. Image dropout is per sample; SAT drops the images of a complete batch.
     """
 
@@ -44,7 +44,10 @@ class CogVideoXTask(PipelineTask):
 
     @property
     def first_frames(self) -> FirstFrames:
-        """Format of first frames in samples: "none"; "cached"; with image noise, "encoded in every epoch"."""
+        """Form of the first frame in samples; "none" for text-to-video.
+
+        "cached": latents from the latent cache. "encoded in every epoch": pixels, since noise is added to them.
+        """
         image = self.model.config.image
         return "none" if image is None else "encoded in every epoch" if image.noise else "cached"
 

@@ -37,7 +37,7 @@ def pipeline_run(
         steps: Number of training steps.
         clip_norm: Max gradient norm.
         callbacks: Further callbacks by name.
-        parts: Other sections of the config.
+        parts: Other sections of the config, by field name.
     """
     family = model.family
     return Trainer.Config(

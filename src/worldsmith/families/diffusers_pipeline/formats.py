@@ -99,10 +99,10 @@ class PipelineFormats(FamilyFormats):
         return self.stated(section(model_config, "network"))
 
     def stated(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields of the network config that a file states; other settings are ignored.
+        """Returns the settings of a file that are fields of the network config, converted to the types of the fields.
 
         Args:
-            settings: Network settings from the file, by field name.
+            settings: Network settings from the file, by name; names that are not fields are ignored.
 
         Raises:
             ValueError: If a value has the wrong type.
@@ -129,7 +129,10 @@ class PipelineFormats(FamilyFormats):
 
     def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
         if not source.settings:
-            raise UserError(f"{source.describe}: its network is unknown. Put its config.json next to the weights")
+            raise UserError(
+                f"{source.describe}: the network config is missing: expected config.json next to the weights. Copy it "
+                "there"
+            )
         return self.spec_of(source.settings)
 
     def read_pipeline(self, folder: Path) -> ModelSpec | None:
@@ -141,7 +144,7 @@ class PipelineFormats(FamilyFormats):
         return self.spec_of(self.stated(transformer)) if is_own else None
 
     def spec_of(self, settings: Mapping[str, Any]) -> ModelSpec:
-        """Returns a model spec whose network config has these fields; other fields have their defaults."""
+        """Returns a model spec with these network settings (by field name); other fields have their defaults."""
         config = self.new_config()
         config.network = self.network_config(**settings)
         return ModelSpec(name=self.family, config=config)
@@ -245,7 +248,7 @@ def without_numbers(path: str) -> str:
 
 
 def set_field(config: Any, path: str, value: str) -> None:
-    """Sets the field of a config at a dotted path to `value`, in place."""
+    """Sets the field of a config at a dotted path, such as "tokenizer.vae_path", to `value`, in place."""
     *sections, name = path.split(".")
     setattr(attrgetter(".".join(sections))(config) if sections else config, name, value)
 

@@ -207,8 +207,9 @@ class PipelineModel(Model):
 def draw_parameter(name: str, shape: torch.Size, weight: torch.Size, seed: int) -> Tensor:
     """Returns the initial float32 value of a parameter.
 
-    Weights and biases are uniform within ±1/sqrt(inputs), as in torch's linear layers and convolutions. Norms start
-    with ones and zeros, an adapter's B with zeros. Tables are normal with standard deviation 1/sqrt(channels).
+    Weights and biases are uniform within ±1/sqrt(inputs), as in torch's linear layers and convolutions. Norm weights
+    are 1, norm biases and the B matrices of LoRA adapters 0. Other parameters, such as `scale_shift_table`, are normal
+    with standard deviation 1/sqrt(channels).
 
     Args:
         name: Internal parameter name.

@@ -138,7 +138,7 @@ class FlowMatchSampler(SchedulerSampler):
         return scheduler
 
     def extra_inputs(self, samples: Sequence[InitialState]) -> dict[str, Any]:
-        """Returns {"fps": frame rate of each sample}, a further argument of the model's `predict`."""
+        """Returns {"fps": list with the frame rate of each sample}, a further argument of the model's `predict`."""
         return {"fps": [sample.conditional.fps for sample in samples]}
 
 

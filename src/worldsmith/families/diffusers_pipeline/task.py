@@ -47,7 +47,7 @@ class PipelineEncoder(ClipEncoder):
         return super().encode(sample)
 
     def keep_all_samples(self) -> None:
-        """Disables caption dropout, so that every caption is encoded."""
+        """Replaces the data config of the task by a copy without caption dropout, so that every caption is encoded."""
         data = self.task.data
         self.task.data = replace(data, dataset=replace(data.dataset, cfg_dropout_rate=0.0))
 
@@ -64,7 +64,7 @@ class PipelineEncoder(ClipEncoder):
 
 
 class DummyPipelineClips(DummyClips):
-    """Dummy clips for plans, with a text cache that contains every caption."""
+    """Dummy clips for simulated runs; after `assume_cached`, the text cache contains every caption."""
 
     task: PipelineTask
 
@@ -152,9 +152,10 @@ class PipelineTask(ClipTask):
 
     @cached_property
     def work_by_shape(self) -> dict[tuple[int, ...], Any]:
-        """By batch shape: the FLOPs of a training step, or before they are counted the arguments of `predict`.
+        """Cache of FLOPs per training step by batch shape (n, t, h, w).
 
-        The arguments are on the meta device.
+        Before the FLOPs of a shape are counted, its value is the arguments of `predict` on the meta device: (positional
+        arguments, keyword arguments).
         """
         return {}
 
@@ -198,11 +199,11 @@ class PipelineTask(ClipTask):
     def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
         """Returns the latents [C, t, h, w] of each sample; all ranks of a context-parallel group must call it.
 
-        If the cache stores mean and log variance, latents are sampled from them by seed and stream position.
+        If the cache stores mean and log variance, latents are sampled from this posterior.
 
         Args:
             batch: Samples of one shape.
-            seed: Seed of the run.
+            seed: Seed of the run; random values depend only on it and on the positions of the samples.
         """
         from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise
 
@@ -264,7 +265,7 @@ class PipelineTask(ClipTask):
 def count_step_flops(model: PipelineModel, arguments: Sequence[Any], extra_inputs: Mapping[str, Any]) -> int:
     """Returns the FLOPs of the matmuls of `predict` and of its backward pass, without recomputation.
 
-    They are counted on a copy of the network on the meta device, in which the same parameters are trained.
+    The FLOPs are counted on a copy of the network on the meta device, in which the same parameters are trained.
 
     Args:
         model: The model.

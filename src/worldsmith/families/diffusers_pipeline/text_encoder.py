@@ -37,10 +37,10 @@ FIELD = "model.config.text_encoder.path"
 
 
 def in_pipeline(*parts: tuple[str, str]) -> tuple[str, ...]:
-    """Returns the file patterns of text encoders and tokenizers in a pipeline.
+    """Returns the glob patterns of the files of text encoders and tokenizers, such as "text_encoder/*.safetensors".
 
     Args:
-        parts: Subfolders (encoder, tokenizer) of the pipeline.
+        parts: Pipeline subfolders (encoder, tokenizer) of each text encoder.
     """
     files = ((f"{encoder}/{file}" for file in WEIGHTS) for encoder, _ in parts)
     others = ((f"{tokenizer}/{file}" for file in TOKENIZER_FILES) for _, tokenizer in parts)
@@ -55,8 +55,8 @@ class T5TextEncoder(Configurable):
     """Frozen T5 text encoder with its tokenizer; the weights are loaded on first use.
 
     Each caption is truncated or padded to `max_length` tokens. If `masked` is false, the encoder attends to padding as
-    to text. If it is true, padding is masked, and its hidden states are zeros. A family uses what its network was
-    trained with.
+    to text. If it is true, padding is masked, and its hidden states are zeros. Each subclass uses the variant that the
+    network of its model family was trained with.
 
     Args:
         config: Location and settings of the encoder.
@@ -85,7 +85,7 @@ class T5TextEncoder(Configurable):
             return self.max_length
 
         def substitute(self) -> SubstituteComponent:
-            """Returns a substitute for the released text encoder, which plans use if its files are missing."""
+            """Returns a substitute (config and tiny tokenizer) that plans use if the text encoder is not available."""
             contents = {f"{ENCODER}/config.json": T5_XXL, **tokenizer_files("tiny_t5", TOKENIZER)}
             return SubstituteComponent("path", "the encoder of T5 v1.1 XXL", PLACES, contents)
 

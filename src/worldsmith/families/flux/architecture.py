@@ -51,7 +51,7 @@ class NetworkConfig(Config):
             why = "the channels of a head are divided among three axes, in pairs"
             raise wrong(self, "axes_dims_rope", "attention_head_dim", why=why)
         if self.pooled_projection_dim > self.joint_attention_dim:
-            why = "the pooled CLIP embedding is stored as one more row of the T5 states"
+            why = "the pooled CLIP embedding is stored as one more row of T5's hidden states and must not be wider"
             raise wrong(self, "pooled_projection_dim", "joint_attention_dim", why=why)
 
     def shapes(self) -> Shapes:

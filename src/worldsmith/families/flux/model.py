@@ -66,13 +66,13 @@ class FluxGenerator(PipelineModel):
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:
-            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size."""
+            """Compression and patch size: frames per latent frame, pixels per latent, latents per token (each side)."""
             return 1, CELL_PIXELS, TOKEN_CELLS
 
         def check(self) -> None:
             super().check()
             if self.training_guidance != NO_GUIDANCE and not self.network.guidance_embeds:
-                why, remedy = "this network has no input for it", f"write {NO_GUIDANCE}"
+                why, remedy = "this network has no guidance input", f"write {NO_GUIDANCE}"
                 raise wrong(self, "training_guidance", "network.guidance_embeds", why=why, remedy=remedy)
 
         def shapes(self) -> Shapes:
@@ -106,9 +106,16 @@ class FluxGenerator(PipelineModel):
         return self.config.network.in_channels // PACKED
 
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
-        """Runs the network on images of one size; arguments and result as in `PipelineModel.predict`.
+        """Runs the network on images of one size.
 
-        `extra_inputs` can have `guidance`, the guidance scale as network input; by default that of training.
+        Args:
+            noisy: Noisy latents [n, C, 1, h, w].
+            timesteps: Timesteps [n], 0 to 1000.
+            text: Hidden states of the captions [n, 1 + T5 tokens, d]; the first row is CLIP's pooled state.
+            extra_inputs: Optional `guidance`: guidance scale as network input; by default that of training.
+
+        Returns:
+            Velocities [n, C, 1, h, w].
         """
         import torch
         from torch.nn.functional import pixel_shuffle, pixel_unshuffle
@@ -140,7 +147,9 @@ class FluxSampler(FlowMatchSampler):
 
     def __init__(self, model: FluxGenerator, sampling: Sampling) -> None:
         if not model.config.network.guidance_embeds and sampling.guidance != 1:
-            raise ValueError(f"guidance: expected 1, found {sampling.guidance:g}; this network has no input for it")
+            raise ValueError(
+                f"guidance: expected 1, found {sampling.guidance:g}: this network has no guidance input. Set it to 1"
+            )
         super().__init__(model, sampling)
 
     @property

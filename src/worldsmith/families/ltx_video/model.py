@@ -77,10 +77,10 @@ class NetworkConfig(Config):
 
 
 class LTXVideoVAE(PosteriorVAE):
-    """VAE of LTX-Video (`AutoencoderKLLTXVideo`): 8k+1 frames become k+1 latent frames, 32x32 px one position.
+    """VAE of LTX-Video (`AutoencoderKLLTXVideo`): encodes 8k+1 frames to k+1 latent frames, and 32x32 px to one latent.
 
-    Latents are normalized per channel. A decoder that is conditioned on a timestep gets 0, without added noise: the
-    default of diffusers' pipeline.
+    Latents are normalized per channel. A decoder that is conditioned on a timestep gets timestep 0 and latents without
+    added noise, which is the default of diffusers' pipeline.
     """
 
     recipe = "ltx-video-moments-1"
@@ -89,7 +89,7 @@ class LTXVideoVAE(PosteriorVAE):
         class_name: ClassVar[str] = "AutoencoderKLLTXVideo"
 
         def substitute(self) -> SubstituteComponent:
-            """Returns a substitute for the released VAE, which plans use if its files are missing."""
+            """Returns a substitute (config without weights) that plans use if the files of the VAE are missing."""
             return vae_substitute("LTX-Video", {"_class_name": self.class_name})
 
     statistics: tuple[Tensor, Tensor]
@@ -115,7 +115,7 @@ class LTXVideoVAE(PosteriorVAE):
 
 
 class LTXTextEncoder(T5TextEncoder):
-    """T5 text encoder that attends to padding, whose hidden states are then set to zero: the network masks them out."""
+    """T5 text encoder that attends to padding and sets the hidden states of padding to 0; the network masks them."""
 
     class Config(T5TextEncoder.Config):
         max_length: Count = 128
@@ -169,7 +169,7 @@ class LTXVideoGenerator(PipelineModel):
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:
-            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size."""
+            """Compression and patch size: frames per latent frame, pixels per latent, latents per token (each side)."""
             return TEMPORAL_FACTOR, SPATIAL_FACTOR, 1
 
         def shapes(self) -> Shapes:
@@ -182,9 +182,16 @@ class LTXVideoGenerator(PipelineModel):
         return FlowMatchSampler(self, sampling)
 
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
-        """Runs the network on videos of one shape; arguments and result as in `PipelineModel.predict`.
+        """Runs the network on videos of one shape.
 
-        `extra_inputs` must have `fps`, the frames per second of each sample [n]. Zero rows of `text` are masked out.
+        Args:
+            noisy: Noisy latents [n, C, t, h, w].
+            timesteps: Timesteps [n], 0 to 1000.
+            text: Hidden states of the captions [n, text tokens, d]; rows of zeros are masked.
+            extra_inputs: Required `fps`: frames per second of each sample; None or 0 for a default value.
+
+        Returns:
+            Velocities [n, C, t, h, w].
         """
         import torch
 

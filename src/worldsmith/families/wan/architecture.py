@@ -65,8 +65,10 @@ class NetworkConfig(Config):
         if len(self.patch_size) != 3 or self.patch_size[0] != 1 or self.patch_size[1] != self.patch_size[2]:
             raise wrong(self, "patch_size", allowed="[1, n, n]")
         if self.takes_image and self.in_channels != 2 * self.out_channels + MASK:
-            why = "an image has as many channels as a latent, and its mask 4"
-            raise wrong(self, "in_channels", "out_channels", why=why, remedy="write out_channels, or 2 * that + 4")
+            why = "image latents have as many channels as the video latents, and their mask has 4"
+            raise wrong(
+                self, "in_channels", "out_channels", why=why, remedy="write out_channels, or 2 * out_channels + 4"
+            )
         reads = (self.image_dim is not None, self.added_kv_proj_dim is not None)
         if reads[0] != reads[1] or (any(reads) and self.added_kv_proj_dim != self.inner_dim):
             why = f"image states are projected to the network's width, {self.inner_dim}, and used by every block"

@@ -42,7 +42,7 @@ class WanImageEncoder(Configurable):
         """Number format of weights and computation."""
 
         def substitute(self) -> SubstituteComponent:
-            """Returns a substitute for the released image encoder, which plans use if its files are missing."""
+            """Returns a substitute (configs without weights) that plans use if the image encoder is not available."""
             contents = {f"{ENCODER}/config.json": CLIP_H_VISION, f"{PROCESSOR}/preprocessor_config.json": CLIP_PICTURES}
             return SubstituteComponent("path", "the image encoder of CLIP ViT-H/14", PLACES, contents)
 

@@ -105,7 +105,7 @@ class WanGenerator(PipelineModel):
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:
-            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size."""
+            """Compression and patch size: frames per latent frame, pixels per latent, latents per token (each side)."""
             return TEMPORAL_FACTOR, self.tokenizer.spatial_factor, self.network.patch_size[1]
 
         @property
@@ -129,11 +129,11 @@ class WanGenerator(PipelineModel):
             super().check()
             if bool(self.network.image_dim) != bool(self.image_encoder.path):
                 pair = "image_encoder.path", "network.image_dim"
-                why = "a network that uses image states (Wan 2.1) needs their encoder, and no other network does"
-                raise wrong(self, *pair, why=why, remedy="set the pipeline that has it, or omit both")
+                why = "a network with image states (Wan 2.1) requires an image encoder, and other networks accept none"
+                raise wrong(self, *pair, why=why, remedy="set the pipeline with the image encoder, or omit both")
             if self.network.image_dim and (self.text_encoder.max_length != TEXT_TOKENS or not self.network.takes_image):
                 pair = "text_encoder.max_length", "network.in_channels"
-                why = f"a network that uses image states expects them before {TEXT_TOKENS} text tokens"
+                why = f"a network with image states requires an image input and exactly {TEXT_TOKENS} text tokens"
                 remedy = f"write {TEXT_TOKENS}, and in_channels = 2 * out_channels + {MASK}"
                 raise wrong(self, *pair, why=why, remedy=remedy)
             if (self.expert is None) != (self.boundary_ratio is None) or (self.pipeline and self.expert is None):
@@ -315,10 +315,12 @@ class WanSampler(SchedulerSampler):
             condition: Image to start from, uint8 [3, 1, H, W]; None: text only.
 
         Returns:
-            The state; and None, the latents of the first frame, or (mask and latents, states of the image encoder).
+            (state, conditioning). The conditioning is None without an image, the latents [C, 1, h, w] of the image for
+            a network with a timestep per token, and otherwise (mask and latents [4 + C, t, h, w], hidden states of the
+            image encoder or None).
 
         Raises:
-            ValueError: If an image is given and the network accepts none, or the other way round.
+            ValueError: If an image is given and the network accepts none, or if it requires one and none is given.
         """
         model = self.model
         takes_image, given = model.config.network.takes_image, layout.condition_frames

@@ -78,10 +78,10 @@ def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[F
 
 @contextmanager
 def check_strides_once() -> Iterator[None]:
-    """Context manager: DTensor checks for strided shards once per operator.
+    """Context manager: lets DTensor check for strided shards once per operator instead of once per tensor.
 
     DTensor repeats the check over all tensors for each tensor of a list, which takes seconds for an optimizer update of
-    1,000 parameters. A torch version without the DTensor function `STRIDED` is not changed.
+    1,000 parameters. Does nothing if torch lacks the private DTensor function that is replaced.
     """
     propagate, last, strided = getattr(_sharding_prop, STRIDED, None), None, False
 

@@ -142,13 +142,13 @@ class MemoryTracker(TorchDispatchMode):
                 self.tags[self._number(local_part(tensor), "inputs")] = kind
 
     def tag_survivors(self, kind: str, created_in: str) -> None:
-        """Assigns the category `kind` to untagged storages that were created in the phase `created_in` and exist."""
+        """Assigns the category `kind` to untagged storages created in the phase `created_in` that still exist."""
         for number, _ in self._numbers.values():
             if self.storages[number].phase == created_in and number not in self.tags:
                 self.tags[number] = kind
 
     def restart(self) -> None:
-        """Resets events, traffic and operator counts, but keeps the living storages. Call it before a steady step."""
+        """Resets events, traffic and operator counts, but keeps living storages. Call it before the step to measure."""
         alive = [(number, self.storages[number].size) for number, _ in self._numbers.values()]
         self.events = [(number, size, "") for number, size in alive]
         self.traffic.restart()
@@ -193,7 +193,7 @@ class MemoryTracker(TorchDispatchMode):
         ]
 
     def stretches(self) -> Iterator[tuple[str, list[Change]]]:
-        """Yields (phase, device memory changes) for each sequence of events in one phase; uses the current tags."""
+        """Yields (phase, list of (bytes added on the device, category, module)) per sequence of events in one phase."""
         for phase, events in groupby(self.events, key=itemgetter(2)):
             if changes := list(self._changes(events)):
                 yield phase, changes
@@ -297,12 +297,15 @@ class MemoryTracker(TorchDispatchMode):
         self.events.append((-1, 0, name))
 
     def _leave_module(self) -> None:
-        """Pops the module; returns None, since a return value of the hook would replace the module's output."""
+        """Pops the innermost module; returns None, since another value would replace the output of the module."""
         if self._modules:
             self._modules.pop()
 
     def _changes(self, events: Iterable[tuple[int, int, str]]) -> Iterator[Change]:
-        """Yields a `Change` for each event in device memory; skips events in host RAM and starts of phases."""
+        """Yields (bytes added, category, module) for each event (storage index, bytes, phase) in device memory.
+
+        Events in host RAM and starts of phases are skipped.
+        """
         for number, change, _ in events:
             if number >= 0 and not self.storages[number].in_host_ram:
                 yield change, self.tags.get(number) or self.storages[number].kind, self.storages[number].module

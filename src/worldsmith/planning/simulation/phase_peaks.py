@@ -25,10 +25,10 @@ class Stretch:
 
 
 class Timeline:
-    """Memory events of one step, divided into stretches of the same phase.
+    """Memory events of one step, divided into stretches: consecutive events of the same phase.
 
     Args:
-        stretches: Result of `MemoryTracker.stretches`.
+        stretches: (phase, changes) of each stretch; a change is (bytes added on the device, memory category, module).
     """
 
     def __init__(self, stretches: Iterable[tuple[str, Sequence[Change]]]) -> None:
@@ -50,7 +50,7 @@ def memory_after(changes: Iterable[Change], phase: str, main_memory: int = 0) ->
     """Returns the breakdown of device memory after a sequence of changes that starts with empty memory.
 
     Args:
-        changes: Changes of device memory in temporal order.
+        changes: (bytes added on the device, memory category, module) in temporal order.
         phase: Name of the phase in the result.
         main_memory: Peak host RAM of the phase in bytes, which is copied to the result.
     """
@@ -115,7 +115,11 @@ def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, Ph
 
 
 def match_events(own: Stretch, other: Stretch) -> list[int]:
-    """Returns for each event of `own` the index of its match in `other` with the most memory; -1 without a match."""
+    """Returns for each event of `own` the index of the matching event in `other`; -1 without a match.
+
+    Events match if they have the same distance from the start, or from the end, and all changes up to there are equal.
+    Of two matching events, the one with more memory is returned.
+    """
     ahead = sum(1 for _ in takewhile(bool, map(eq, own.changes, other.changes)))
     behind = sum(1 for _ in takewhile(bool, map(eq, reversed(own.changes), reversed(other.changes))))
     count, more = len(own.totals), len(other.totals) - len(own.totals)

@@ -36,19 +36,19 @@ def short_work(
     encodings: Encodings | None = None,
     lists: Mapping[str, int] | None = None,
 ) -> StepWork:
-    """Returns the result of `simulate` for the full network, extrapolated from two depths of each list of layers.
+    """Simulates one optimizer step with fewer layers, and extrapolates memory, communication and FLOPs to all layers.
 
-    FLOPs, communication and moved bytes are exact, since they are sums over layers. The peak of the step is exact too
-    if a matching moment exists in both depths; peaks of other phases are lower bounds. Batches with samples of the
-    same sizes count as equal.
+    Each list of layers is simulated with two depths. FLOPs, communication and moved bytes are exact, since they are
+    sums over layers. The peak memory of the step is exact too if a matching moment exists in both depths; peaks of
+    other phases are lower bounds. Batches whose samples have the same token counts are treated as equal.
 
     Args:
         config: Config with resolved references.
         batches: Batches of the step.
         ranks: Number of ranks of the run.
-        phases: Other phases to simulate; see `simulate`.
-        encodings: Results of earlier encoding phases; see `simulate`.
-        lists: Result of `repeated_layer_lists(config)`, if it is known.
+        phases: Other phases to simulate: "loading", "encoding", "validation", "sampling", "saving".
+        encodings: Memory of encoding phases by clip sizes, to share between calls; extended in place. None: not shared.
+        lists: Number of layers by list, as from `repeated_layer_lists`; None: computed from `config`.
     """
     start = time.perf_counter()
     batches = repeat_if_equal(batches)
@@ -77,7 +77,7 @@ def short_work(
 
 
 def repeat_if_equal(batches: Sequence[Any]) -> Sequence[Any]:
-    """Returns the first batch, repeated, if all batches have samples of the same sizes; else `batches`."""
+    """Returns the first batch, repeated, if the samples of all batches have the same token counts; else `batches`."""
     same = len({tuple(sorted(sample.num_tokens for sample in batch)) for batch in batches}) == 1
     return [batches[0]] * len(batches) if same else batches
 
@@ -113,9 +113,9 @@ def repeated_layer_lists(config: Trainer.Config) -> dict[str, int]:
         config: Config of the run.
 
     Returns:
-        Length by config field that states it, else by module name; {} if no list is long enough. Layers that are never
-        compiled, such as those of a vision tower, are not shortened, because outputs of certain layers can be used
-        elsewhere.
+        Number of layers by config field, such as `num_layers`, or by module name if the config has no such field or
+        other fields depend on it; {} if shortening would not save time. Layers that are never compiled, such as those
+        of a vision tower, are not shortened, because outputs of certain layers can be used elsewhere.
     """
     network = getattr(config.model.config, "network", None)
     counts = {name: getattr(network, name) for name in COUNTS if hasattr(network, name)}
@@ -138,7 +138,7 @@ def min_simulated_layers(lists: Mapping[str, int]) -> int:
     """Returns the number of layers per list that the extrapolation has to simulate.
 
     Args:
-        lists: Result of `repeated_layer_lists`.
+        lists: Number of layers by config field or module name, as from `repeated_layer_lists`.
     """
     return LAYERS_AFTER_TOWER if any(name not in COUNTS for name in lists) else LAYERS
 
@@ -152,7 +152,7 @@ def can_be_built(config: Trainer.Config | None) -> bool:
 
 
 def add_difference(work: StepWork, shallow: StepWork, deeper: StepWork, times: int) -> StepWork:
-    """Returns `work` plus `times` the difference of `deeper` and `shallow`, which have the same phases and groups."""
+    """Returns `work` plus `times` the difference of `deeper` and `shallow`, which have equal phases and groups."""
 
     def add(name: str, *works: Any) -> int:
         own, less, more = (getattr(one, name) for one in works)

@@ -55,15 +55,19 @@ def simulate(
     prepare: Callable[[Model], None] = lambda model: None,
     timelines: list[Timeline] | None = None,
 ) -> StepWork:
-    """Simulates one steady step over `batches` on one rank and returns its memory, communication and FLOPs.
+    """Simulates one optimizer step on one rank and returns its memory, communication and FLOPs.
+
+    The optimizer state exists before the step, as in every step except the first.
 
     Args:
         config: Config with resolved references.
         batches: Batches of the step.
         ranks: Number of ranks of the run.
         rank: The simulated rank.
-        phases: Other phases to simulate: "loading" before the step, those of `other_phases` after it.
-        encodings: Results of the encoding phase, shared between calls with the same encoders; see `other_phases`.
+        phases: Other phases to simulate: "loading" before the step; "encoding", "validation", "sampling" and "saving"
+            after it.
+        encodings: Memory of encoding phases by clip sizes, to share between calls with the same encoders; extended in
+            place. None: not shared.
         prepare: Called with the model before its network is sharded, to change it.
         timelines: The memory events of the step are appended to this list.
     """
@@ -79,14 +83,17 @@ def simulate(
 
 
 def select_different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
-    """Returns the batches to simulate, and the number of other batches, which are equal to the second of them."""
+    """Returns (batches to simulate, number of omitted batches); of equal batches, only three are simulated.
+
+    The omitted batches are counted like the second one.
+    """
     alike = all(batch is batches[0] for batch in batches)
     simulated = batches[:DIFFERENT] if alike else batches
     return simulated, len(batches) - len(simulated)
 
 
 def measure_step(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
-    """Runs one steady step and returns its measurements.
+    """Runs one optimizer step with existing optimizer state and returns its measurements.
 
     Args:
         run: The built run.
@@ -154,7 +161,7 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
 
 
 def find_phases(run: TrackedRun) -> dict[str, Callable[[], None]]:
-    """Returns functions that run the phases between steps which `run` has, by phase name."""
+    """Returns a function for each phase between steps that `run` has, by phase name, such as "validation"."""
     config, found = run.config, dict[str, Callable[[], None]]()
     if run.task.encoder_class is not None:
         found["encoding"] = partial(encode, run)

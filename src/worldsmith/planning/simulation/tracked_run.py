@@ -126,7 +126,7 @@ class TrackedRun(Trainer):
         return any(getattr(sample, "latents", None) is not None for batch in self.batches for sample in batch)
 
     def prime(self) -> None:
-        """Creates the optimizer state by one step on zero gradients, so that the next step is a steady one."""
+        """Creates the optimizer state by one step on zero gradients, so that the next step does not allocate it."""
         names_without_gradients = tuple(
             self.model.config.names_without_gradients()
         )  # parameters that never receive gradients
@@ -145,7 +145,7 @@ class TrackedRun(Trainer):
         self.tracker.tag("parameters", [*network.parameters(), *network.buffers(), *held])
 
     def step(self) -> StepResult:
-        """Runs one training step over `batches`; call `prime` before it for a steady step."""
+        """Runs one training step over `batches`; call `prime` before it so that the optimizer state exists."""
         self.begun = []
         with self.tracker.phase("backward"):  # everything except forward passes and updates
             return self.training_step(iter(self.batches))

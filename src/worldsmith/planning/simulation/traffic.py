@@ -111,7 +111,10 @@ class TrafficRecorder:
         ]
 
     def _group(self, op: Collective, ranks: tuple[int, ...]) -> str:
-        """Returns the group's name; context-parallel ranks can also be the ranks over which weights are sharded."""
+        """Returns the name of the process group with these ranks; "other" if it is unknown.
+
+        If context parallelism and weight sharding use the same ranks, `op` determines which name is returned.
+        """
         found = self.names.get(ranks, "other")
         return "context" if found == "dp_shard" and op in OF_TOKENS else found
 

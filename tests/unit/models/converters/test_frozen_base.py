@@ -24,7 +24,7 @@ from worldsmith.training.state_bytes import state_bytes
     ("path", "value", "remedy"),
     [
         ("model.config.lora_enabled", False, "frozen_base freezes the weights that it quantizes.*omit the converter"),
-        ("checkpoint.save_weights", "all", 'only keeps quantized weights, which cannot be saved.*write "trained"'),
+        ("checkpoint.save_weights", "all", 'stores only quantized base weights.*write "trained"'),
         (
             "model.config.ema.trainable_only",
             False,

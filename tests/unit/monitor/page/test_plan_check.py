@@ -21,7 +21,7 @@ PHASES = [{"name": "forward", "peak": 8 * GIB}, {"name": "backward", "peak": 10 
 PLAN: dict[str, Any] = {
     "gpus": 2,
     "gpu": {"name": "h100-80", "peak_flops": 1e15},
-    "data": "the most in 8 batches of clips",
+    "data": "the largest of the first 8 batches of clips",
     "quick": {"checkpoint_bytes": 1000},
     "memory": {"peak_bytes": 10 * GIB, "needed_bytes": 12 * GIB, "gpu_bytes": 79 * GIB, "verdict": "fits"},
     "step": {
@@ -101,7 +101,7 @@ def test_other_tokens_explain_other_seconds(tmp_path: Path) -> None:
     run = run_of(tmp_path, step_seconds=0.5, tokens_per_second=5000)
     seconds, tokens = list_advice(run, plan_checks(run))
     assert seconds.endswith("times the planned tokens, for which about 0.5 s to 1 s would be expected.")
-    assert tokens.endswith("memory and seconds were planned with: the most in 8 batches of clips.")
+    assert tokens.endswith("memory and seconds were planned with: the largest of the first 8 batches of clips.")
 
 
 def test_without_a_gpu_little_memory_is_not_judged(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def section_text(run: RunFiles) -> str:
 def test_the_section(tmp_path: Path) -> None:
     text = section_text(run_of(tmp_path, peak_memory_bytes=13 * GIB))
     assert text.startswith(
-        "Plan against measured Planned for 2 × h100-80; data of a step: the most in 8 batches of clips."
+        "Plan against measured Planned for 2 × h100-80; data of a step: the largest of the first 8 batches of clips."
     )
     assert "Peak memory tensors on the GPU 10 GiB 12 GiB 1.20 check" in text
     assert "waiting for data included 1 s to 2 s 1.5 s within as planned" in text

@@ -111,7 +111,7 @@ def test_an_image_does_not_move_and_is_sharp(tmp_path: Path) -> None:
     found = values([made(tmp_path, "x", clip(40, 1))], "motion", "sharpness", "shapes")["x"]
     assert found["motion"] == found["flicker"] == "it is an image"
     assert found["sharpness"] > 0  # type: ignore[operator]
-    assert found["adherence"] == "no moving-shape annotations (extra)"
+    assert found["adherence"] == "no moving-shape attributes in the sample's extra"
 
 
 def test_shapes_are_looked_for_where_the_notes_name_them(tmp_path: Path) -> None:
@@ -125,7 +125,10 @@ def test_shapes_are_looked_for_where_the_notes_name_them(tmp_path: Path) -> None
     for notes, expected in (
         ({"colour": colour, "shape": shape, "direction": direction}, 1.0),
         ({"colour": other, "shape": shape, "direction": direction}, 0.0),
-        ({"colour": ["red"], "shape": shape, "direction": direction}, "no moving-shape annotations (extra)"),
+        (
+            {"colour": ["red"], "shape": shape, "direction": direction},
+            "no moving-shape attributes in the sample's extra",
+        ),
     ):
         sample = GeneratedVideo({**form, "extra": notes}, file, 0, None)
         assert values([sample], "shapes")["x"] == {"adherence": expected}
@@ -293,7 +296,10 @@ def test_images_and_single_videos_have_no_distance(tmp_path: Path) -> None:
     folder = make_videomae(tmp_path / "videomae")
     metric: FrechetVideoDistance = FrechetVideoDistance.Config(videomae=str(folder)).build()
     write_mp4(tmp_path / "real.mp4", clip(40), 8)
-    for video, reason in ((clip(40, 1), "they are images"), (clip(40), "fewer than two videos have a real one")):
+    for video, reason in (
+        (clip(40, 1), "they are images"),
+        (clip(40), "fewer than two videos have a real video to compare with"),
+    ):
         sample = made(tmp_path, f"x{video.shape[1]}", video, tmp_path / "real.mp4")
         figure = distances({"trained": [sample], "same": [sample]}, metric)
         assert figure["trained"]["mean"] is None

@@ -108,7 +108,7 @@ def test_the_lines_say_what_is_of_form_only(evaluated: Path) -> None:
     lines = list(config(evaluated).build().run().lines)
     assert lines[-2:] == [
         "failures   4 of 5 answers: FN 1, FP 1, format 1, wrong 1",
-        "format     1: correct, but not in the form that `exact` compares",
+        "format     1: correct, but not in the format that `exact` requires",
     ]
 
 

@@ -51,7 +51,7 @@ def test_the_tree(scores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         f"│       └── model {tmp_path}/run/checkpoints/iter_000000004 "
         f"[{fingerprint(tmp_path / 'run' / 'checkpoints' / 'iter_000000004')[7:15]}]",
         f"│           └── train {tmp_path}/run ",
-        "│               ├── base org/name  <- not on this machine at that time",
+        "│               ├── base org/name  <- not on this machine when it was recorded",
         f"│               └── dataset {tmp_path}/chats.json [{chats}]",
         f"└── dataset {tmp_path}/chats.json [{chats}]",
         "inputs are complete and unchanged",

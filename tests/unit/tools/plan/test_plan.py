@@ -85,7 +85,7 @@ def test_a_name_stands_for_no_number_and_no_choice(word: str, capsys: pytest.Cap
     ("words", "problem"),
     [
         (["vision_sft_nano", "--gpus", "6"], "model.config.parallelism: data_parallel_shard_degree = 8"),
-        (["vision_sft_nano", "--gpu", "h10"], "there is no GPU 'h10': did you mean"),
+        (["vision_sft_nano", "--gpu", "h10"], "unknown GPU 'h10': did you mean"),
         (["vision_sft_nano", "--gpus", "0"], "expected an integer of at least 1, found '0'"),
         (["vision_sft_nan"], "vision_sft_nano"),
         ([], "name one recipe or file"),
@@ -94,7 +94,7 @@ def test_a_name_stands_for_no_number_and_no_choice(word: str, capsys: pytest.Cap
             ["vision_sft_nano", "-o", "best.yaml"],
             "-o is the file for the best setting of --fit: add --fit or omit -o",
         ),
-        (["vision_sft_nano", "--json", "--gpu", "h10"], "there is no GPU 'h10': did you mean"),
+        (["vision_sft_nano", "--json", "--gpu", "h10"], "unknown GPU 'h10': did you mean"),
     ],
 )
 def test_mistakes(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
