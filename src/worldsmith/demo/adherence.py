@@ -172,7 +172,10 @@ def fraction(hits: Iterable[bool]) -> float:
 
 
 class Shapes(SampleMetric):
-    """Compares the detected attributes of a moving shape with those in the `extra` of the sample."""
+    """Prompt adherence metric for moving shapes: detected color, shape and direction against the expected ones.
+
+    The expected attributes are the keys `colour`, `shape` and `direction` in the `extra` values of the sample.
+    """
 
     outputs = {
         "adherence": Output(
@@ -182,13 +185,13 @@ class Shapes(SampleMetric):
     by_default = False
 
     def measure(self, sample: GeneratedVideo) -> Values:
-        """Returns the value of "adherence": 1 if the video shows the attributes in the sample's `extra`, else 0.
+        """Returns the value of "adherence": 1 if color, shape and direction match the sample's `extra` values, else 0.
 
         The value is a string with the reason if `extra` lacks an attribute or has an unknown one.
         """
         notes = sample.args["extra"]
         if any(str(notes.get(name)) not in KNOWN[name] for name in ATTRIBUTES):
-            return {"adherence": "no moving-shape annotations (extra)"}
+            return {"adherence": "no moving-shape attributes in the sample's extra"}
         seen = detect(sample.video.permute(1, 2, 3, 0).numpy())
         return {"adherence": float(all(getattr(seen, name) == notes[name] for name in ATTRIBUTES))}
 

@@ -105,7 +105,7 @@ def find_gpu(word: str) -> Gpu:
     close = nearest(plain, [*GPUS, *ALSO])
     advice = f"did you mean {' or '.join(close)}? " if close else ""
     raise UserError(
-        f"there is no GPU '{word}': {advice}Known GPUs: {', '.join(GPUS)}; or use only a memory size, such as 24GB "
+        f"unknown GPU '{word}': {advice}Known GPUs: {', '.join(GPUS)}; or use only a memory size, such as 24GB "
         "or 22.5GiB"
     )
 

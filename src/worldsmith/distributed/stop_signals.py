@@ -68,7 +68,11 @@ class StopSignals:
             (self.file.rmdir if self.file.is_dir() else self.file.unlink)()
         except OSError as error:
             if self.file.exists():
-                logger.warning("remove %s, or the next start stops as well: %s", self.file, error.strerror)
+                logger.warning(
+                    "%s cannot be removed, so the next start would stop as well; remove it: %s",
+                    self.file,
+                    error.strerror,
+                )
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:

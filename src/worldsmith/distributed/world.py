@@ -177,7 +177,7 @@ def join_process_group(device: str, size: int) -> None:
     launch = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
     store = dist.PrefixStore("/".join(["worldsmith", *launch]), store)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    timer = threading.Timer(SAY_AFTER, logger.warning, ("waiting for all %d processes to meet at %s", size, place))
+    timer = threading.Timer(SAY_AFTER, logger.warning, ("waiting for all %d processes to connect to %s", size, place))
     timer.daemon = True
     if rank == 0:
         timer.start()

@@ -142,7 +142,7 @@ def read_request(sampler: VideoSampler, request: GenerationRequest) -> ReadReque
 
 
 def begin(sampler: VideoSampler, request_layouts: ReadRequest) -> InitialState:
-    """Returns the initial state of the solver for one request: noise, and conditioning frames in the requested size.
+    """Returns the initial state of the solver for one request: noise, and the resized conditioning frames.
 
     Args:
         sampler: Sampler of the model.

@@ -215,7 +215,7 @@ def decide_first(
     values = {"height": height, "width": width, "num_frames": num_frames, "fps": fps}
     if missing := [name for name, value in values.items() if value is None]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise ValueError(f"the model does not state {', '.join(missing)} of its training; set {flags}")
+        raise ValueError(f"the model does not record the {', '.join(missing)} of its training; set {flags}")
     if shift is None and "shift" not in mode_defaults.refused and not mode_defaults.shift_of_size:
         raise ValueError("the shift of the model's noise schedule is unknown, or depends on the size; set --shift")
     assert num_frames is not None  # checked above

@@ -54,7 +54,10 @@ class SampleEntry:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """Unchecked data of one sample in a file: default name, line, data, location of each value, path in the file."""
+    """Unchecked data of one sample in a sample file, with its default name and the locations for messages.
+
+    `line` is its line in the file, `spans` the location of each value, `source` the path of the sample in the data.
+    """
 
     name: str
     line: int | None

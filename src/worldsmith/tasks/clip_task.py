@@ -58,7 +58,7 @@ class ClipEncoder(SampleEncoder):
         return bool(missing)
 
     def is_cached(self, part: VideoSample) -> bool:
-        """Returns whether the latent cache has a clip or first frame by now, for example from another process."""
+        """Returns whether the latent cache has the clip or first frame `part`, which another process may have added."""
         cache, key = self.task.latent_cache, part.cache_key
         return cache is not None and key is not None and cache.path_for(key).exists()
 
@@ -270,7 +270,7 @@ class ClipTask(Task):
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}
 
     def cached_parts(self, sample: VideoSample) -> list[VideoSample]:
-        """Returns what the latent cache stores of a sample: its clip, and a separately encoded first frame."""
+        """Returns the parts of a sample with an own entry in the latent cache: the clip, and maybe its first frame."""
         return [sample, sample.image] if sample.image and self.first_frames != "encoded in every epoch" else [sample]
 
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:

@@ -26,7 +26,7 @@ from worldsmith.objectives.objective import BatchLoss, Objective
 
 
 class DummyData:
-    """Dummy batches for a task, and access to its encoders while samples count as cached (`worldsmith plan`)."""
+    """Builds dummy batches for `worldsmith plan`, and gives access to the encoders of a task (VAE, text encoder)."""
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -66,7 +66,7 @@ class DummyData:
         """Ends the effect of `assume_cached`: samples are read and encoded again."""
 
     def encoder_size(self, sample: Any) -> Any:
-        """Returns a value that is equal for samples with the same encoding cost."""
+        """Returns a hashable value that is equal for samples with the same encoding cost, such as the clip shape."""
         return sample.position
 
     def encoder_tensors(self) -> Iterable[Any]:
@@ -79,7 +79,7 @@ class DummyData:
 
 
 class SampleEncoder(ABC):
-    """Encodes samples with the frozen encoders of a task into the caches of a run, before it (`worldsmith encode`)."""
+    """Fills the caches of a run before training: encodes samples with the frozen encoders (`worldsmith encode`)."""
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -95,7 +95,7 @@ class SampleEncoder(ABC):
     @property
     @abstractmethod
     def cell_bytes(self) -> int:
-        """Bytes that the cache needs per latent position, over all channels."""
+        """Bytes in the latent cache per position (t, h, w) of the latent grid, over all channels."""
 
     @abstractmethod
     def encode(self, sample: Any) -> bool:
@@ -183,7 +183,7 @@ class Task(ABC):
         self.quarantine: Quarantine | None = None
         """Writer of quarantined samples; None: the loader gets one that writes to the run folder."""
         self.long_work: tuple[str, float] | None = None
-        """Name and completed fraction of a long computation in the current batch, such as "encoding"; None: no such."""
+        """Name and completed fraction of a long computation in the current batch, such as "encoding"; else None."""
         self.in_first_step = True
         """Whether this process has not completed a step yet; slow work is logged only then."""
 
@@ -287,7 +287,7 @@ class Task(ABC):
         """
         if self.encoder_class is None:
             name = type(self).__name__
-            raise UserError(f"{name}: its samples are not encoded before the network, so it needs no cache")
+            raise UserError(f"{name}: its samples are not encoded before training, so there is nothing to cache")
         return self.encoder_class(self)
 
     @property
@@ -298,12 +298,12 @@ class Task(ABC):
     def preview(self, loader: Any) -> Preview:
         """Reads the first batch of a loader built for a dry run, and summarizes it; needs no network weights."""
         batch = next(iter(loader))
-        return Preview(*self.size(batch), first=f"{batch[0].key} is its first")
+        return Preview(*self.size(batch), first=f"{batch[0].key} is its first sample")
 
     def describe_weights(self, run: Any, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
         """Returns (label, text) of lines on the weights, printed at the start of a run and by a dry run.
 
-        They describe the components of the network, and the results to expect if the family can do better.
+        They describe the components of the network, or which results to expect if random or tiny weights limit them.
 
         Args:
             run: The config of the run, a `RunConfig`.

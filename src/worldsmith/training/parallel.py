@@ -75,7 +75,7 @@ def prepare_network(model: Model, world: World) -> None:
 
 
 def share_context(parts: NetworkParts, world: World) -> None:
-    """Makes the ranks of a context-parallel group share the tokens of a pack; no effect without a group."""
+    """Makes the network shard the tokens of each pack over the ranks of its context-parallel group, if it has one."""
     group = world.context_group
     if group is not None and parts.share_tokens is not None:
         from worldsmith.distributed.context_parallel import SharedStream
@@ -112,7 +112,7 @@ def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> 
 
 
 def nested_modules(parts: NetworkParts) -> list[nn.Module]:
-    """Returns the float32 modules inside layers, such as the affine norms of Wan's blocks."""
+    """Returns the modules inside layers that compute in float32, such as the affine norms of Wan's blocks."""
     inside = {module for layer in parts.layers for module in layer.modules()}
     return [module for module in parts.full_precision if module in inside]
 

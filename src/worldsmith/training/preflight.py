@@ -93,7 +93,10 @@ def check_files(
 
 
 def name_variable(message: str, config: RunConfig, section: Keys, variables: Mapping[Keys, str]) -> str:
-    """Returns `message`; if it contains a value in `section` that an environment variable set, with that variable."""
+    """Returns `message`, with the name of an environment variable appended if that has set a value that it contains.
+
+    Only values in `section` of the config are searched; `variables`: environment variable by config path.
+    """
     for path, name in variables.items():
         value = find(config, path) if path[: len(section)] == section else None
         if isinstance(value, str) and value and value in message:
@@ -102,7 +105,7 @@ def name_variable(message: str, config: RunConfig, section: Keys, variables: Map
 
 
 def is_text_wrong(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bool:
-    """Returns whether one of the mistakes at the paths `wrong` is a string or missing value directly in `section`.
+    """Returns whether a config path in `wrong` is a direct field of `section` whose value is a string or None.
 
     Such a value may be a file name, so the files of the section cannot be checked.
     """
@@ -140,10 +143,10 @@ def require_files(
 
 
 def schedule_remarks(config: RunConfig) -> Iterator[str]:
-    """Yields warnings about the learning rate of a run that are more than an error in a single section.
+    """Yields warnings about the learning rate that depend on several config sections.
 
     Args:
-        config: Config of the run. Its schedule, steps, learning rate and initial weights are compared.
+        config: Config of the run; its schedule, number of steps, learning rate and model are used.
     """
     from worldsmith.training.scheduler import TRIAL_STEPS, multiplier
 
@@ -222,7 +225,7 @@ def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | No
     if states.total * sharing <= free:
         return None
     where = f"the GPU {world.device}" if on_gpu else "this machine"
-    times = f", which is shared by {sharing} of them" if sharing > 1 else ""
+    times = f", which {sharing} processes share" if sharing > 1 else ""
     return (
         f"it needs {describe_states(states)}, before activations, but {format_bytes(free)} are free on "
         f"{where}{times}. Use more processes or a larger machine, or train less: adapters "

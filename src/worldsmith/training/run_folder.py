@@ -178,7 +178,7 @@ def write_records(
 
 
 def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> None:
-    """Calls `write` on rank 0 when all ranks are here; raises UserError on all ranks if it fails. Collective.
+    """Waits for all ranks and calls `write` on rank 0; raises UserError on all ranks if that fails. Collective.
 
     Args:
         world: Ranks of the run.
@@ -200,7 +200,7 @@ def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> No
 
 
 def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[str, Any]]:
-    """Returns the lineage inputs for the weights that the first start of the run has read; empty for random weights."""
+    """Returns the entry of lineage.json for the initial weights of the run; empty for random weights."""
     if (folder / LINEAGE).is_file() and checkpoint_folders(folder / "checkpoints"):
         return [entry for entry in read_lineage(folder).inputs if entry["role"] == "base"]
     if config.initial_weights() is None:
@@ -209,7 +209,7 @@ def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[
 
 
 def dataset_inputs(split: str, dataset: Any) -> Iterator[Input]:
-    """Yields the lineage inputs of a dataset, one for each member of a mixture; `split`: "train" or "val"."""
+    """Yields the entries of a dataset for lineage.json, one per member of a mixture; `split`: "train" or "val"."""
     for member in getattr(dataset, "members", {"": dataset}).values():
         yield Input("dataset", member.name, {"split": split, "records": member.num_records, "samples": len(member)})
 
@@ -351,7 +351,7 @@ class RunLock:
             same = os.path.samestat(os.fstat(self._handle), os.stat(self.folder / LOCK_FILE))
         except OSError:
             return "has lost its lock file" if self.folder.is_dir() else "was moved or removed"
-        return None if same else "was replaced, or its lock file was,"
+        return None if same else "or its lock file was replaced"
 
     def withdraw(self) -> None:
         """Unlocks the folder, and removes it and its parents if the lock has created them."""

@@ -78,7 +78,10 @@ class RunState:
         """Completed steps, including skipped ones."""
 
     def record_validation(self, metrics: Mapping[str, float]) -> bool:
-        """Records a validation with these metrics; returns whether it is the best, but not at step 0. Collective."""
+        """Records rank 0's validation metrics of the current step; returns whether they are the best. Collective.
+
+        Returns False at step 0, and if the run has no metric for the best checkpoint.
+        """
         metrics = self.world.broadcast(metrics)
         return self.best is not None and self.iteration > 0 and self.best.record(self.iteration, metrics)
 
@@ -121,7 +124,7 @@ class RunState:
         """Writes a checkpoint and returns its folder. Collective.
 
         Args:
-            background: Write it in the background, see `Checkpointer.save`.
+            background: Whether the tensors are only copied here and written in the background.
 
         Raises:
             SaveError: If it cannot be written.
@@ -213,7 +216,10 @@ class RunState:
         self.scheduler.resume(int(schedule["last_epoch"]))
 
     def _restore_counters(self, checkpoint: Path) -> dict[str, Tensor]:
-        """Restores counters and RNG states, and returns them; a rank without a stored RNG state seeds its own."""
+        """Restores counters and RNG states from a checkpoint; a rank without a stored RNG state is seeded.
+
+        Returns the loaded tensors by their name in the checkpoint, such as "iteration".
+        """
         stored = stored_shapes(checkpoint / "trainer")
         state = {
             name: value

@@ -50,7 +50,7 @@ class RunWeights:
         EMA weights that are not loaded start as a copy of the raw weights.
 
         Args:
-            with_state: Require the training state next to the weights, before a weight is read.
+            with_state: Whether the source must be a checkpoint with a training state; checked before reading weights.
 
         Returns:
             Report on the loaded weights; None for random weights.

@@ -130,7 +130,7 @@ def require_same_shapes(
         )
     if unused:
         logger.warning(
-            "the run no longer keeps these EMA weights; ignored in %s: %s", checkpoint.name, shorten_names(unused)
+            "EMA weights that the run no longer keeps are ignored in %s: %s", checkpoint.name, shorten_names(unused)
         )
 
 

@@ -70,7 +70,7 @@ def describe_start(config: RunConfig, checkpoint: Path | None) -> str:
 
 
 def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Optimizer) -> list[str]:
-    """Returns lines on model family, parameters, weight decay and converters.
+    """Returns lines on model family, parameters, weight decay and weight conversions (such as quantization).
 
     Call it after the trained parameters were selected.
     """
@@ -105,7 +105,7 @@ def state_lines(config: RunConfig, model: Model, processes: int, folder: Path) -
 
 
 def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, changes: Sequence[str]) -> Iterator[str]:
-    """Yields lines on the run folder and on a process that uses it.
+    """Yields lines on the run folder, changed settings, checkpoints that will be removed, and a process in the folder.
 
     Args:
         config: Config of the run.
@@ -199,7 +199,7 @@ def step_lines(
 
 @dataclass(frozen=True, slots=True)
 class LoadingPlan:
-    """Weights that a run would load at its start."""
+    """Report on the weights that a run would load at its start, as lines to print."""
 
     lines: list[str]
     training_state: Path | None = None
@@ -214,6 +214,9 @@ def plan_initial_weights(config: RunConfig, network: nn.Module, optimizer: Optim
         network: Network, may be on the meta device.
         optimizer: Optimizer of the network.
         is_new: Whether the run is new; a resumed run does not take over a training state.
+
+    Returns:
+        Lines to print, and the checkpoint whose training state would be loaded, if any.
 
     Raises:
         FileNotFoundError: If the initial weights do not exist.

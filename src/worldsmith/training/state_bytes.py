@@ -122,7 +122,7 @@ def bytes_per_number(weight: Weight, model: Model.Config) -> int:
 
 
 def optimizer_states(weights: Sequence[Weight], run: RunConfig) -> list[ParameterState]:
-    """Returns the bytes of the optimizer state of each trained weight, in order."""
+    """Returns the optimizer state (bytes of its tensors) of each trained weight, in order."""
     sizes = [bytes_per_number(weight, run.model.config) for weight in weights]
     states = {size: parameter_state(run.optimizer, size) for size in set(sizes)}
     return [states[size] for size in sizes]
@@ -146,7 +146,7 @@ class CheckpointBytes:
 
     @property
     def tensors(self) -> int:
-        """Exact bytes of the tensors."""
+        """Exact size of all tensors of the checkpoint in bytes."""
         return self.weights + self.average + self.moments + self.other
 
     @property

@@ -162,7 +162,7 @@ class Trainer(Configurable):
                 self.save(required=False)
                 save_is_due = False
             elif save_is_due:  # the weights of skipped steps may be spoiled
-                self._warn("step %d: the save waits for a step that is not skipped", self.iteration)
+                self._warn("step %d: the save is postponed until a step is not skipped", self.iteration)
             if stopping:
                 reason = stop.asked or "another process was asked to stop"
                 stop.remove_stop_file()
@@ -205,7 +205,7 @@ class Trainer(Configurable):
     def validate(self) -> bool:
         """Validates the current weights if that is due; returns whether they are the best so far. Collective.
 
-        The best weights must be saved. A stop request ends the validation early; the resumed run then does it again.
+        The caller saves the best weights. A stop request ends the validation early; the resumed run then repeats it.
         """
         if self.validator is None or not self.config.trainer.validates_after(self.iteration):
             return False

@@ -124,7 +124,10 @@ class Validator:
             )
 
     def measure(self, is_stopped: Callable[[], bool], report_fraction: Callable[[float], object]) -> MeanMetrics | None:
-        """Returns mean metrics over the validation data with the current weights; arguments and None as in `run`."""
+        """Returns mean metrics over the validation data with the current weights; None if a rank was asked to stop.
+
+        `report_fraction` receives the approximate completed fraction, 0 to 1, after each batch. Collective.
+        """
         sums, weights = [], []
         samples = 0
         for found in self.batches(is_stopped):
@@ -142,8 +145,8 @@ class Validator:
     def batches(self, is_stopped: Callable[[], bool]) -> Iterator[ValidationBatch | None]:
         """Yields the batches of this rank, the same number on each rank; None if `is_stopped` returns True on any rank.
 
-        All ranks all-gather a sharded network together: a rank without a further batch repeats its last one, or uses
-        that of another rank, which does not count.
+        All ranks must run the same number of forward passes, since they all-gather sharded weights together. A rank
+        without a further batch therefore repeats its last one, or one of another rank, with `is_own` False.
         """
         batch: Any = None
         with contextlib.closing(self.loader.first_pass()) as stream:

@@ -94,7 +94,7 @@ def measure_slices(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
     Returns:
         Slice name, such as "duration" -> slice value, such as "5 to 10 s" -> number of records, of correct ones, and
-        accuracy with its interval. The smallest slices of more than `MOST` are combined.
+        accuracy with its interval. If a slice has more than 30 values, those with the fewest records are combined.
     """
     judged = [row for row in rows if row.correct is not None]
     found: dict[str, dict[str, Any]] = {}

@@ -81,7 +81,9 @@ class FrechetVideoDistance(Metric):
         self.samples = len(self.generated)
         if self.samples < 2:
             still = self.lengths == {1}
-            self.not_measured[DISTANCE] = "they are images" if still else "fewer than two videos have a real one"
+            self.not_measured[DISTANCE] = (
+                "they are images" if still else "fewer than two videos have a real video to compare with"
+            )
             return {}
         pair = [np.stack([of[name] for name in self.generated]) for of in (self.generated, self.real)]
         return {DISTANCE: frechet_distance(*pair)}

@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 class Callback(Configurable):
     """Base class of callbacks; subclasses override the hooks that they need.
 
-    All ranks call all hooks. `folder` belongs to the callback; it exists on rank 0.
+    All ranks call all hooks. `folder` belongs to the callback; it exists on rank 0. A pack is a batch of samples that
+    share one forward pass; a step has `trainer.grad_accum_iter` packs on each rank.
 
     - Before the first step: on_run_start → (the first batch is read) → on_train_start.
     - In each step: on_training_step_start → (forward and backward of all packs) → on_before_optimizer_step →
@@ -122,7 +123,7 @@ class Callback(Configurable):
 
 
 class Outcome(enum.Enum):
-    """Outcome of `Trainer.train`: all steps are complete, or the run was stopped before."""
+    """Result of `Trainer.train`: the run is finished (no step is left), or was stopped by a request."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -130,7 +131,11 @@ class Outcome(enum.Enum):
 
 
 def describe_end(trainer: TrainingRun) -> dict[str, str | None]:
-    """Returns `state` ("finished", "stopped" or "failed") and `reason` of a run that ends; for `on_train_end`."""
+    """Returns the final `state` of a run ("finished", "stopped" or "failed") and its `reason`.
+
+    The reason is the current exception or the cause of an early end; None if all steps are complete. Call it in
+    `on_train_end`.
+    """
     error = sys.exception()
     return {
         "state": "failed" if trainer.outcome is None else trainer.outcome.value,
@@ -139,7 +144,7 @@ def describe_end(trainer: TrainingRun) -> dict[str, str | None]:
 
 
 class TrainingState(Protocol):
-    """The attributes of `RunState` that callbacks use."""
+    """Attributes of the training state that callbacks use: data loader, optimizer, trained parameters, EMA weights."""
 
     loader: Any
     optimizer: Any
@@ -150,7 +155,7 @@ class TrainingState(Protocol):
 
 
 class TrainingRun(Protocol):
-    """The attributes of `Trainer` that callbacks use."""
+    """Attributes of the running `Trainer` that callbacks use, such as config, ranks, model, task and progress."""
 
     config: Any
     """The `RunConfig`. It contains the callbacks' configs, so this module cannot import its class."""
@@ -184,7 +189,7 @@ class TrainingRun(Protocol):
 
     @property
     def state(self) -> TrainingState:
-        """Weights, optimizer, data loader and counters of the run."""
+        """Training state of the run: optimizer, trained parameters, EMA weights, data loader, skipped-step counters."""
 
     def busy(self, doing: str) -> AbstractContextManager[None]:
         """Context manager that reports `doing` as the current activity of the run."""

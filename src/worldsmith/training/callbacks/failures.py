@@ -45,7 +45,7 @@ class FirstStepWatchdog(Callback):
             return
         effect = "; the process ends now" if self.config.abort else "; the process continues to wait"
         message = (
-            f"[E123] the first step has not ended after {seconds:g} s; {path} has the stack traces of its "
+            f"[E123] the first step has not ended after {seconds:g} s; {path} contains the stack traces of all "
             f"threads{effect}"
         )
         self.timer = threading.Timer(max(seconds - 1, seconds / 2), logger.warning, (message,))
@@ -75,7 +75,8 @@ class FirstStepWatchdog(Callback):
 class BadBatches(Callback):
     """Writes `step_<n>_rank_<r>.json` for a skipped step: loss, gradient norm, and the samples of each batch.
 
-    Every rank writes its own file. Only the first `most` skipped steps of this start are written, which is logged.
+    Every rank writes its own file. Only the first `most` skipped steps since the process started are written; rank 0
+    logs when later ones are omitted. Steps that overflow float16 are not written.
     """
 
     class Config(Callback.Config):
@@ -91,7 +92,11 @@ class BadBatches(Callback):
         self.written += 1
         if self.written > self.config.most:
             if self.written == self.config.most + 1 and trainer.world.is_main:
-                logger.warning("%s has %d skipped steps; later ones are not written", self.folder, self.config.most)
+                logger.warning(
+                    "%s contains %d skipped steps, the maximum; later ones are not written",
+                    self.folder,
+                    self.config.most,
+                )
             return
         norm = step.gradient.norm if step.gradient else None
         batches = [trainer.task.name_samples(batch) for batch in step.inputs.batches]

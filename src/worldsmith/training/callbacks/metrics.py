@@ -90,7 +90,10 @@ class Metrics(Callback):
 
 
 def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Returns the metrics of one step over all ranks; seconds and memory are those of this rank. Collective."""
+    """Returns the metrics of one step for metrics.jsonl, such as loss, lr, grad_norm and tokens_per_second. Collective.
+
+    Values refer to all ranks, but durations (seconds) and memory (bytes) to this rank. Unknown values are None.
+    """
     data = count_data(trainer)
     return {
         "loss": step.loss,
@@ -129,7 +132,7 @@ def nest_by_key(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def learning_rates_by_factor(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Returns `{"lr_groups": {"x<factor>": rate}}` by factor on `optimizer.lr`; {} if all groups have the same rate."""
+    """Returns `{"lr_groups": {"x<factor>": lr}}`: learning rate by factor on `optimizer.lr`; {} for a single one."""
     base, groups = trainer.config.optimizer.lr, trainer.state.optimizer.param_groups
     starts = [group.get("initial_lr", base) for group in groups]
     if len(set(starts)) == 1:
@@ -175,7 +178,7 @@ class DataCounts:
 
 
 def count_data(trainer: TrainingRun) -> DataCounts:
-    """Returns the data counts of all ranks. Collective."""
+    """Returns the counts of skipped samples and the other data counters, summed over all ranks. Collective."""
     loader, world = trainer.state.loader, trainer.world
     rejected = Counter(r.reason for r in loader.dataset.rejections)  # every rank has read the whole list
     loaded: Counter[str] = Counter()

@@ -60,7 +60,8 @@ class HeartBeat(Callback):
     """Writes `status.json` in the run folder: state, step, current activity and remaining time.
 
     `state` is `starting` until the first batch is read, then `running`, and at the end `finished`, `stopped` (can be
-    resumed) or `failed`, with a `reason`. A run that was killed has an old `updated` and an unlocked folder.
+    resumed) or `failed`, with a `reason`. After a kill, the time `updated` is old and no process has locked the run
+    folder.
     """
 
     class Config(Callback.Config):
@@ -110,10 +111,14 @@ logger = logging.getLogger(__name__)
 
 
 class StatusFile:
-    """Writes the status that `read()` returns to a JSON file: now, every `seconds` in a thread, and in `close`.
+    """Writes a status to a JSON file: at construction, every `seconds` in a background thread, and in `close`.
 
-    The file is replaced atomically. A write error, as on a full disk, is logged once, and the next write is tried
-    again.
+    The file is replaced atomically. The first write error, as on a full disk, is logged; later writes are still tried.
+
+    Args:
+        path: JSON file to write.
+        read: Returns the status as JSON data; called in both threads. The current time is added as `updated`.
+        seconds: Interval in seconds.
     """
 
     def __init__(self, path: Path, read: Callable[[], Mapping[str, Any]], *, seconds: float) -> None:

@@ -72,7 +72,10 @@ class RunPage(Callback):
         return self.config.enabled and trainer.world.is_main
 
     def _write(self, trainer: TrainingRun, known: Mapping[str, Any]) -> None:
-        """Builds the report in this process, before the first or after the last step; `known`: see `write_page`."""
+        """Builds the report in this process, before the first or after the last step.
+
+        `known`: facts such as "state" that override those in `status.json`. An error is only logged.
+        """
         from worldsmith.monitor.page.run_page import write_page
 
         start = time.process_time()
@@ -125,8 +128,9 @@ LOWEST = 19
 class RunPlan(Callback):
     """Plans the run in a separate process: writes `plan.json`, which the report compares with measurements.
 
-    Rank 0 starts a separate process with the lowest priority and without a GPU, which simulates a step without memory.
-    No step waits for it, and it ends with the run. Best effort: an error is logged, and the run continues.
+    Rank 0 starts a separate process with the lowest priority and without a GPU, which simulates a step without
+    allocating tensors. No step waits for it, and it ends with the run. Best effort: an error is logged, and the run
+    continues.
     """
 
     class Config(Callback.Config):
@@ -196,7 +200,7 @@ class RunPlan(Callback):
         logger.info("plan         %s", line)
 
     def _log_comparison(self, folder: Path) -> None:
-        """Logs the measured values of the run next to the planned ones."""
+        """Logs measured values of the run in `folder` next to those of its plan.json; an error is only logged."""
         from worldsmith.monitor.page.plan_check import format_checks, plan_checks
         from worldsmith.monitor.page.run_files import read_run
 

@@ -24,10 +24,10 @@ ENABLED = "trainer.callbacks.compile_tokenizer.enabled"
 
 
 class CompileTokenizer(Callback):
-    """Compiles the encoder of the task, once for each shape of a window of frames.
+    """Compiles the encoder of the task, such as the VAE, with torch.compile, once for each clip shape.
 
     - For runs that encode every clip again in each epoch. It is rejected with `dataloader_train.latent_cache`: a clip
-      is then encoded once, and the last bits of its latents would depend on the step at which that happened.
+      is then encoded once, and the last bits of its latents would depend on whether the encoder was compiled by then.
     - A resumed run compiles at the same step as a run that was never stopped.
     """
 

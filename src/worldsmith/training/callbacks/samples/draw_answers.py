@@ -36,10 +36,10 @@ MEDIA, LARGEST = "media", 64 * 2**20
 
 
 class DrawAnswers(DrawSamples):
-    """Generates greedy answers to the same questions, the last of each conversation, while the run trains.
+    """Generates greedy answers to a fixed set of questions while the run trains, to show its progress.
 
-    Each answer is stored next to the answer in the data. Without `every`, all answers take at most `max_time_fraction`
-    (3 %) of the run's time.
+    Each question is the last one of a conversation in the data. The record of an answer also has the ground truth.
+    Without `every`, all answers take at most `max_time_fraction` (3 %) of the run's time.
     """
 
     class Config(DrawSamples.Config):

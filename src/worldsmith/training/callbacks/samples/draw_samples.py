@@ -58,7 +58,7 @@ class DrawnSample:
 
 @dataclass(frozen=True, slots=True)
 class DrawingSize:
-    """Size of one generation of samples: number of prompts, and quality of each sample."""
+    """Number of prompts of one generation of samples, and number of solver steps or new tokens of each sample."""
 
     prompts: int
     steps: int
@@ -75,7 +75,7 @@ class DrawSamples(Callback):
     Each sample has a line in `samples.jsonl`, and the files of a step are in a folder of that step.
 
     Cost: without `every`, at most `max_time_fraction` (3 %) of the run's time, measured while the run trains, and no
-    memory that training needs. With `every`, whatever the samples take. Training without samples gives the same
+    memory that training needs. With `every`, the cost is not limited. Training without samples gives the same
     weights, bit for bit, and the time of samples is in no throughput metric.
 
     When: without `every`, before the first step, after about 30 % of the steps, later as often as the time allows, and
@@ -120,11 +120,14 @@ class DrawSamples(Callback):
                 raise wrong(self, "weights", why="the run keeps no EMA weights", remedy='write ["live"]')
 
         def fit(self, passes: float) -> DrawingSize:
-            """Returns the largest size that costs at most `passes` sample forward passes, else the smallest size."""
+            """Returns the largest size whose `cost` is at most `passes`; the smallest size if none is that cheap.
+
+            `passes` is a number of forward passes over one training sample.
+            """
             raise NotImplementedError
 
         def cost(self, size: DrawingSize) -> float:
-            """Returns the estimated cost of generating samples of a size, in forward passes of a training sample."""
+            """Returns the estimated cost of one generation, as a number of forward passes over one training sample."""
             raise NotImplementedError
 
     config: Config
@@ -264,7 +267,7 @@ class DrawSamples(Callback):
             raise SamplingStoppedError
 
     def _passes_of_step(self, trainer: TrainingRun) -> float:
-        """Returns the number of sample forward passes that cost as much as a training step on this rank."""
+        """Returns the cost of a training step on this rank as a number of forward passes over one training sample."""
         packs: int = trainer.config.trainer.grad_accum_iter
         return STEP_PASSES * packs * trainer.first_samples
 
@@ -289,7 +292,7 @@ class DrawSamples(Callback):
         return (2 if trainer.iteration else 3) * cost <= self.config.max_time_fraction * steps
 
     def _decide(self, trainer: TrainingRun) -> None:
-        """Generates samples after this step if rank 0 decides so."""
+        """Lets rank 0 decide whether the time budget allows samples after this step, and generates them. Collective."""
         done, last = trainer.iteration, trainer.config.trainer.max_iter
         if done < min(self.decision.next_check, last):
             return
@@ -297,8 +300,8 @@ class DrawSamples(Callback):
             self.decision = self.budget.decide(done, self.size.prompts)
             if done == last and not self.decision.prompts:
                 logger.info(
-                    "no samples are generated after step %d, the last: they would take more than %.3g of the run's "
-                    "time; trainer.callbacks.%s.every=%d generates them nevertheless",
+                    "no samples are generated after step %d, the last: they would take more than a fraction of %.3g "
+                    "of the run's time; trainer.callbacks.%s.every=%d generates them nevertheless",
                     *(done, self.config.max_time_fraction, self.folder.name, last),
                 )
         self.decision = trainer.world.broadcast(self.decision)
@@ -344,7 +347,7 @@ class DrawSamples(Callback):
             problem = error
         self.preparing = time.perf_counter() - start
         if trainer.world.any(problem is not None):
-            self._fail(trainer.iteration, problem or "another process cannot prepare it")
+            self._fail(trainer.iteration, problem or "another process cannot prepare the generation")
             return None
         found: dict[Weights, list[DrawnSample]] = {}
         network, average = trainer.model.network, trainer.state.ema
@@ -396,7 +399,7 @@ class DrawSamples(Callback):
         counts = self.peers.run(lambda: count_collectives(trainer.model.network, trainer.world))
         if len(set(counts)) > 1:
             raise problem or RuntimeError(
-                f"sample generation failed at another collective than on this rank: {failures[0]}"
+                f"sample generation failed, and the ranks stopped at different collectives: {failures[0]}"
             )
         return failures[0]
 
@@ -416,4 +419,4 @@ class DrawSamples(Callback):
         self.failed += 1
         if self.failed == 1:
             kind = f"{type(why).__name__}: " if isinstance(why, Exception) and not isinstance(why, UserError) else ""
-            logger.warning("no samples are generated after step %d, but the run continues: %s%s", step, kind, why)
+            logger.warning("sample generation failed after step %d, but the run continues: %s%s", step, kind, why)

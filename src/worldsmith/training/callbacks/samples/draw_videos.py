@@ -347,7 +347,8 @@ def read_requests(files: Sequence[str], defaults: GenerationDefaults, model: Any
         for layer in entry.layers:
             if own := [name for name in SAME_FOR_ALL if getattr(layer.settings, name) is not None]:
                 raise ValueError(
-                    f"{layer.source}: {', '.join(own)} cannot be set per sample: they are the same for all"
+                    f"{layer.source}: {', '.join(own)} cannot be set per sample: they are the same for "
+                    "all samples of a run. Remove them"
                 )
         decided = decide(entry, nothing, defaults, cells, "the run", model.modes)
         if any(args.strength is not None for args in decided):

@@ -15,7 +15,7 @@ FIRST_BETWEEN = 0.3
 """Fraction of the steps after which the first intermediate generation happens, if the complete run can afford it."""
 SMALL_DRAWING = 5.0
 """A generation after the last step may exceed the time fraction if it takes at most this many seconds: with one prompt
-in a short run, with all prompts in a resumed run, where only the time since then is known."""
+in a short run, with all prompts in a resumed run, where only the time since the resume is known."""
 
 
 @dataclass(frozen=True, slots=True)
