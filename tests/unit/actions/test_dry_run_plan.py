@@ -30,7 +30,7 @@ def test_the_plan_of_a_step_follows_the_dry_run(run: Any) -> None:
     quick, lines = lines_of(run), lines_of(run, gpu="h100-80", gpus=2)
     assert "processes    2 (replicate 1 × shard 2)" in lines
     start = next(number for number, line in enumerate(lines) if line.startswith("plan "))
-    assert lines[start].startswith("plan         simulated step on 2 × h100-80: 4 samples with 16 tokens, the most")
+    assert lines[start].startswith("plan         simulated step on 2 × h100-80: 4 samples with 16 tokens, the largest")
     assert any(line.startswith("memory       FITS: ") for line in lines[start:])
     words = [line[:13].strip() for line in lines[start:]]
     assert [word for word in words if word] == ["plan", "memory", "peak", "fits on", "step", "time"]

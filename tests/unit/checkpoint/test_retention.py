@@ -95,8 +95,9 @@ def test_a_run_that_went_back_does_not_fall_into_what_it_left(tmp_path: Path, ca
     for damaged, taken in (("iter_000000030", "20"), ("iter_000000020", "10"), ("iter_000000010", "40")):
         (tmp_path / damaged / "model" / "__0_0.distcp").unlink()
         assert one.latest().name == f"iter_0000000{taken}"
-    assert "iter_000000040 is used, although it is later than iter_000000030, which latest_checkpoint.txt names" in messages(
-        caplog
+    assert (
+        "iter_000000040 is used, although it is later than iter_000000030, which latest_checkpoint.txt names"
+        in messages(caplog)
     )
 
 

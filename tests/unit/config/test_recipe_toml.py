@@ -356,7 +356,7 @@ enabled = "False"
     [
         ("", None, "[job].experiment is required"),
         ('[job]\nexperiment = "smal"\n', 2, "did you mean 'small'?"),
-        ('[job]\nexperiment = "small_vlm"\n', 2, "has task 'vlm', but in a file without a task the task is 'vfm'"),
+        ('[job]\nexperiment = "small_vlm"\n', 2, "has task 'vlm', but the file has no task, which means 'vfm'"),
         ('[job]\nexperiment = "small"\ntask = "vlm"\n', 3, "has task 'vfm', but the file has task 'vlm'"),
         ('[job]\nexperiment = "small"\ntask = "video"\n', 3, "one of 'vfm', 'vlm'"),
         (JOB + "upload_reproducible_setup = true\n", 3, "not uploaded"),

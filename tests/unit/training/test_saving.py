@@ -181,7 +181,9 @@ def test_changed_frozen_weights_are_refused(world: Path, whole: Path, tmp_path: 
     config.checkpoint.load_path, config.trainer.max_iter = str(whole / "checkpoints/iter_000000004"), 2
     assert Trainer(config, run_folder=tmp_path / "run").iteration == 1
     config.checkpoint.load_path = str(whole / "checkpoints/iter_000000008")
-    with pytest.raises(UserError, match=r"trained on those of checkpoint\.load_path = .*base, but .*8 differ"):
+    with pytest.raises(
+        UserError, match=r"trained with the frozen weights of checkpoint\.load_path = .*base, but .*8 differ"
+    ):
         Trainer(config, run_folder=tmp_path / "run")
 
 

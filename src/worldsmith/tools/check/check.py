@@ -42,7 +42,7 @@ SPEC_CAP = "policy.model_max_length"
 
 @dataclass(slots=True)
 class CheckResult:
-    """Result of `worldsmith check`: reports on the data, requirements of the run, remarks and problems."""
+    """Result of `worldsmith check`: reports on the data, needs of the run, remarks (hints) and problems."""
 
     reports: dict[str, DataReport] = field(default_factory=dict)
     """Reports on the training data and, if the run validates, on the validation data."""
@@ -55,7 +55,10 @@ class CheckResult:
     """Problems that would prevent the run from starting or stop it in its first epoch."""
 
     def add_problem(self, problem: str) -> None:
-        """Adds `problem` to the problems, unless one of them has the same text, possibly after another field name."""
+        """Appends `problem` to `problems`, unless it is already listed.
+
+        The config field at the beginning of a message is ignored in this comparison.
+        """
         first, _, rest = problem.partition(" ")
         text = rest if "." in first else problem
         if not any(text in known for known in self.problems):
@@ -211,7 +214,10 @@ class CheckData(RunAction):
         return tasks
 
     def report_records(self) -> dict[str, DataReport]:
-        """Returns a report on the training records, without reading samples, for a run whose model cannot be built."""
+        """Returns {"train": report on the training records} for a run whose model cannot be built; reads no samples.
+
+        The dictionary is empty if the dataset cannot be read or has no records.
+        """
         data = self.tree.dataloader_train
         try:
             dataset = data.build_records()
@@ -249,7 +255,10 @@ class CheckData(RunAction):
             )
 
     def inspect_run(self, found: CheckResult, model: Model, degrees: Degrees, task: Task) -> None:
-        """Adds problems and remarks to `found` if the disk or memory of this machine is too small for the run."""
+        """Adds problems and remarks to `found` if the disk or memory of this machine is too small for the run.
+
+        `model` has no weights; `degrees` are the parallelism degrees; `task` states the size of encoded latents.
+        """
         tree, needs = self.tree, found.needs
         known = len(needs.problems)
         inspect_machine(needs, tree, model, degrees, self.processes)
@@ -303,10 +312,11 @@ def too_few_steps(report: DataReport, packs_a_step: int) -> str:
 
 
 def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
-    """Returns (settings of the dataset at the path `source`, name of the recipe whose limits apply).
+    """Returns (config of the dataset class for the path `source`, name of the recipe whose limits apply).
 
-    The recipe is `recipe`, by default the smallest one for this kind of dataset. None if `source` does not exist or is
-    a file that is not a dataset. Raises UserError for a folder that is not a dataset.
+    The recipe is `recipe`; if it is None, the small default recipe of the task that reads this type of dataset.
+    Returns None if `source` does not exist or is a file that is not a dataset. Raises UserError for a folder that is
+    not a dataset.
     """
     if not os.path.exists(source) and not source.endswith(".tar"):  # shards may be a pattern or remote
         return None
@@ -324,9 +334,10 @@ def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
 
 
 def cap_field(loaded: Loaded, split: str) -> str:
-    """Returns the config or spec field that sets the max tokens of a sample in a split ("train" or "val").
+    """Returns the name of the setting by which the user changes the max tokens of a sample, for messages.
 
-    "" if the config sets it directly in the field of the data loader.
+    It is the config field that the data loader's field refers to, or the key of the spec file that sets it. Returns ""
+    if it is the data loader's own field. `split` is "train" or "val".
     """
     section = f"dataloader_{split}"
     path = (section, getattr(loaded.tree, section).sample_cap_field)
@@ -338,8 +349,8 @@ def cap_field(loaded: Loaded, split: str) -> str:
 
 
 def is_set_by_run(place: Place, section: str) -> bool:
-    """Returns whether a config value was set by a flag or by an override of the config section `section`.
+    """Returns whether a config value was set by a command-line flag or by an override that begins with `section`.
 
-    `place` states where the value was set; False for a value from a spec or from an override of a spec.
+    `place` is the source of the value. Returns False for a value from a spec file or from an override of a spec key.
     """
     return place.file == "flag" or (place.file == "override" and (place.source or "").lstrip("+").startswith(section))

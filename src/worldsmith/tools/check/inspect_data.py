@@ -107,7 +107,7 @@ class InspectedSample:
     """Names of the loader's counters that this sample increments -> message of the first count."""
     features: Features = field(default_factory=dict)
     cells: int = 0
-    """Size of the latents of the sample, see `SampleMaker.cells`."""
+    """Number of latent positions (t·h·w) of the sample; 0 without latents."""
 
 
 class Inspector(SampleMaker[InspectedSample]):
@@ -232,9 +232,10 @@ def count_packs(
 
 
 def packs_when_full(packs: Sequence[Sequence[int]]) -> float:
-    """Returns the number of packs (a fraction) if the last one had as many samples as the others on average.
+    """Returns the number of packs in which the last pack, often not full, counts only as a fraction.
 
-    `packs` has the token counts of the samples in each pack.
+    The fraction is its number of samples, divided by the mean number of samples in the other packs. `packs` contains
+    the token counts of the samples in each pack.
     """
     full = sum(map(len, packs[:-1]))
     return sum(map(len, packs)) / full * (len(packs) - 1) if full else float(len(packs))

@@ -292,8 +292,9 @@ class SavedAnswers:
         append_line(self.folder / f"{number}_of_{count}.jsonl", json.dumps(line, ensure_ascii=False))
 
     def read(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Returns the saved answers of all processes, as JSON objects by (record id, fingerprint of the question).
+        """Returns the saved answers of all processes, by (record id, fingerprint of the question).
 
+        Each is the JSON object that `add` wrote, with the key "error" if the answer could not be generated.
         Incomplete lines are ignored. Of several answers to a question the last one is returned, but an error never
         replaces an answer.
         """
@@ -311,7 +312,10 @@ class SavedAnswers:
 
 
 def count_outcomes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns the number of records, in total, by status and by reason of a failure, and the answered fraction."""
+    """Returns the entries `num_records`, `status`, `reasons` and `coverage` of metrics.json.
+
+    `status` and `reasons` (of failures) are counts of records by name; `coverage` is the answered fraction (0 to 1).
+    """
     statuses = Counter(row.status for row in rows)
     reasons = Counter(row.reason.partition(":")[0] for row in rows if not row.answered)
     return {
@@ -400,7 +404,10 @@ def with_interval(facts: Mapping[str, Any], name: str) -> str:
 
 
 def directionality(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of directionality_score.json, from the content of metrics.json."""
+    """Returns the content of directionality_score.json (accuracy, counts, confusion matrix).
+
+    `facts` is the content of metrics.json.
+    """
     return {
         "accuracy": facts["accuracy"],
         "correct": facts["correct"],

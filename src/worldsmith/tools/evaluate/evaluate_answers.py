@@ -199,7 +199,9 @@ class EvaluateAnswers(AnswerAction, WritingAction):
             return None, str(error)
 
     def answer_settings(self, model: StoredModel) -> dict[str, Any]:
-        """Returns the settings that affect the answers, such as the model; stored with the saved answers.
+        """Returns the settings that affect the answers, as JSON data that is stored with the saved answers.
+
+        They are the type of weights, the fingerprints of the model and the adapter, and the generation settings.
 
         Raises:
             UserError: If the output folder is inside the model folder.

@@ -285,7 +285,7 @@ class EvaluateVideos(VideoAction):
         return Result([*format_measurements(facts["figures"]), *notes, *last], facts)
 
     def on_prompts(self) -> Action:
-        """Returns the action that measures --prompts, with the settings of this action."""
+        """Returns the command that measures videos of --prompts, with the same settings as this command."""
         kind = command_class_for_flag("evaluate", "--prompts")
         settings = {name: getattr(self.config, name) for name in field_names(kind.Config)}
         action: Action = kind.Config(**settings).build()
@@ -357,7 +357,9 @@ class EvaluateVideos(VideoAction):
         return found
 
     def samples(self, order: Order) -> list[GeneratedVideo]:
-        """Returns the videos of one model's samples, which need not exist yet, with the real videos.
+        """Returns the videos that `order` generates, each with its path, arguments and the real video for comparison.
+
+        The generated files may not exist yet.
 
         Raises UserError if the file of a real video is missing.
         """

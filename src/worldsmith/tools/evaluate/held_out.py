@@ -306,7 +306,10 @@ def write_sample(
     seed: int,
     known: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the sample, for `worldsmith generate`, with the caption of a clip window, and writes the clip to `out`.
+    """Writes a clip window as video and first frame below `out`, and returns the sample for `worldsmith generate`.
+
+    The sample is an entry of a sample file: the caption as prompt, size, frames, frame rate, seed, and `extra` with the
+    real video. A clip of one frame is written only as image.
 
     Args:
         window: Window of a clip.
@@ -315,7 +318,7 @@ def write_sample(
         out: Output folder of the evaluation.
         mode: Generation mode.
         seed: Seed of the sample.
-        known: Samples of an earlier command by name; the clip of an equal sample is not written again.
+        known: Samples that an earlier command returned, by name; the clip of an equal sample is not written again.
 
     Raises:
         SampleError: If the clip cannot be used.

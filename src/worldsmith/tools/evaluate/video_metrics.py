@@ -185,7 +185,10 @@ def values_of(scores: Mapping[str, Scores]) -> dict[str, Values]:
 
 
 def record(sample: GeneratedVideo, values: Values, out: Path) -> dict[str, Any]:
-    """Returns the entry of a sample in evaluation.json, with its values; paths are relative to `out`."""
+    """Returns the entry of a sample in evaluation.json: arguments, files, values, and reasons of missing values.
+
+    The path of the generated video is relative to `out`, the path of the real video is absolute.
+    """
     return {
         **{name: sample.args[name] for name in ("name", "seed", "model_mode", "prompt")},
         "file": str(sample.file.relative_to(out)),

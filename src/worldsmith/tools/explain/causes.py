@@ -187,9 +187,10 @@ def line_key(text: str) -> str:
 
 
 def match_patterns(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yields (id, named groups) of the patterns that a log line matches: by its error codes, else by its text.
+    """Yields (pattern id, named groups) of the error patterns that a log line matches.
 
-    A pattern that is `over` the pattern of a code is more specific, and is found in addition to it.
+    If the line contains error codes, such as [E103], they select the patterns. The text of the line then only adds
+    patterns that are more specific than those (field `over`). Without a code, the text selects the patterns.
     """
     codes = {id for id in map(int, CODE.findall(text)) if id in patterns()}
     yield from ((id, patterns()[id].groups_in(text) or {}) for id in sorted(codes))
@@ -201,7 +202,10 @@ def match_patterns(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
 
 
 def is_confirmed(cause: Cause, streams: Sequence[Stream]) -> bool:
-    """Returns whether the logs confirm a cause: enough matching lines, and a match of one of its other conditions."""
+    """Returns whether the logs confirm a cause, by the conditions `at_least` and `needs` of its pattern.
+
+    Enough lines must match the pattern, and some line must match one of the expressions in `needs`, if there are any.
+    """
     pattern = cause.pattern
     if len(cause.places) < pattern.at_least:
         return False
@@ -276,7 +280,10 @@ class ErrorPattern:
         return not self.raised_in or any(regex.search(frame) for regex in self.raised_in)
 
     def is_less(self, groups: Mapping[str, str]) -> bool:
-        """Returns whether the numbers in the named groups of a match satisfy the pattern's condition `less`."""
+        """Returns whether the first number that the condition `less` names in `groups` is smaller than the second.
+
+        True if `groups`, the named groups of a match, lacks one of the numbers.
+        """
         numbers = [int(groups[name]) for name in self.less if name in groups]
         return len(numbers) < 2 or numbers[0] < numbers[1]
 

@@ -87,9 +87,10 @@ def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, s
     """Computes the new value of a setting that an explanation proposes.
 
     Args:
-        operation: set, half, double, tenth, less, fit or see.
+        operation: Change: set (to VALUE), half, double, tenth, less (half, if the setting has a value), fit (increase
+            to the tokens in the message) or see (only show the value).
         path: The setting, such as trainer.max_iter, with "=VALUE" for set.
-        run: The run to fix; None: none is known, and the description has no values.
+        run: The run to fix; None: unknown, so the description has no current values.
         groups: Named groups of the pattern that matched the error message.
 
     Returns:
@@ -139,7 +140,8 @@ def compute_change(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
     """Returns the number that an explanation suggests instead of the present value of a setting.
 
     Args:
-        operation: half, double, tenth, less or fit.
+        operation: Change: half, double, tenth (divide by 10), less (half) or fit (increase to the tokens in the
+            message).
         now: The present value.
         groups: Named groups of the pattern that matched the error message.
 
@@ -218,7 +220,10 @@ def explain_in_detail(cause: Cause, run: Run | None) -> Iterator[str]:
 
 
 def explanation_data(cause: Cause, run: Run | None) -> Mapping[str, Any]:
-    """Returns the explanation of a known error as plain data for JSON; `run` is None for an unknown run."""
+    """Returns the explanation of a known error as JSON data: pattern, meaning, fixes, and occurrences in the log.
+
+    The entry "words" contains the overrides of the fixes, "run" facts about the run. `run` None: unknown.
+    """
     remedies = remedies_for(cause, run)
     place = cause.place if cause.places else None
     return {

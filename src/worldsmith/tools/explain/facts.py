@@ -96,7 +96,7 @@ def checkpoints(run: Run) -> str | None:
     if not folders:
         return None
     newest = sum(path.stat().st_size for path in folders[-1].rglob("*") if path.is_file())
-    return f"{len(folders)} checkpoint{'s' * (len(folders) > 1)}, the newest of {format_bytes(newest)}"
+    return f"{len(folders)} checkpoint{'s' * (len(folders) > 1)}, the newest has {format_bytes(newest)}"
 
 
 def quarantine(run: Run) -> str | None:
@@ -118,7 +118,7 @@ def token(run: Run) -> str:
     """Returns text on whether this machine has a hub token; it does not depend on the run."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     known = bool(os.environ.get("HF_TOKEN")) or (home / "token").exists()
-    return f"{'a' if known else 'no'} hub token is set here now"
+    return f"{'a' if known else 'no'} Hugging Face token is set on this machine now"
 
 
 FACTS: Mapping[str, Callable[[Run], str | None]] = {

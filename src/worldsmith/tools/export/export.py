@@ -136,7 +136,8 @@ class Export(WritingAction):
         self.require_effective_flags(name, formats)
         if config.vision_tower is not None and not (form.keeps_tower and formats_of(family).tower):
             raise UserError(
-                f"--vision-tower: models of the family '{family}' cannot be exported as {name} with one; omit it"
+                f"--vision-tower: models of the family '{family}' cannot be exported as {name} with a vision tower; "
+                "omit it"
             )
         out = Path(config.out) if config.out else in_run(path, form.folder)
         require_place(out, form.index)
@@ -149,7 +150,7 @@ class Export(WritingAction):
             shift = defaults.shift if config.shift is None else config.shift
             model = replace(model, defaults=replace(defaults, shift=shift))
         elif config.shift is not None:
-            raise UserError(f"--shift: models of the family '{family}' have no such schedule; omit it")
+            raise UserError(f"--shift: models of the family '{family}' have no noise schedule with a shift; omit it")
         return PreparedExport(name, form, out, model)
 
     def require_effective_flags(self, name: str, formats: Mapping[str, Format]) -> None:

@@ -91,7 +91,7 @@ class EvaluationResults:
             if len(recorded) != 1:
                 known = "; ".join(map(str, recorded)) or "the evaluation recorded no annotations"
                 raise UserError(
-                    f"--kpi-ann-path: the annotations of the evaluation are unknown. Give their file ({known})"
+                    f"--kpi-ann-path: the annotations of the evaluation are unknown. Pass their file ({known})"
                 )
             ((path, (record, entry)),) = recorded.items()
             problem = record.change(entry, path)
@@ -168,7 +168,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def same_question(record: Mapping[str, Any], question: str) -> bool:
-    """Returns whether a turn of the annotation has this question; media placeholders and whitespace are ignored."""
+    """Returns whether `question` is a turn of an annotation; media placeholders and whitespace are ignored."""
     turns = record.get("conversations")
     texts = [str(turn.get("value", "")) for turn in as_list(turns) if isinstance(turn, Mapping)]
     return strip_placeholders(question) in map(strip_placeholders, texts)
@@ -262,7 +262,7 @@ def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
 
     Args:
         row: Row of results.json.
-        mode: Comparison mode, see `READ`.
+        mode: Comparison mode: exact, normalized, yes_no or letter, the keys of `READ`.
 
     Raises:
         ValueError: If the ground truth cannot be parsed in this mode.

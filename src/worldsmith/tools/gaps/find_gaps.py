@@ -136,13 +136,13 @@ class FindGaps(Action):
                 raise FileExistsError(f"{location} already exists: choose another name, or use --force")
 
     def lines(self, facts: Mapping[str, Any]) -> Iterator[str]:
-        """Yields output lines for the user from the counts `facts`: output files, missing media, failures by slice."""
+        """Yields the output lines: written files, missing media, failures by slice. `facts` is the summary."""
         kinds = ", ".join(f"{kind} {count}" for kind, count in facts["error_types"].items()) or "none"
         yield f"table      {facts['table']}"
         yield f"summary    {self.summary}"
         if self.config.annotations_out is not None:
             yield f"records    {self.config.annotations_out}"
-            yield "           evaluate a model that is trained on these records on other data"
+            yield "           a model that is trained on these records must be evaluated on other data"
         if facts["media_missing"]:
             yield f"missing    the images or videos of {facts['media_missing']} failure cases"
         if facts["media_unknown"]:
@@ -153,7 +153,7 @@ class FindGaps(Action):
         for part, counts in facts["slices"].items():
             yield f"  {counts['gaps']} of {counts['answers']}  {part}"
         yield f"failures   {facts['gaps']} of {facts['answers']} answers: {kinds}"
-        yield f"format     {facts['format_only']}: correct, but not in the form that `{facts['mode']}` compares"
+        yield f"format     {facts['format_only']}: correct, but not in the format that `{facts['mode']}` requires"
 
     def record(self) -> None:
         """Writes lineage records for the output files on this machine, but not for URLs."""
@@ -231,7 +231,10 @@ def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mo
 
 
 def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the number of answers and of wrong answers, in total, by error type and by slice, and the accuracy.
+    """Returns the content of the summary file: numbers of answers and of wrong answers, accuracies from 0 to 1.
+
+    "error_types" has counts by error type; "slices" has, by "name: value" of a slice, {"answers": count, "gaps": count
+    of wrong answers}. The accuracies are None without answers.
 
     `gaps` are the table rows of `find_gaps` for the wrong ones of `answers`.
     """

@@ -188,8 +188,8 @@ def require_described_adapters(model: StoredModel) -> None:
             f"adapters of rank {', '.join(map(str, sorted(found)))}" if found else "none" for found in (wanted, ranks)
         ]
         raise UserError(
-            f"args.load {model.weights_path}: expected {texts[0]}, as in lora_config, found {texts[1]}. Name the file "
-            "of the model that these weights belong to"
+            f"args.load {model.weights_path}: expected {texts[0]}, as in lora_config, found {texts[1]}. Use the config "
+            "file of the model that these weights belong to"
         )
 
 

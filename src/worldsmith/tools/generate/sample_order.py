@@ -50,7 +50,7 @@ class Order:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Description of the model and its weights, as stored in `sample_args.json`."""
+        """Folder, weights, iteration, adapter and fingerprint of the model, as JSON data for `sample_args.json`."""
         model = self.model
         return {
             "folder": str(model.folder.absolute()),
@@ -61,7 +61,7 @@ class Order:
         }
 
     def arguments(self, sample: SampleArgs) -> dict[str, Any]:
-        """Returns all arguments that determine the sample, as stored in `sample_args.json`."""
+        """Returns the content of `sample_args.json`: all sampling arguments, input fingerprint and the model."""
         begin = None if sample.vision_path is None else files_fingerprint([Path(sample.vision_path)])
         return {**sample.record(), "vision_mark": begin, "model": self.about}
 

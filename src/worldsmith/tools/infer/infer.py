@@ -108,7 +108,7 @@ class Infer(AnswerAction):
         return Result(lines, facts, code=int(all(answer.error for answer in answers)))
 
     def facts(self, model: StoredModel) -> dict[str, Any]:
-        """Returns the question, the model and the generation settings, as stored in the file of --out."""
+        """Returns the question, the model and the generation settings, as JSON data for the file of --out."""
         return {
             "prompt": self.config.prompt,
             "system": self.config.system,

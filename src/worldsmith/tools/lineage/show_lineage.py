@@ -61,7 +61,8 @@ def lineage_tree(record: Lineage, current_fingerprint: Fingerprinter, depth: int
         depth: Depth of the record in the tree, which ends at `MAX_DEPTH`.
 
     Returns:
-        Action, id, folder, time, outputs and inputs. An input has its own record, if it exists, under "made_by".
+        Keys: "action", "id", "folder", "created" (time), "outputs" and "inputs", which are lists of the results of
+        `compare_entry`. An input also has "role" and, under "made_by", its own lineage (None without a record).
     """
     return {
         "action": record.action,
@@ -94,10 +95,11 @@ def compare_entry(
         current_fingerprint: Returns the current fingerprint of a path.
 
     Returns:
-        Path, recorded fingerprint, description of the current state, and whether the content is the same.
+        "path", "fingerprint" (as recorded), "state" (description of the current state as text), and "same" (whether
+        the content is unchanged).
     """
     problem = record.change(entry, place, current_fingerprint)
-    state = "as it was" if entry["fingerprint"] else "not on this machine at that time"
+    state = "unchanged" if entry["fingerprint"] else "not on this machine when it was recorded"
     path = str(place) if place.exists() else entry["path"]
     return {"path": path, "fingerprint": entry["fingerprint"], "state": problem or state, "same": problem is None}
 
@@ -146,5 +148,5 @@ def tree_of(facts: Mapping[str, Any]) -> Tree:
 def format_entry(entry: Mapping[str, Any]) -> str:
     """Returns one line about an input or output: path, shortened fingerprint and, if it changed, its state."""
     mark = (entry["fingerprint"] or "").removeprefix("sha256:")[:SHOWN]
-    state = "" if entry["state"] == "as it was" else f"  <- {entry['state']}"
+    state = "" if entry["state"] == "unchanged" else f"  <- {entry['state']}"
     return f"{entry['path']}{f' [{mark}]' if mark else ''}{state}"

@@ -175,7 +175,7 @@ class Fitting:
 
     @cached_property
     def weighs_samples(self) -> bool:
-        """Whether the loss weight of a sample is equal in any pack, so that repacking keeps the training result."""
+        """Whether the loss weight of a sample does not depend on its pack, so that other packs give the same result."""
         with substitute_missing_components(self.config_of_degrees) as stated:
             task = task_for(stated.config, self.ranks)
             pack = [sample for batch in self.data.batches for sample in batch]

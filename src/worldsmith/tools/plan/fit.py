@@ -318,7 +318,11 @@ def row(label: str, text: str, *, first: int = FIRST) -> Iterator[str]:
 
 
 def fit_facts(fits: Fits) -> dict[str, Any]:
-    """Returns the result of `worldsmith plan --fit` as JSON data, in bytes and seconds."""
+    """Returns the result of `worldsmith plan --fit` as JSON data, with bytes and seconds.
+
+    "as_it_is" is the unchanged run, "best" the settings that fit, "others" their variants by option, "nearest" the
+    setting with the least memory if no setting fits; the other entries describe the search.
+    """
     return {
         "as_it_is": None if fits.now is None else facts(fits.now),
         "best": [facts(tried) for tried in fits.best],
@@ -336,7 +340,10 @@ def fit_facts(fits: Fits) -> dict[str, Any]:
 
 
 def facts(tried: Tried) -> dict[str, Any]:
-    """Returns an evaluated setting as JSON data."""
+    """Returns an evaluated setting as JSON data: overrides ("words"), options, memory in bytes and seconds per step.
+
+    "memory" and "seconds" are None if they are unknown; "refused" is the reason of a rejection or "".
+    """
     setting = tried.setting
     return {
         "words": list(setting.words),

@@ -78,7 +78,7 @@ class SettingSearch:
 
         Args:
             settings: Settings to search.
-            evaluate: Function that evaluates a setting, see `Evaluate`.
+            evaluate: Called with (setting, simulate all layers); returns the evaluated setting.
             has_time: Returns whether there is time to evaluate another setting, with all layers (True) or few (False).
             least: Setting that probably needs the least memory; None: unknown.
         """
@@ -182,7 +182,8 @@ class SettingSearch:
     def undecided(self, here: Iterable[Setting], ignored: set[Setting]) -> list[Setting]:
         """Returns the settings in `here`, not yet evaluated, that may fit and may be faster than those that fit.
 
-        Settings with the largest memory are first. `ignored`: settings that fit but are not compared.
+        Settings with the fewest memory-saving options are first. `ignored` are settings that fit, but with which other
+        settings are not compared.
         """
         fitting = [tried.setting for tried in self.known.values() if tried.fits and tried.setting not in ignored]
         lacking = [tried.setting for tried in self.known.values() if exceeds_memory(tried, CLEARLY_TOO_LARGE)]
@@ -238,7 +239,7 @@ class SettingSearch:
         return min(self.needs(), key=memory_key, default=None)
 
     def needs(self) -> list[Tried]:
-        """Returns the tried settings of known memory: the simulated ones, else those rejected by state size."""
+        """Returns the simulated settings; without any, those whose weights and optimizer state are too large."""
         sized = [tried for tried in self.known.values() if tried.memory is not None]
         return [tried for tried in sized if tried.work is not None] or sized
 

@@ -57,8 +57,9 @@ def compare_answers(asked: Asked, before: TimedAnswers, after: TimedAnswers) -> 
         after: Answers of the quantized model, in the same order.
 
     Returns:
-        Accuracy as in `worldsmith evaluate` and seconds per answer of both models, numbers of questions that became
-        right or wrong, the p-value of this change, and the fraction of equal answers.
+        Values for the entry "check" of quantization.json: accuracy (0 to 1, as in `worldsmith evaluate`) and seconds
+        per answer of both models, numbers of questions that became right or wrong, the p-value of this change
+        (McNemar's test), and the fraction of equal answers.
 
     Raises:
         UserError: If both models answered no common question; other failed questions are skipped and counted.
@@ -258,7 +259,8 @@ class Quantize(AnswerAction, WritingAction):
             data: Dataset of the conversations.
 
         Returns:
-            Name of the dataset, numbers of used and skipped conversations, and tokens of the longest one.
+            "dataset" (name), "used" (number of conversations), "left_out" (number of skipped ones by reason) and
+            "longest" (tokens of the longest one).
 
         Raises:
             UserError: If no conversation can be used.
@@ -341,7 +343,7 @@ def spread_indices(dataset: ChatDataset, count: int) -> list[int]:
 
 
 def sizes_of(quantizer: Quantizer, folder: Path) -> dict[str, Any]:
-    """Returns numbers of weights and bytes before and after quantization, for quantization.json.
+    """Returns sizes for quantization.json: numbers of parameters, in total and quantized, and bytes before and after.
 
     `folder` contains the quantized weights.
     """
@@ -414,5 +416,5 @@ def summarize_quantization(facts: dict[str, Any], place: Path) -> list[str]:
     return [
         *lines,
         f"{verdict}: accuracy {check['accuracy_before']:.3f} before, {check['accuracy_after']:.3f} now: drops by "
-        f"{fall:.1f} points, {allowed:.1f} are allowed",
+        f"{fall:.1f} percentage points, at most {allowed:.1f} allowed",
     ]

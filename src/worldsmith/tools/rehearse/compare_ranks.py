@@ -37,8 +37,8 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
         yield Finding(
             "first step",
             f"{len(whole)} trained weight{'s are' if len(whole) != 1 else ' is'} not sharded: {format_names(whole)}. "
-            f"Each of the {shares} ranks holds {'them' if len(whole) != 1 else 'it'} completely, and the gradients are "
-            "not reduced",
+            f"Each of the {shares} ranks stores {'them' if len(whole) != 1 else 'it'} completely, and the gradients "
+            "are not reduced",
         )
     for other in records[1:]:
         for one, two in ((first, other), (other, first)):
@@ -55,7 +55,7 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
             if own is None or (own.shape, own.dtype, own.whole) == (weight.shape, weight.dtype, weight.whole):
                 continue
             forms = " and ".join(
-                f"{format_tensor(w.shape, w.dtype)}{', whole' * w.whole} on rank {r.rank}"
+                f"{format_tensor(w.shape, w.dtype)}{', unsharded' * w.whole} on rank {r.rank}"
                 for r, w in ((first, weight), (other, own))
             )
             yield Finding("first step", f"{name} is {forms}")
@@ -253,7 +253,7 @@ def find_foreign_rows(shards: Sequence[TensorShard], shares: int) -> str:
         own = first, max(0, min(each, size[0] - first))
         if (start, rows) != own and (rows or own[1]):
             found, wanted = format_box(((start,), (rows,))), format_box(((own[0],), (own[1],)))
-            return f": rank {rank} writes rows {found}, but owns {wanted}"
+            return f": rank {rank} writes rows {found}, but its shard has {wanted}"
     return ""
 
 

@@ -171,7 +171,10 @@ def resume_rank(simulator: RankSimulator, rank: int, ranks: int, checkpoint: Pat
 
 
 def make_batches(run: TrackedRun) -> list[Any]:
-    """Returns the dummy packs of a step: short ones, whose length depends on the data-parallel rank."""
+    """Returns the packs (batches) of dummy samples for one step, one per gradient accumulation step.
+
+    Their length depends on the data-parallel rank.
+    """
     with real_values():
         samples = run.task.dummy_data.make_batch(fill=FILLS[run.world.data_rank % len(FILLS)]).samples
     return [samples] * run.config.trainer.grad_accum_iter
@@ -220,7 +223,7 @@ class LayoutKeeper:
         return self.folder
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
-        """Compares the tensors in `state` with a part of the checkpoint; adds differences to `complaints`."""
+        """Compares names, shapes and dtypes of `state` with a checkpoint part; appends messages to `complaints`."""
         metadata = TensorReader(checkpoint / part).read_metadata()
         stored: Mapping[str, Any] = metadata.state_dict_metadata
         wrong = [

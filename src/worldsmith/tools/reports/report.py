@@ -100,7 +100,7 @@ def comparison(runs: Sequence[RunFiles], place: PageBudget) -> Page:
     series = [(name, run.metrics.series) for run, name in zip(runs, names, strict=True)]
     curves, single = drop_single_values(charts(series))
     thinned = any(series.thinned for run in runs for series in run.metrics.series.values())
-    notes = ["Long curves are thinned out; metrics.jsonl has all values."] if thinned else []
+    notes = ["Long curves are downsampled; metrics.jsonl has all values."] if thinned else []
     notes += [single] if single else []
     about = [
         {"name": name, "folder": str(run.folder), "status": status}
@@ -153,25 +153,25 @@ def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudg
 
 
 def last_loss(run: RunFiles, _: Status) -> str:
-    """Returns the mean of the newest training losses of a run as text, for the table of results."""
+    """Returns the mean of the newest training losses as text; the placeholder `ABSENT` without any."""
     loss = run.metrics.series.get("loss")
     return format_float(loss.mean_of_newest()[0]) if loss else ABSENT
 
 
 def best_loss(run: RunFiles, _: Status) -> str:
-    """Returns the best validation loss of a run and its step as text, for the table of results."""
+    """Returns the best validation loss and its step as text; the placeholder `ABSENT` without validation."""
     validation = run.metrics.series.get(BEST)
     return f"{format_float(validation.least[1])} at step {format_count(validation.least[0])}" if validation else ABSENT
 
 
 def speed(run: RunFiles, _: Status) -> str:
-    """Returns the latest throughput of a run in tokens/s as text, for the table of results."""
+    """Returns the latest throughput in tokens/s as text; the placeholder `ABSENT` if it is unknown."""
     tokens = run.metrics.latest.get("tokens_per_second")
     return f"{format_count(round(tokens))} tokens/s" if tokens else ABSENT
 
 
 def peak_memory(run: RunFiles, _: Status) -> str:
-    """Returns the latest peak GPU memory of a run as text, for the table of results."""
+    """Returns the latest peak GPU memory as text; the placeholder `ABSENT` if it is unknown."""
     memory = run.metrics.latest.get("peak_memory_bytes")
     return size(memory) if memory else ABSENT
 
@@ -181,7 +181,7 @@ def elapsed(_: RunFiles, status: Status) -> str:
 
 
 def step_of(_: RunFiles, status: Status) -> str:
-    """Returns the current step of a run, and its number of steps if known, as text, for the table of results."""
+    """Returns the current step, such as "5 of 100", or only "5" if the number of steps is unknown."""
     return (
         f"{format_count(status.step)} of {format_count(status.max_iter)}"
         if status.max_iter

@@ -68,7 +68,7 @@ class PageServer(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handles a connection in its thread and then frees its place among the max connections."""
+        """Handles a connection in its thread, then releases its semaphore slot, so that another one is accepted."""
         try:
             super().process_request_thread(request, client_address)
         finally:

@@ -370,7 +370,7 @@ generation.max_tokens = 3
     assert main([*words, "--dryrun"]) == 0
     said = capfd.readouterr()
     assert "starts   2 processes, which share the work" in said.out
-    assert "this machine has 2 GPUs: 2 of 8 processes answer" in said.err
+    assert "this machine has 2 GPUs: 2 of 8 processes are used" in said.err
     assert not (world / "gpus").exists()
     assert main([*words, "--json"]) == 0
     said = capfd.readouterr()
