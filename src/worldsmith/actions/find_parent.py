@@ -307,7 +307,9 @@ def resolve_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ..
         # A run may have continued since, so its content is not compared.
         problem = None if is_run(place) else record.change(entry, place, fingerprint_on_rank_0())
         if problem is not None:
-            raise UserError(f"{PARENT} {name}: {place} {problem}: its {record.action} wrote {entry['fingerprint']}")
+            raise UserError(
+                f"{PARENT} {name}: {place} {problem}; `{record.action}` wrote it with fingerprint {entry['fingerprint']}"
+            )
         written.append(place)
     if folder.resolve() in [place.resolve() for place in written]:
         return resolve_adapter(folder, record) if is_adapter(folder) else Parent(folder)
@@ -345,8 +347,10 @@ def find_inputs(record: Lineage, role: str) -> list[Path]:
             place = record.locate(entry)
             problem = record.change(entry, place, fingerprint_on_rank_0())
             if problem is not None:
-                was = f"it was {entry['path']} with {entry['fingerprint']} when {record.folder} was created"
-                raise UserError(f"the {role} {place} {problem}; {was}. Restore it, or name the model itself")
+                was = f"it was {entry['path']} with fingerprint {entry['fingerprint']} when {record.folder} was created"
+                raise UserError(
+                    f"the {role} {place} {problem}; {was}. Restore it, or set the path of the model directly"
+                )
             places.append(place if place.exists() else Path(entry["path"]))
     return places
 

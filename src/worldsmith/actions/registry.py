@@ -50,8 +50,8 @@ def commands() -> dict[str, Command]:
 def command_classes(name: str) -> dict[str, type[Action]]:
     """Imports and returns the classes that implement the command `name`: selecting value -> class.
 
-    `Command.by` states what the selecting value is. Classes of other packages (entry points) replace those of this
-    package with the same value.
+    The selecting value is the output type of a model, the first argument, or "" for the only class (see
+    `Command.by`). Classes of other packages (entry points) replace those of this package with the same value.
     """
     from importlib.metadata import entry_points
 

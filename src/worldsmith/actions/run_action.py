@@ -22,7 +22,8 @@ class RunArguments(Protocol):
 
         Args:
             more: Additional overrides, applied last.
-            keep_unset: How references to unset environment variables are treated (see `Kept`); False: as errors.
+            keep_unset: Treatment of references to unset environment variables. False: errors; True: they stay
+                references; "names": replaced by $NAME in string fields, errors elsewhere.
         """
 
     def unknown_source(self) -> str | None:

@@ -324,6 +324,6 @@ def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:
         advice = f"; --{PROCESSES} N starts N nevertheless" if not gpus or device is not None else ""
         loaded.warnings.append(
             f"num_gpus requests {requested} processes, each with its own GPU, but {reason}: {running} of {requested} "
-            f"processes {'answers' if running == 1 else 'answer'}{advice}"
+            f"processes {'is' if running == 1 else 'are'} used{advice}"
         )
     return running

@@ -38,7 +38,10 @@ def read_command(name: str, words: list[str]) -> tuple[Any, argparse.Namespace]:
         words: Arguments after the name; those after ``--`` are appended to `overrides`.
 
     Returns:
-        Module or object of the command (see `COMMANDS`), and the parsed arguments. Invalid arguments exit with code 2.
+        Module or object of the command, whose `run(args)` runs it, and the parsed arguments.
+
+    Raises:
+        SystemExit: For invalid arguments, with code 2, and after ``--help``.
     """
     head, tail = split_tail(words)
     module = find_command(name)
@@ -54,7 +57,7 @@ def read_command(name: str, words: list[str]) -> tuple[Any, argparse.Namespace]:
 
 
 def find_command(name: str) -> Any:
-    """Returns the module or object that implements a command; see `COMMANDS`."""
+    """Returns the module or object that implements a command, with `HELP`, `add_arguments(parser)` and `run(args)`."""
     if name in commands():
         from worldsmith.cli.run_command import RunCommand
 

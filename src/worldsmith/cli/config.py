@@ -190,12 +190,14 @@ def new(args: argparse.Namespace) -> int:
         from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
 
         write_new(args.file, spec_template(find_form(args.spec_action), args.file), args.force)
-        print(f"{args.file}: every key of the spec of {args.spec_action}, with its default or an example")
+        print(f"{args.file}: wrote all keys of the spec of {args.spec_action}, with their defaults or examples")
         return 0
     if not args.file.lower().endswith(".toml"):
         raise UserError(f"{args.file}: the name of a recipe TOML must end in .toml")
     write_new(args.file, new_recipe_toml(args.recipe), args.force)
-    print(f"{args.file}: every key of the recipe {args.recipe}; check it with `worldsmith config check {args.file}`")
+    print(
+        f"{args.file}: wrote all keys of the recipe {args.recipe}; check the file with `worldsmith config check {args.file}`"
+    )
     return 0
 
 

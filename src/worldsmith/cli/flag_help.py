@@ -51,7 +51,7 @@ def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str]
     own = [_paragraph(f"  {option}", doc) for option, doc in options.items()]
     text = [
         f"flags of {draft.source}, as: --flag TYPE = value (source of the value)",
-        "Dashes equal underscores, = equals a space; true and false can be written as --flag and --no-flag.",
+        "In flags, - and _ are equivalent, and so are --flag=VALUE and --flag VALUE; --flag sets true, --no-flag sets false.",
         "",
     ]
     wanted = _section_path(tree, topic) if topic else None

@@ -245,10 +245,10 @@ def share_run_name() -> Iterator[None]:
 
 @contextmanager
 def report_waiting(args: Namespace, machines: int, desk: LauncherServer) -> Iterator[None]:
-    """Context manager: logs at intervals that other machines are awaited, until the processes of this one have started.
+    """Context manager: logs at intervals that this machine waits for others, until its own processes have started.
 
-    After these have ended, it logs that launchers of other machines have not reported the end of theirs, and exits this
-    process with the known exit code after `GIVE_UP` seconds.
+    If launchers of other machines send no report after the processes here have ended, it logs this; after 60 s
+    (`GIVE_UP`) it exits this process with the exit code that is known so far.
 
     Args:
         args: Parsed arguments of `worldsmith launch`, for the address in messages.
@@ -271,7 +271,7 @@ def report_waiting(args: Namespace, machines: int, desk: LauncherServer) -> Iter
                     f"{GIVE_UP:.0f} s"
                 )
             elif desk.exit_code is not None and now - ended > GIVE_UP:
-                report(f"no report from {others}; was the launcher there killed?")
+                report(f"no report from {others}; perhaps the launcher there was killed")
                 os._exit(desk.exit_code)
             elif not started:
                 pause = min(2 * pause, 60)

@@ -14,9 +14,10 @@ from worldsmith.monitor.process_log import copy_output
 
 
 def launched() -> int:
-    """Runs the command and returns the exit code for torchrun.
+    """Runs the `worldsmith` command in `sys.argv` and returns the exit code for torchrun.
 
-    It is 0 also after a requested stop, because torchrun ends all other processes after any other code.
+    The exit code is 0 also after a requested stop, since torchrun ends all processes if one exits with another code.
+    The real code is reported to the launcher.
     """
     gc.set_threshold(*COLLECTED)
     follow_launcher()

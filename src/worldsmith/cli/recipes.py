@@ -60,11 +60,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe_recipe(name: str) -> dict[str, Any]:
-    """Returns the entry of a recipe in the list, with the same keys as the output of ``--json``.
+    """Returns the facts about a recipe that ``worldsmith recipes --json`` prints.
 
     Returns:
-        Name, task, model, number of parameters (None if it is not known without building the model), data, recipe that
-        it starts from, docstring and module, each with its key.
+        `name`; `task` ("vfm" or "vlm"); `model` (name); `parameters` (number; None if it is not known without building
+        the model); `data` (class and path of the dataset, or None); `starts_from` (parent recipe, or None); `doc`
+        (first line of the docstring); `module`.
     """
     entry, tree = find_recipe(name), get_recipe(name)
     model = find(tree, ("model", "config"))
@@ -81,7 +82,7 @@ def describe_recipe(name: str) -> dict[str, Any]:
 
 
 def describe_data(loader: Any) -> str | None:
-    """Returns "class path" of the first dataset below the loader config `loader` that has a path; None without one."""
+    """Returns class name and path of the first section with a path in the config `loader`, as "VideoDataset data/x"."""
     for _, node in walk(loader):
         path = getattr(node, "path", None)
         if isinstance(node, Config) and isinstance(path, str):

@@ -31,10 +31,9 @@ SETTINGS_HELP = "TOML, YAML or JSON file with values of the flags below; flags o
 
 
 class RunCommand:
-    """A command about a run, made from a `RunAction` class.
+    """A command that works on the config of a run, such as `worldsmith plan`, implemented by a `RunAction` class.
 
-    It has the members of a command module (see `cli.commands.COMMANDS`): `HELP`, `add_arguments`, `read_words`, `check`
-    and `run`.
+    It has the members of a module that implements a command: `HELP`, `add_arguments`, `read_words`, `check` and `run`.
     """
 
     read_words = staticmethod(run_source.read_words)

@@ -171,7 +171,8 @@ def load_run(args: argparse.Namespace, *, keep_unset: Kept = False) -> tuple[Loa
 
     Args:
         args: Result of `read_words`.
-        keep_unset: Treatment of references to unset environment variables, see `Kept`; False: they are errors.
+        keep_unset: Treatment of references to unset environment variables. False: errors; True: they stay references;
+            "names": replaced by $NAME in string fields, errors elsewhere.
 
     Returns:
         The resolved config, and all its changes as override arguments.

@@ -126,7 +126,8 @@ def schema_text(what: str, recipe: str | None = None, *, style: str = "json-sche
     """Returns the text that `worldsmith schema` prints: a schema, the reference page or the table of metrics.
 
     Args:
-        what: One of `DESCRIBED`, or the name of an action whose spec is described.
+        what: "toml", "tree" (the config), "reference" or "metrics", or the name of an action for the schema of
+            its spec.
         recipe: For "tree": the recipe whose values are the defaults; None: all recipes.
         style: Schema format of a spec: "json-schema" or "tao".
     """

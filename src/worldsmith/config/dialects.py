@@ -43,7 +43,10 @@ ATTRIBUTE = "DIALECT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDialect:
-    """Reader for files of another system that describe a complete run. Functions are given as "package.module:name"."""
+    """Reader for the config files of another training system, each set of which describes a complete run.
+
+    `claims` and `read` are given as "package.module:name", so that they are imported only when needed.
+    """
 
     name: str
     recipe: str
@@ -106,7 +109,7 @@ class Dialect:
 
 @dataclass(kw_only=True)
 class Translation:
-    """Settings of another system while they are converted to the typed config; mistakes are in `problems`."""
+    """Result of converting settings of another system: the typed config as plain data, and the mistakes so far."""
 
     data: dict[str, Any] = field(default_factory=dict)
     """Translated settings, as nested dicts with the names of the config."""

@@ -43,7 +43,8 @@ def load(
         source: Path of a TOML, YAML or JSON file, run folder or nested spec, or the name of a recipe; several files are
             merged as a YAML stack.
         words: Overrides of the command line, such as ``trainer.max_iter=100``.
-        keep_unset: Treatment of references to unset environment variables, see `Kept`; False: they are errors.
+        keep_unset: Treatment of references to unset environment variables. False: errors; True: they stay references;
+            "names": replaced by $NAME in string fields, errors elsewhere.
         spec_words: Overrides of a nested spec or SAT stack, which are applied before the file is converted. Not None: a
             file is read as a spec.
 
@@ -67,9 +68,9 @@ def read_draft(
     The override ``job.experiment=NAME`` selects the recipe for every type of source.
 
     Args:
-        source: As in `load`.
+        source: Path of a file, run folder or nested spec, or the name of a recipe; several files are a YAML stack.
         overrides: Parsed overrides; those that select a recipe are used here.
-        spec_words: As in `load`.
+        spec_words: Overrides of a nested spec or SAT stack, in its own names. Not None: a file is read as a spec.
 
     Returns:
         The unresolved config with the mistakes in its content, and the overrides that remain to be applied.
@@ -159,7 +160,7 @@ def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Ov
 def _lineage(name: str) -> Recipes:
     """Returns (name, config) of a recipe and of the recipes from which it starts, oldest first.
 
-    The result is empty if the recipe `name` is not registered.
+    The result is empty if `name` is not the name of a registered recipe.
     """
     return list(lineage(name)) if isinstance(name, str) and name and is_recipe(name) else []
 

@@ -23,7 +23,7 @@ MATRICES = (".lora_A.weight", ".lora_B.weight")
 
 
 def match_targets(target_modules: str, layers: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the paths of the matching layers by LoRA target.
+    """Returns LoRA target -> paths of the layers that match the target; for `all-linear`, layer -> [layer].
 
     Args:
         target_modules: Comma-separated names: the last components of layer paths, or `all-linear` for all linear
@@ -94,7 +94,8 @@ def inject_adapters(
         network: Network without adapters.
         rank: Rank r of the adapters.
         alpha: Scale: the adapter output is multiplied by alpha / rank.
-        target_modules: See `match_targets`.
+        target_modules: Comma-separated last components of layer paths, or `all-linear` for all linear layers except
+            the language model head.
         dropout: Dropout probability of the adapter inputs.
         adaptable: Layers from which `all-linear` selects; None: all linear layers.
 

@@ -332,7 +332,7 @@ class Model(Configurable, ABC):
 
 
 def changed_lora_settings(config: Model.Config) -> dict[str, Any]:
-    """Returns {name: default} of the LoRA settings whose value is not the default; references are skipped."""
+    """Returns name -> default value of the LoRA settings that were changed; `${…}` references are skipped."""
     defaults = {field.name: field.default for field in fields(config) if field.name.startswith("lora_")}
     changed = {name: getattr(config, name) for name, default in defaults.items() if getattr(config, name) != default}
     return {name: defaults[name] for name, value in changed.items() if not is_reference(value)}

@@ -63,9 +63,9 @@ def find_without_download(name: str, *, file_patterns: Sequence[str] = ("*",), f
     """Returns the local path of a model if its files are on this machine; None if they can be downloaded from the hub.
 
     Args:
-        name: As in `local_folder`.
-        file_patterns: As in `local_folder`.
-        field: As in `local_folder`.
+        name: Path, hub name or short name of a released model; `local_folder` lists the formats.
+        file_patterns: Required files, as shell patterns relative to the named folder.
+        field: Config field or argument that contains `name`; begins error messages.
 
     Raises:
         FileNotFoundError: If the files are neither on this machine nor available on the hub.
@@ -82,10 +82,10 @@ def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> P
     """Returns the local path of a model whose repository may have one of several layouts; downloads it if needed.
 
     Args:
-        name: As in `local_folder`.
+        name: Path, hub name or short name of a released model; `local_folder` lists the formats.
         layouts: File patterns of each layout, the one in the repository's root last. A cached layout is preferred;
             only the last one applies to local paths and to names with an inner folder.
-        field: As in `local_folder`.
+        field: Config field or argument that contains `name`; begins error messages.
 
     Raises:
         FileNotFoundError: If no layout is found.
@@ -108,9 +108,9 @@ def find_layout_without_download(name: str, layouts: Sequence[Sequence[str]], *,
     """Returns the local path of a model that may have one of several layouts; None if it is only on the hub.
 
     Args:
-        name: As in `local_folder`.
-        layouts: As in `find_layout`.
-        field: As in `local_folder`.
+        name: Path, hub name or short name of a released model; `local_folder` lists the formats.
+        layouts: File patterns of each possible layout, the one in the repository's root last.
+        field: Config field or argument that contains `name`; begins error messages.
 
     Raises:
         FileNotFoundError: If no layout is found.
@@ -125,9 +125,9 @@ def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path |
     """Returns the local or cached path of a model, else its parsed hub name; no network access.
 
     Args:
-        name: As in `local_folder`.
-        file_patterns: As in `local_folder`.
-        field: As in `local_folder`.
+        name: Path, hub name or short name of a released model; `local_folder` lists the formats.
+        file_patterns: Required files, as shell patterns relative to the named folder.
+        field: Config field or argument that contains `name`; begins error messages.
 
     Raises:
         FileNotFoundError: If `name` can only be a path, and the path does not exist.
@@ -178,7 +178,7 @@ def cached(hub: HubName, file_patterns: Sequence[str]) -> Path | None:
 
     Args:
         hub: Repository, revision, and folder or file.
-        file_patterns: Required files, as in `local_folder`.
+        file_patterns: Required files, as shell patterns relative to the folder `hub.inner`.
 
     Returns:
         None if a required file is not in the cache.
@@ -218,8 +218,8 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
 
     Args:
         hub: Repository, revision, and folder or file.
-        file_patterns: Required files, as in `local_folder`.
-        field: As in `local_folder`.
+        file_patterns: Required files, as shell patterns relative to the folder `hub.inner`.
+        field: Config field or argument that names the repository; begins error messages.
 
     Raises:
         FileNotFoundError: If the files cannot be downloaded; the message names the places that were searched.

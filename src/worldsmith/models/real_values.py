@@ -19,8 +19,8 @@ R = TypeVar("R")
 def real_values() -> Iterator[None]:
     """Context manager: disables all dispatch modes (such as fake mode), so that new tensors have real values.
 
-    For small tensors that determine sizes: sample offsets in a pack, position tables, masks. No effect without a
-    mode.
+    Used for small tensors that determine sizes, such as offsets of samples in a packed sequence, position tables and
+    masks. No effect without a mode.
     """
     modes = sys.modules.get("torch.utils._python_dispatch")
     if modes is None or not modes._get_current_dispatch_mode_stack():
@@ -33,7 +33,7 @@ def real_values() -> Iterator[None]:
 def in_simulation() -> bool:
     """Returns whether a fake tensor mode is active, in which tensors have neither memory nor values.
 
-    Code that would read weights builds the module from its config instead.
+    Callers that would read weights must build the module from its config instead.
     """
     fake, modes = sys.modules.get("torch._subclasses.fake_tensor"), sys.modules.get("torch.utils._python_dispatch")
     if fake is None or modes is None:

@@ -17,7 +17,7 @@ DynamicGuidance = Literal["off", "by_timestep", "by_step"]
 NOISE_LEVELS = 1000
 """Number of discrete noise levels; with more solver steps some would repeat."""
 Predict = Callable[["list[Tensor]", int], "list[Tensor]"]
-"""Maps the states of samples (all guidance branches) and the step index to network outputs."""
+"""Called as `predict(states, step)` with one state per sample and guidance branch; returns the network outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SampleLayout:
     latent_shape: tuple[int, int, int]
     """(t, h, w) of the latent, before patching."""
     fps: float | None
-    """Frames per second of the video; None makes every latent frame one position step."""
+    """Frames per second of the video; None: positions increase by 1 per latent frame."""
     condition_frames: int = 0
     """Clean leading latent frames (0 text-to-video, 1 image-to-video, 2 video-to-video)."""
 
@@ -49,7 +49,7 @@ class Sampling:
     dynamic_guidance: str | None = None
     """Schedule of the guidance scale over the solver steps; None: constant."""
     strength: float | None = None
-    """Fraction of the steps that are run on a noised input video (video-to-video); None: no complete input video."""
+    """Video-to-video: fraction of the steps that are run, from the noised input video; None: start from pure noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class GenerationDefaults:
     """Default generation settings of a model, from its training data; None: not known."""
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Sample settings that the family does not support, with the reason."""
+    """Sampling setting that the family does not support -> reason."""
     schedulers: ClassVar[tuple[str, ...]] = ()
     """Scheduler names that a sample may choose from."""
     shift_of_size: ClassVar[bool] = False
@@ -70,7 +70,7 @@ class GenerationDefaults:
     num_frames: int | None = None
     """Number of frames of a clip."""
     fps: float | None = None
-    """Frame rate (fps) that the network and the text get."""
+    """Frame rate (fps) that the network and the sentence on duration and frame rate in captions get."""
     shift: float | None = None
     """Shift of the noise schedule at this size."""
     steps: int = 35
@@ -208,8 +208,8 @@ class VideoSampler(ABC):
 
         Args:
             samples: Samples that share forward passes.
-            branches: Guidance branches, 0 conditional and 1 unconditional. The function expects the states of all
-                samples for the first branch, then those for the next one.
+            branches: Guidance branches, 0 conditional and 1 unconditional. The function expects and returns one
+                tensor per branch and sample: all samples of the first branch, then all samples of the next one.
         """
 
     def finish(self, sample: InitialState, state: Tensor) -> Tensor:

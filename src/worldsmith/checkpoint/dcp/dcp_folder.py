@@ -48,7 +48,7 @@ def save_part(
 
     Args:
         folder: Folder to create.
-        planner: Save planner that already has its tensors, see `planner_of`.
+        planner: Save planner with the tensors to write, such as the result of `planner_of`.
         peers: Ranks that write the folder together; None: this process only.
         single_file_per_rank: Whether each rank writes one file; False: one file per tensor.
         staged: Whether the tensors are in host RAM and CUDA must not be used, as in a forked process.
@@ -76,7 +76,9 @@ def save_part(
         assert metadata is not None
         for name in sorted({result.storage_data.relative_path for written in results for result in written}):
             if not (folder / name).is_file():
-                raise FileNotFoundError(f"process 0 cannot find {folder / name}: do all nodes share this folder?")
+                raise FileNotFoundError(
+                    f"process 0 does not see {folder / name}: it must be on storage that all nodes share"
+                )
         writer.finish(metadata, results)
 
     writer.set_up_storage_writer(peers.is_main)

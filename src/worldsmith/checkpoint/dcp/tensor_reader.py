@@ -86,10 +86,11 @@ class MetadataUnpickler(pickle.Unpickler):
 def enum_member(kind: Any, name: Any) -> Enum:
     """Returns the member `name` of the enumeration class `kind`.
 
-    It replaces `getattr`, with which some Python versions (such as 3.11.2) pickle enum members.
+    The unpickler calls this function instead of `getattr`, with which some Python versions (such as 3.11.2) pickle enum
+    members and which could also return a method.
 
     Raises:
-        TypeError: If `kind` is not an enumeration or has no such member; getattr could return any method of a class.
+        TypeError: If `kind` is not an enumeration or has no such member.
     """
     if isinstance(kind, EnumType) and name in kind.__members__:
         return kind.__members__[name]  # type: ignore[no-any-return]

@@ -146,7 +146,8 @@ def origin_of(model: StoredModel, *, merge: bool) -> ExportSource:
 def facts_of(model: StoredModel) -> dict[str, Any]:
     """Returns facts about the training data of a model for its model card; empty if they are not recorded.
 
-    The keys are "data" (name of the dataset), "clips" and "windows" (their numbers).
+    The keys are "data" (name of the dataset), "clips" (number of clips) and "windows" (number of windows: training
+    samples cut from the clips).
     """
     if model.tree is None:
         card = section(read_optional_json(model.folder / ABOUT), "card")
@@ -251,7 +252,7 @@ def new_export(
         The folder to write the files to; the README, `worldsmith.json` and the manifest are added afterwards.
 
     Raises:
-        FileExistsError: As `publish_export`.
+        FileExistsError: If `out` was written in the meantime and `force` is False.
     """
     with atomic.locked_temporary_folder(out) as aside:
         yield aside
@@ -294,7 +295,10 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
-    """Updates the hashlib object `digest` with name, dtype, shape and bytes of a tensor; call in the order of names."""
+    """Updates the hashlib object `digest` with name, dtype, shape and bytes of a tensor.
+
+    Call this function for the tensors in the order of their names, so that the digest does not depend on the order.
+    """
     import torch
 
     tensor = tensor.contiguous()
@@ -317,7 +321,7 @@ def origin(about: Mapping[str, Any], what: str) -> str:
 
     Args:
         about: Content of the export's `worldsmith.json`.
-        what: Noun for the weights: "weights", or "ones" if the sentence around the phrase has the noun already.
+        what: Noun for the weights: "weights", or "ones" if the surrounding sentence already contains the noun.
     """
     source = about["source"]
     run = f" of the run `{source['run']}`" if source["run"] else ""

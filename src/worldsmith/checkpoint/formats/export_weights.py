@@ -52,7 +52,7 @@ class WeightLayout:
     config: Callable[[ModelSpec, Mapping[str, Any]], dict[str, Any]]
     """Called with the model and the content of `worldsmith.json`; returns the content of config.json."""
     facts: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
-    """Returns facts about a model for its model card, by name."""
+    """Returns facts about a model for its model card: entries of the section "card" of `worldsmith.json`."""
     prepare: Callable[[WeightSource, ModelSpec], WeightSource] = lambda source, spec: source
     """Returns the weights as tensors with the shapes that the files have."""
     packages: tuple[str, ...] = ("torch", "safetensors")
@@ -72,7 +72,7 @@ class ExportedModel:
     origin: ExportSource = field(default_factory=ExportSource)
     """The run that the weights come from."""
     card: Mapping[str, Any] = field(default_factory=dict)
-    """Facts for the model card, by name, in addition to those from `WeightLayout.facts`."""
+    """Facts for the model card: further entries of the section "card" of `worldsmith.json`."""
     tree: Mapping[str, Any] | None = None
     """Config of the run as plain data; None if the model does not come from a run."""
 
@@ -140,7 +140,7 @@ def tower_of(model: StoredModel, place: str) -> WeightSource:
 
     Args:
         model: Model to export.
-        place: Path of weights with a vision tower; OWN: the initial weights of the model's run, or the model itself.
+        place: Path of weights with a vision tower; "own": the initial weights of the run, or without a run the model.
     """
     if place != OWN:
         source = open_weights(place, field="--vision-tower")

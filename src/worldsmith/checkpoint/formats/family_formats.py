@@ -36,7 +36,7 @@ class ExportOptions:
     force: bool = False
     """Whether an older export is replaced."""
     tower: str | None = None
-    """Path of weights whose vision tower is stored with the export; OWN: the initial weights. None: no tower."""
+    """Path of weights whose vision tower is stored with the export; "own": the initial weights. None: no tower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ExportFormat:
     """Writes the export of a model to a folder; returns False if the same export exists already. Raises ValueError for
     a model that the format does not support."""
     tensors: Callable[[StoredModel, ExportOptions], Mapping[str, Tensor]]
-    """Returns the tensors of the export by their names in the files, of which shapes and dtypes are used. Raises
+    """Returns name in the files -> tensor for all tensors of the export; the callers use shapes and dtypes. Raises
     ValueError for a weight that has no name in this format."""
     check: Callable[[StoredModel], None] = lambda model: None
     """Raises ValueError for a model that the format does not support, without reading its weights."""
@@ -148,7 +148,7 @@ class FamilyFormats(WeightFormats):
         """Returns how `convert --to FORMAT` names files and tensors.
 
         Args:
-            format: FORMAT.
+            format: Name of the format, the value of `--to`.
 
         Returns:
             (base name of the weight files, function that maps an internal parameter name to the name in the files).
@@ -162,8 +162,8 @@ class FamilyFormats(WeightFormats):
         """Returns the content of config.json that `convert --to FORMAT` writes for a model.
 
         Args:
-            format: FORMAT.
-            spec: The model.
+            format: Name of the format, the value of `--to`.
+            spec: Name and config of the model.
 
         Raises:
             UserError: If models of the family cannot be converted to this format.

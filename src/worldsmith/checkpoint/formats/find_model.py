@@ -43,13 +43,20 @@ def load_model(
     """Loads a model for inference.
 
     Args:
-        path: Run folder, checkpoint folder, export, Hub name or adapter folder, see `find_model`.
-        weights: Which weights are loaded: "ema", "live" (raw), "untrained" or "auto", see `find_model`.
+        path: Run folder, checkpoint folder, export, adapter folder, or Hub name of an export.
+        weights: "ema": EMA weights; "live": raw weights; "untrained": initial weights of the run; "auto": EMA weights
+            if they exist, else raw weights.
         device: Device of the weights.
-        base: Base weights of adapters or of a checkpoint with trained weights only, see `find_model`.
+        base: Path or Hub name of the base weights of adapters or of a checkpoint with trained weights only; None: as
+            stated in the adapters' files or in the run's config.
 
     Returns:
         The model object of the family, in evaluation mode; its parameters do not require gradients.
+
+    Raises:
+        FileNotFoundError: If `path` contains no model.
+        ValueError: If the model does not have the requested weights.
+        UserError: If the model is damaged or does not fit its config.
     """
     return find_model(path, weights=weights, base=base).load(device)
 
@@ -90,8 +97,12 @@ def find_family(path: str | Path, *, base: str | None = None) -> str:
     """Returns the name of the model family of the model at `path`; reads only its config.
 
     Args:
-        path: As in `find_model`, which also documents the errors.
-        base: As in `find_model`.
+        path: Run folder, checkpoint folder, export, adapter folder, or Hub name of an export.
+        base: Path or Hub name of the base model of adapters; None: as stated in the adapters' files.
+
+    Raises:
+        FileNotFoundError: If `path` contains no model.
+        UserError: If the config cannot be read; ValueError if it lacks a required section.
     """
     return identify(path, base)[0].spec.name
 
@@ -100,12 +111,16 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
     """Finds the model at `path` without choosing between its EMA, raw and initial weights. No checksum is verified.
 
     Args:
-        path: As in `find_model`, which also documents the errors.
-        base: Base model of adapters; None: as stated in the adapters' files.
+        path: Run folder, checkpoint folder, export, adapter folder, or Hub name of an export.
+        base: Path or Hub name of the base model of adapters; None: as stated in the adapters' files.
 
     Returns:
         (model, checkpoint folder if `path` is one, else None). For adapters, both are those of the base model, with the
-        adapters in `StoredModel.adapter`.
+        adapter folder in `StoredModel.adapter`.
+
+    Raises:
+        FileNotFoundError: If `path` contains no model.
+        UserError: If the config cannot be read; ValueError if it lacks a required section.
     """
     path = local_folder(full_name(str(path)), file_patterns=FILES, field="model")
     about = read_optional_json(path / ABOUT)
@@ -180,7 +195,12 @@ def choose_run_weights(model: StoredModel, checkpoint: Path | None, weights: Wei
     Args:
         model: The model with its initial weights.
         checkpoint: Checkpoint folder; None: the newest intact checkpoint of the run.
-        weights: "ema", "live", "untrained" or "auto", as in `find_model`, which also documents the errors.
+        weights: "ema", "live" (raw), "untrained" (initial) or "auto" (EMA weights if they exist, else raw weights).
+
+    Raises:
+        FileNotFoundError: If the run has no checkpoint.
+        ValueError: If `weights` is "ema" and the checkpoint has no EMA weights.
+        UserError: If the checkpoint is damaged, or `model.base` is set although no base weights are needed.
     """
     if weights == "untrained":
         if model.base is not None and model.start is None:
@@ -206,7 +226,7 @@ def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> Stor
 
     Args:
         folder: The folder.
-        spec: Name and config of the model; paths in the config are set to the components in the folder.
+        spec: Name and config of the model; paths in the config are changed, in place, to the components in the folder.
         about: Content of the folder's `worldsmith.json`; empty for a folder of another library.
     """
     formats = weight_formats(spec.name)
@@ -253,7 +273,8 @@ def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any
 def choose_export_weights(model: StoredModel, _: Path | None, weights: Weights) -> StoredModel:
     """Returns `model`, an export, if it has the requested weights; else raises ValueError.
 
-    The unused argument is the checkpoint of `choose_run_weights`. Raises UserError if base weights are given.
+    The second argument is ignored; it gives this function the signature of `choose_run_weights`. Raises UserError if
+    base weights are given.
     """
     if model.base is not None:
         raise needs_no_base(model.folder, "an exported folder contains all weights")

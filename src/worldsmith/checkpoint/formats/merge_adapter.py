@@ -180,7 +180,10 @@ def merge_adapter(model: StoredModel, place: Path) -> Merged:
 
 
 def read_merged(folder: Path, facts: Path) -> Merged | None:
-    """Returns the JSON description `facts` of a folder with merged weights; None if either is incomplete."""
+    """Returns the result of an earlier merge: files in `folder`, statistics in the JSON file `facts`.
+
+    None if the folder or the JSON file is missing, incomplete or changed.
+    """
     if not facts.is_file() or not (folder / ABOUT).is_file():
         return None
     if not is_intact(folder, read_json_object(folder / ABOUT)):

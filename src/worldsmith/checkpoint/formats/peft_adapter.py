@@ -57,7 +57,7 @@ DIFFUSERS_HEADER = "lora_adapter_metadata"
 def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[str, str]:
     """Returns the safetensors metadata of an adapter file for diffusers: one key with rank, alpha and layers as JSON.
 
-    One key, because safetensors writes several keys in random order.
+    There is only one key because safetensors writes several keys in random order.
 
     Args:
         config: Content of `adapter_config.json`.
@@ -93,7 +93,9 @@ def export_stored_adapter(layout: AdapterLayout, model: StoredModel, out: Path, 
         Whether the export was written: False if the same export exists already.
 
     Raises:
-        ValueError: If the model was not trained with LoRA; other errors as `export_adapter`.
+        ValueError: If the model was not trained with LoRA, or all B matrices are zero.
+        UserError: If a matrix is not finite.
+        FileExistsError: If `out` contains anything else.
     """
     require_adapters(model)
     return export_adapter(
@@ -158,7 +160,7 @@ def export_adapter(
         average_of_base: Whether the adapters belong to the EMA weights of the base model.
         source: Run and step that the adapters come from; None: not known.
         defaults: Default generation settings to store, a dataclass of the model family; None: none are stored.
-        card: Facts for the model card, by name.
+        card: Facts for the model card, with the keys "data", "clips" and "windows" (see `facts_of`); None: no facts.
         dtype: Dtype of the stored matrices.
         force: Whether an older export is replaced; other files are never replaced.
 
@@ -393,7 +395,9 @@ def load_adapter(layout: AdapterLayout, network: nn.Module, folder: str | Path) 
         Paths of the adapted layers.
 
     Raises:
-        ValueError: If names or shapes do not match the network; other errors as in `read_adapter`.
+        FileNotFoundError: If a file is missing.
+        UserError: If a file is damaged or has invalid values.
+        ValueError: If the adapter is not plain LoRA, or its names or shapes do not match the network.
     """
     stored = read_adapter(layout, folder)
     layers = sorted(

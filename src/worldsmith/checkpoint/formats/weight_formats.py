@@ -180,7 +180,7 @@ class ForeignCheckpoints(Protocol):
     """Formats of a family that reads and writes checkpoints of another training system, which are not safetensors."""
 
     def find_source(self, root: Path) -> Callable[[], WeightSource] | None:
-        """Returns a function that opens the weights in the folder `root`; None if they are in no known format.
+        """Returns a function that opens the weights in the folder `root`; None if the family cannot read them.
 
         The returned function raises UserError if the files are damaged.
         """
@@ -197,7 +197,7 @@ class ForeignCheckpoints(Protocol):
         """Writes the weights of a model in a checkpoint format of another training system (`convert --to FORMAT`).
 
         Args:
-            format: FORMAT.
+            format: Name of the format, the value of `--to`.
             folder: Folder that the files are written to.
             spec: Name and config of the model.
             source: Weights of the model.
@@ -267,7 +267,7 @@ def find_naming(keys: Iterable[str], config: Mapping[str, Any], *, wanted: str =
 
 
 def find_source(root: Path) -> Callable[[], WeightSource] | None:
-    """Returns a function that opens the weights in `root`; None if no other training system has written them."""
+    """Returns a function that opens the checkpoint `root` of another training system; None for any other folder."""
     found = (formats.find_source(root) for formats in FORMATS.all() if isinstance(formats, ForeignCheckpoints))
     return next((opens for opens in found if opens is not None), None)
 

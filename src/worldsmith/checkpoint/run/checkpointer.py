@@ -89,7 +89,7 @@ class Checkpointer(Configurable):
                 raise wrong(self, "load_path", why="an empty name", remedy="set load_path, or use null for none")
             for name, what in (("load_training_state", "training state"), ("load_ema_to_reg", "EMA weights")):
                 if getattr(self, name) and self.load_path is None:
-                    remedy = f"set load_path: the checkpoint whose {what} is used"
+                    remedy = f"set load_path to the checkpoint with the {what} to load"
                     raise wrong(self, name, "load_path", why="without it there is no such state to load", remedy=remedy)
             if self.load_ema_to_reg and self.load_training_state:
                 both = "load_ema_to_reg", "load_training_state"
@@ -195,7 +195,7 @@ class Checkpointer(Configurable):
         return saving.result()
 
     def latest(self) -> Path | None:
-        """Returns the folder of the checkpoint to resume from (see `find_latest`); None without one. Collective.
+        """Returns the folder of the checkpoint to resume from, the latest intact one; None without one. Collective.
 
         Logs a warning if the next save will remove checkpoints of later steps.
         """
@@ -288,7 +288,7 @@ class Checkpointer(Configurable):
 
 
 def load_positions(checkpoint: Path) -> list[dict[str, Any]]:
-    """Returns the data loader states in a checkpoint as JSON data, one per data-parallel rank of the run that saved."""
+    """Returns the data loader states in a checkpoint as JSON data, one per data-parallel rank of the saving run."""
     files = (checkpoint / "dataloader").glob("rank_*.json")
     ordered = sorted(files, key=lambda path: int(path.stem.removeprefix("rank_")))
     return [json.loads(path.read_text(encoding="utf-8")) for path in ordered]

@@ -65,7 +65,7 @@ def best_of(path: str) -> str:
         return path
     best = read_best(place.parent)
     if best is None:
-        raise FileNotFoundError(f"{path}: no best checkpoint is recorded there; checkpoint.keep_best records one")
+        raise FileNotFoundError(f"{path}: the run has recorded no best checkpoint; set checkpoint.keep_best")
     return str(best)
 
 
@@ -139,7 +139,7 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
     Args:
         parent: Folder of the checkpoints.
         world: Ranks of the run.
-        weights_only: Whether only the files of the weights are verified, see `find_checkpoint_damage`.
+        weights_only: Whether only the files that are required to read the weights are verified.
         own: Whether this process trains the run. False: another process may train the run, so the returned checkpoint
             is locked against removal until this process ends.
 
@@ -167,7 +167,9 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
                 logger.warning("%s is used instead", candidate.name)
             named = found.pointer.checkpoint
             if named is not None and is_later(candidate, named):
-                logger.warning("%s is used, although it is later than %s in %s", candidate.name, named.name, POINTER)
+                logger.warning(
+                    "%s is used, although it is later than %s, which %s names", candidate.name, named.name, POINTER
+                )
             return candidate
         problems.append(f"{candidate.name}: {problem}")
         passed_over += 1

@@ -30,8 +30,9 @@ def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, s
     """Returns the hex SHA-256 over names, shapes and bits of frozen weights. Collective; independent of the sharding.
 
     Args:
-        frozen: Internal parameter name -> weight, or the sum over the bits of a weight that is no longer in memory.
-        dtypes: Internal parameter name -> dtype to which the weight is rounded before; other weights are not rounded.
+        frozen: Internal parameter name -> weight, or shape and checksum of a weight that is no longer in memory.
+        dtypes: Internal parameter name -> dtype, such as "bfloat16", to which the weight is rounded first; other
+            weights are not rounded.
     """
     import torch
 
@@ -49,7 +50,7 @@ def describe_frozen_weights(frozen: Mapping[str, Tensor | WeightSum], *, source:
     """Returns the content of `frozen_weights.json`. Collective.
 
     Args:
-        frozen: Internal parameter name -> frozen weight, or the checksum of its bits.
+        frozen: Internal parameter name -> frozen weight, or its shape and checksum.
         source: Description of where the weights were read from, for messages.
     """
     tensors = {name: tensor for name, tensor in frozen.items() if not isinstance(tensor, WeightSum)}
@@ -64,7 +65,7 @@ def require_same(checkpoint: Path, frozen: Mapping[str, Tensor | WeightSum], *, 
 
     Args:
         checkpoint: Checkpoint folder with `frozen_weights.json`.
-        frozen: Internal parameter name -> frozen weight that was read, or the sum over the bits of the weight.
+        frozen: Internal parameter name -> frozen weight that was read, or its shape and checksum.
         source: Description of where the weights were read from, for the message.
     """
     saved = read_json_object(checkpoint / FILE)
@@ -76,7 +77,7 @@ def require_same(checkpoint: Path, frozen: Mapping[str, Tensor | WeightSum], *, 
     if saved["fingerprint"] != fingerprint(frozen, saved["dtypes"]):
         raise UserError(
             f"[E120] {checkpoint} contains only the trained weights, and the frozen ones have changed: it was "
-            f"trained on those of {saved['source']}, but those of {source} differ. "
+            f"trained with the frozen weights of {saved['source']}, but those of {source} differ. "
             f"{advice(checkpoint.parent.parent / LOAD_REPORT)}"
         )
 
@@ -85,7 +86,7 @@ def advice(report: Path) -> str:
     """Returns a sentence that names the folder to read the frozen weights from, for an error message.
 
     Args:
-        report: The run's `load_report.json`, which names the folder that the first start read; may be missing.
+        report: The run's `load_report.json`, which names the folder of the initial weights; may be missing.
     """
     first = ""
     with suppress(OSError, UserError):
@@ -93,8 +94,8 @@ def advice(report: Path) -> str:
     if not first:
         return "Use the same base weights as checkpoint.load_path"
     if not Path(first).is_dir():
-        return f"The run first read them from {first}, which no longer exists: use a copy of it as checkpoint.load_path"
-    return f"The run first read them from {first}: use that folder as checkpoint.load_path"
+        return f"The run started from {first}, which no longer exists: use a copy of it as checkpoint.load_path"
+    return f"The run started from {first}: use that folder as checkpoint.load_path"
 
 
 def is_partial(checkpoint: Path) -> bool:

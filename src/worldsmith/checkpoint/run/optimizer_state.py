@@ -39,7 +39,7 @@ def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterab
     Args:
         network: Network, sharded or not.
         optimizer: Optimizer of the network.
-        keys: Names of the stored tensors, in the format of `optimizer_state`.
+        keys: Names of the stored tensors, such as `state.<internal parameter name>.exp_avg`.
 
     Returns:
         Key -> zeros: a scalar for step counts, else a tensor like the (sharded) parameter.
@@ -62,7 +62,7 @@ def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterab
     if foreign:
         raise UserError(
             f"[E119] the checkpoint contains optimizer state for {len(foreign)} parameters that this run does not "
-            f"train, such as {foreign[0]}; was optimizer.keys_to_select changed since?"
+            f"train, such as {foreign[0]}; restore the optimizer.keys_to_select of the run that saved it"
         )
     return state
 
@@ -73,7 +73,7 @@ def restore_optimizer_state(network: nn.Module, optimizer: Optimizer, state: Map
     Args:
         network: Network whose parameters the optimizer trains, sharded or not.
         optimizer: Optimizer to change.
-        state: State tensors by name, as `optimizer_state` returns them.
+        state: Name, such as `state.<internal parameter name>.exp_avg` -> tensor, sharded like the parameter.
     """
     parameters = _selected(network, optimizer)
     optimizer.state.clear()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds the random generators of Python, NumPy and torch (CPU and CUDA)."""
+    """Seeds the global random generators of Python, NumPy and torch (CPU and all GPUs)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

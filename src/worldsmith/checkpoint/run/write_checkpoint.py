@@ -64,7 +64,7 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
 
     Args:
         save: Target and metadata.
-        planners: Part of the checkpoint -> save planner that already has its tensors.
+        planners: Part of the checkpoint, such as "model" -> DCP save planner with the tensors to write.
         peers: Ranks that write the checkpoint together.
         staged: Whether the tensors are in host RAM and CUDA must not be used.
     """
@@ -97,7 +97,7 @@ def publish_checkpoint(save: Save, shares: list[dict[str, list[int]]]) -> None:
 
     Args:
         save: Target and metadata.
-        shares: Relative path -> (size, checksum) of the files that each rank has read.
+        shares: For each rank: relative path -> [size in bytes, CRC-32] of the files that the rank has read.
     """
     aside, target = temporary_folder(save.target), save.target
     checksum_manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})

@@ -194,8 +194,9 @@ def open_checkpoint(
             below = start_of_run(tree, base=base, world=world)
         except FileNotFoundError as error:
             raise UserError(
-                f"{model_folder.parent} contains only the trained weights, and the others are missing: {error}. For "
-                "`worldsmith export`, `generate` and `evaluate`, set the folder of the others with --base DIR"
+                f"{model_folder.parent} contains only the trained weights, and the frozen ones were not found: "
+                f"{error}. For `worldsmith export`, `generate` and `evaluate`, set the folder of the frozen weights "
+                "with --base DIR"
             ) from error
     return CheckpointWeights(model_folder, tree["model"], below)
 
@@ -219,9 +220,9 @@ def run_tree(model_folder: Path) -> dict[str, Any] | None:
 
 
 class StartWeights(WeightSource):
-    """Initial weights of a model: those that `source` contains, and random values that depend on name and seed.
+    """Initial weights of a model: read from `source`, or random if the source does not contain the weight.
 
-    LoRA adapters are not included.
+    The random values depend only on seed and parameter name. LoRA adapters are not included.
 
     Args:
         spec: Name and config of the model.

@@ -25,7 +25,7 @@ from worldsmith.config.yaml.yaml_text import Document, read_yaml
 
 @dataclass(slots=True)
 class Words:
-    """The arguments of a command before ``--``.
+    """The arguments of a command before ``--``, sorted by kind.
 
     Attributes:
         flags: Typed flags of the settings, with their values.
@@ -119,7 +119,7 @@ def draft_settings(
             draft.problems.append(Problem(name, given_twice))
     for word in words.loose[sum(len(flag.values) for flag in placed) :]:
         loose = " and ".join(name.upper().replace("_", "-") for name in places) or "nothing"
-        advice = f"only {loose} can be positional (see --help); write the flag of a list before each of its items"
+        advice = f"only {loose} can be positional (see --help); for a list, repeat its flag before each item"
         draft.problems.append(Problem("", f"unexpected argument '{word}'", hint=advice))
     overrides = [*read_flags(draft.tree, flags, draft.problems, own=words.own, verbatim=True), *tailed]
     given = {override.path[:1] for override in overrides} | {(flag.name.replace("-", "_"),) for flag in flags}

@@ -22,7 +22,10 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A parsed literal that is not a list or mapping; the text of a quoted one is never parsed as a number."""
+    """A literal that is not a list or mapping: its text without quotes, and whether it was quoted.
+
+    Quoted text stays a string; unquoted text can also be a number, boolean or null.
+    """
 
     text: str
     quoted: bool = False
@@ -62,7 +65,11 @@ def fit_literal(literal: Literal, hint: Any) -> Any:
 
     Args:
         literal: Parsed literal.
-        hint: Type of the field. Text that does not fit it becomes a value of the type that it looks like.
+        hint: Type of the field.
+
+    Returns:
+        The value; quoted text as a string. Unquoted text that does not fit the type is parsed by its form, such as
+        a number for ``3``.
     """
     if isinstance(literal, Scalar):
         if literal.quoted:
@@ -89,7 +96,7 @@ def decode(text: str) -> Any:
 
 
 def literal_list(words: Sequence[str]) -> list[Literal]:
-    """Parses each argument as an item of a list, which may be a nested literal or quoted text.
+    """Parses each argument as one list item: a nested list or mapping, quoted text, or else unquoted text.
 
     Raises:
         ValueError: If an argument is malformed.
@@ -99,6 +106,8 @@ def literal_list(words: Sequence[str]) -> list[Literal]:
 
 def parse_literal(text: str) -> Literal:
     """Parses text as one Python literal, such as 1e-4, [1, 2] or {"a": None}.
+
+    The result is a `Scalar`, or a list or dict of such results.
 
     Raises:
         ValueError: If the text is malformed, with the position.

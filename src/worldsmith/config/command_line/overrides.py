@@ -112,7 +112,7 @@ def fixed_recipe_problem(override: Override, name: str) -> Problem:
         override: Override that selects the recipe.
         name: Recipe from which the file was made, for the message.
     """
-    message = f"the file is a complete config, built from the recipe '{name}', which cannot be replaced"
+    message = f"the file is a complete config, built from the recipe '{name}'; an override cannot select another recipe"
     return Problem("job.experiment", message, hint="name the recipe instead of the file", place=override.place)
 
 
@@ -133,8 +133,8 @@ def apply_overrides(
         overrides: Parsed overrides.
         problems: Receives the mistakes.
         warnings: Receives the warnings.
-        task: Task of the config, on which the conversion of TOML paths depends; None: only paths of the typed config
-            are valid.
+        task: Task of the config, "vfm" or "vlm", on which the conversion of TOML paths depends; None: only paths of
+            the typed config are valid.
         places: Receives the source position of each changed path.
         broken: Receives the paths that could not be set.
     """
@@ -168,8 +168,8 @@ def to_tree_path(tree: Config, path: Path, task: str | None) -> Path | None:
 
     Args:
         tree: Config.
-        path: Path of the typed config, the published framework or the recipe TOML; tried in this order.
-        task: Task of the config; None: the path is returned unchanged.
+        path: Path of the typed config, of the config of cosmos_framework, or of the recipe TOML; tried in this order.
+        task: Task of the config, "vfm" or "vlm"; any other value: the path is returned unchanged.
 
     Returns:
         The path; None if the key has no effect for the task.
@@ -374,7 +374,7 @@ def _remove(tree: Config, path: Path, problems: list[Problem]) -> None:
     if path[-1] not in dict(children(parent)):
         problems.append(no_such_key(tree, path))
     elif isinstance(parent, Config):
-        advice = f"to disable it, write {format_path(path)}=null if it can be null"
+        advice = f"to disable it, write {format_path(path)}=null if the field accepts null"
         problems.append(Problem(format_path(path), "fields cannot be removed, only keys of tables", hint=advice))
     else:
         del parent[path[-1]]

@@ -165,7 +165,9 @@ class Configurable:
                 if not is_reference(value):
                     continue
                 where = f"{type(self).__qualname__}.{format_path(path)}"
-                raise TypeError(f"{where} is still the reference {value!r}; call resolve() on the whole tree first")
+                raise TypeError(
+                    f"{where} is still the reference {value!r}; call resolve() on the complete config first"
+                )
             return owner(copy.deepcopy(self), **runtime)  # type: ignore[call-arg]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

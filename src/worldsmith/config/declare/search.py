@@ -41,10 +41,10 @@ class Example(Mark):
 class Search(Mark):
     """Annotation of a config field with the values that `worldsmith tune` may try: `low` to `high`, or `choices`.
 
-    It is written as ``Annotated[float, Search(low=1e-5, high=1e-3)]``. `ratio_of` and `when` name other fields:
-    siblings by their name, ``lora_rank``, other fields by their path from the root of the config, ``policy.lora.r``. If
-    a field has several of these annotations, the first one whose `when` is true applies. Raises ValueError if the
-    annotation has no values or contradicts itself.
+    It is written as ``Annotated[float, Search(low=1e-5, high=1e-3)]``. `ratio_of` and `when` refer to another field: to
+    one of the same section by its name, such as ``lora_rank``, to any other field by its path from the root of the
+    config, such as ``policy.lora.r``. If a field has several of these annotations, the first one whose condition `when`
+    is true applies. Raises ValueError if the annotation has no values or contradicts itself.
     """
 
     low: float | None = None
@@ -88,7 +88,7 @@ class Search(Mark):
 
     @property
     def depends_on(self) -> list[str]:
-        """Paths of the fields that `ratio_of` and `when` name."""
+        """Paths of the other fields on which the values depend, from `ratio_of` and `when`."""
         return list(dict.fromkeys(path for path in (self.ratio_of, self.condition[0]) if path))
 
     def candidates(self) -> list[Any]:

@@ -210,7 +210,7 @@ class _DraftFiller:
         if own != task and not any(problem.path == "job.task" for problem in self.problems):
             message = f"the recipe '{name}' has task '{own}', but the file has task '{task}'"
             if ("job", "task") not in given:
-                message = f"the recipe '{name}' has task '{own}', but in a file without a task the task is '{task}'"
+                message = f"the recipe '{name}' has task '{own}', but the file has no task, which means '{task}'"
             found = self.values.get(("job", "task")) or place
             self.problems.append(Problem("job.task", message, hint=f'write task = "{own}" in [job]', place=found))
         values[:] = [(entry, name if entry.path == ("job", "experiment") else value) for entry, value in values]
@@ -281,7 +281,10 @@ class _DraftFiller:
 
 @dataclass(slots=True)
 class _Check:
-    """Checks the keys and types of a parsed recipe TOML; `found` receives the valid ones."""
+    """Checks the keys and types of a parsed recipe TOML.
+
+    `problems` receives the mistakes, and `found` receives (key, value) for each valid key.
+    """
 
     fields: dict[Path, TomlField]
     problems: list[Problem]
@@ -339,11 +342,13 @@ class _Check:
         return Problem(format_path(path), message, hint=advice)
 
     def words(self, path: Path, value: Any) -> list[str]:
-        """Returns the overrides that set a key of the config that the recipe TOML does not have; empty for other keys.
+        """Returns overrides for a TOML key that is unknown in the recipe TOML but exists in the config of the recipe.
+
+        The overrides are for a message and quoted for a shell. The result is empty if the config lacks the key too.
 
         Args:
-            path: Path of the key.
-            value: Value of the key, which the overrides contain.
+            path: Path of the key in the file.
+            value: Value of the key; a table results in one override per leaf.
         """
         leaves = flatten(value) if isinstance(value, dict) else [((), value)]
         words = []

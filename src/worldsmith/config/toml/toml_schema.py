@@ -246,11 +246,11 @@ PUBLISHED_PATHS: dict[Path, Path] = {
     (*_LOADER, "max_batch_size"): (*_LOADER, "max_samples_per_batch"),
     (*_LOADER, "max_tokens"): (*_LOADER, "max_sequence_length"),
 }
-"""Prefix of a config path of the released framework -> prefix in the config of this package, where they differ."""
+"""Prefix of a config path of cosmos_framework -> prefix in the config of this package, where they differ."""
 
 
 def published_path(path: Path) -> Path | None:
-    """Converts a config path of the released framework to one of this package; None if both are the same."""
+    """Converts a config path of cosmos_framework to one of this package; None if no conversion is needed."""
     for length in range(len(path), 0, -1):
         if path[:length] in PUBLISHED_PATHS:
             return (*PUBLISHED_PATHS[path[:length]], *path[length:])

@@ -160,7 +160,7 @@ class _Scanner:
             self.pair(path)
 
     def closes(self, bracket: str) -> bool:
-        """Skips a comma, or the closing bracket of a list or inline table; returns whether the list or table ends."""
+        """Skips a comma and then `bracket`, if they come next; returns whether the list or inline table has ended."""
         if self.text.startswith(",", self.position):
             self.position += 1
             self.skip_gap()

@@ -61,7 +61,8 @@ class Loaded:
         warnings: Warnings for the user.
         source: Name of the config for messages, such as the file.
         places: Source positions of the values that were set after the recipe, by path.
-        sources: Steps by which each reference was resolved, by path of the reference (see `try_resolve`).
+        sources: Steps by which each reference was resolved, by path of the reference: its text, then the paths or
+            descriptions of the values to which it leads.
         recipes: Returns (name, config) of the recipes on which the config is based, oldest first.
         now: Time that ``${now:…}`` stands for.
     """
@@ -125,7 +126,8 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept
     Args:
         draft: Result of the reader of a config format; its config is modified.
         overrides: Overrides and flags of the command line.
-        keep_unset: Treatment of references to unset environment variables, see `Kept`; False: they are errors.
+        keep_unset: Treatment of references to unset environment variables. False: errors; True: they stay references;
+            "names": replaced by $NAME in string fields, errors elsewhere.
 
     Returns:
         The resolved config.
@@ -169,7 +171,8 @@ def _move_to_source(problem: Problem, places: dict[Path, Place], sources: dict[P
     Args:
         problem: Problem of a check.
         places: Known source positions by path.
-        sources: Steps by which each reference was resolved, by path of the reference.
+        sources: Steps by which each reference was resolved, by path of the reference: its text, then the paths or
+            descriptions of the values to which it leads.
 
     Returns:
         The problem with a position and a hint that names the reference; unchanged for a value without a reference.

@@ -26,7 +26,7 @@ class Origin:
     """Where a config value comes from.
 
     Attributes:
-        line: 1-based line in the file.
+        line: 1-based line in the file; None if it is not known or the value is not from a file.
         reference: The value as written, if it contains a reference ``${…}``.
         leads_to: Description of the value to which the reference resolves, with its origin.
     """
@@ -66,7 +66,8 @@ def trace(
         tree: Unresolved config.
         recipes: (name, config) of the recipes on which it is based, oldest first.
         places: Source positions of the values that were set after the last recipe.
-        sources: Steps by which each reference was resolved, by path of the reference (see `try_resolve`).
+        sources: Steps by which each reference was resolved, by path of the reference: its text, then the paths or
+            descriptions of the values to which it leads.
     """
     origins: dict[Path, Origin] = {}
     below: Config | None = None

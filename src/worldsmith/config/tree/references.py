@@ -51,7 +51,8 @@ def resolve(tree: _Tree, *, now: datetime | None = None, keep_unset: Kept = Fals
     Args:
         tree: Config with references; it is not modified.
         now: Time for ``${now:…}``; None: the current time.
-        keep_unset: Treatment of references to unset environment variables, see `Kept`.
+        keep_unset: Treatment of references to unset environment variables. False: errors; True: they stay references;
+            "names": replaced by $NAME in string fields, errors elsewhere.
 
     Raises:
         ConfigError: With all mistakes: cycles, missing values or environment variables, contradictions, failed checks.
@@ -79,7 +80,8 @@ def try_resolve(
         broken: Paths of values that are known to be wrong; no further problem about them is reported.
         sources: Receives the steps by which each reference was resolved, by its path: its text, then the paths or
             descriptions of the values to which it leads.
-        keep_unset: Treatment of references to unset environment variables, see `Kept`.
+        keep_unset: Treatment of references to unset environment variables. False: errors; True: they stay references;
+            "names": replaced by $NAME in string fields, errors elsewhere.
         variables: Returns environment variable -> how to get its value, for messages.
 
     Returns:
@@ -135,7 +137,7 @@ def drop_repeated(problems: list[Problem], sources: Iterable[Path]) -> list[Prob
 
 
 class _Resolver:
-    """Resolves each value of a config once; a value to which others refer is resolved when it is first needed."""
+    """Resolves the references of a config and collects the mistakes. Each value is resolved once, when first needed."""
 
     def __init__(self, tree: Config, now: datetime, keep_unset: Kept, broken: Iterable[Path]) -> None:
         self.broken = set(broken)

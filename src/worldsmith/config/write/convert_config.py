@@ -48,7 +48,7 @@ class Converted:
 
     Attributes:
         text: Content of the file.
-        rest: Changes that the sections of a recipe TOML cannot express; empty for other formats.
+        rest: Changes to the recipe that a recipe TOML cannot express; empty for other formats.
         words: The same changes as overrides.
     """
 
@@ -58,12 +58,12 @@ class Converted:
 
 
 def convert(loaded: Loaded, to: str, *, name: str | None = None) -> Converted:
-    """Converts a config to one of `FORMATS`.
+    """Converts a config to the text of a file in another format.
 
     Args:
         loaded: Loaded config.
-        to: Format.
-        name: Name of the recipe that a Python module registers; None: from the source.
+        to: Output format: "toml" (recipe TOML), "yaml", "json" or "python".
+        name: For "python": name of the recipe that the module registers; None: derived from the name of the source.
 
     Raises:
         UserError: If the format cannot express a value.
@@ -117,7 +117,7 @@ def to_python(loaded: Loaded, name: str | None = None) -> str:
 
     Args:
         loaded: Loaded config.
-        name: Name of the new recipe; None: from the source.
+        name: Name of the new recipe; None: derived from the name of the source.
 
     Raises:
         UserError: If a recipe of that name exists.

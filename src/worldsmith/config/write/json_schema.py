@@ -71,7 +71,7 @@ def with_reference(schema: Schema) -> Schema:
 
 
 class _Types:
-    """Converts field types to JSON Schemas; section types raise TypeError."""
+    """Converts types of config fields to JSON Schemas. Raises TypeError for a type that contains sections."""
 
     def value(self, hint: Any, instance: Any = None) -> Schema:
         origin, arguments = get_origin(hint), get_args(hint)
@@ -190,7 +190,7 @@ def loadable_classes(hint: Any) -> list[type[Config]]:
 
 
 def describe_class(cls: type[Config]) -> Schema:
-    """Returns the keywords `title` and `description` for a Config class, from its component if it has one."""
+    """Returns `title` and `description` of a Config class for JSON Schema, from the docstring of its component."""
     named = owner_of(cls) or cls
     doc = inspect.getdoc(named) if "__doc__" in vars(named) else None
     generated = doc is None or doc.startswith(f"{named.__name__}(")

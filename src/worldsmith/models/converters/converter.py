@@ -33,8 +33,9 @@ class Converter(Configurable, ABC):
     Examples are float8 matmuls and quantized base weights; a config lists converters, which run in order.
 
     Parameters keep their names and shapes, so that checkpoints and exports are those of the unconverted network: a
-    module that wraps a layer stores it as `base_layer`, which is removed from names. All other content of a new
-    module must follow from its config, because checkpoints do not store it. Buffers get memory but no values.
+    module that wraps a layer stores it as `base_layer`, a component that is removed from parameter names. All other
+    content of a new module must follow from its config, because checkpoints do not store it. Buffers of new modules
+    are allocated, but not initialized.
     """
 
     class Config(Configurable.Config):

@@ -50,8 +50,8 @@ class FrozenBase(Converter):
             if run.checkpoint.save_weights != "trained":
                 raise WrongValueError(
                     {"checkpoint.save_weights": run.checkpoint.save_weights},
-                    why="frozen_base only keeps quantized weights, which cannot be saved",
-                    remedy='write "trained": the others can be loaded from the initial weights',
+                    why="frozen_base stores only quantized base weights, which a checkpoint cannot contain",
+                    remedy='write "trained": a resumed run reads the base weights from the initial weights',
                 )
             if model.ema.enabled and not model.ema.trainable_only:
                 raise WrongValueError(

@@ -16,7 +16,7 @@ from worldsmith.models.real_values import in_simulation
 from worldsmith.models.weight_sum import WeightSum
 
 FORMS = {bits: QuantizationArgs(num_bits=bits, type="int", symmetric=False, strategy="channel") for bits in (4, 8)}
-"""Quantization settings by bits. A block is a "channel" of the library, so that any number of inputs is possible."""
+"""Bits -> settings of compressed-tensors. A block is passed as a "channel", so that any number of inputs fits."""
 
 
 class QuantizedLinear(nn.Linear, QuantizedLayer):

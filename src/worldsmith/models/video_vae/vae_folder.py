@@ -14,7 +14,7 @@ SUBFOLDER, WEIGHTS = "vae", "diffusion_pytorch_model*.safetensors"
 IN_PIPELINE = (f"{SUBFOLDER}/config.json", f"{SUBFOLDER}/{WEIGHTS}*")
 ALONE = ("config.json", f"{WEIGHTS}*")
 PLACES: Sequence[Sequence[str]] = (IN_PIPELINE, ALONE)
-"""File patterns of a VAE in a repository."""
+"""File patterns of a VAE in a repository, one list per layout: in a pipeline, or in the root."""
 
 WAN21: dict[str, Any] = {
     "_class_name": "AutoencoderKLWan",
@@ -120,7 +120,7 @@ def vae_substitute(
     Args:
         model: Name of the released model, for messages.
         settings: Content of the VAE's config.json.
-        places: File patterns of the layouts that a repository may have.
+        places: File patterns of a repository, one list per possible layout.
     """
     contents = {"config.json": settings, WEIGHTS.replace("*", ""): None}
     return SubstituteComponent("vae_path", f"the VAE of {model}", places, contents)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 GREY = 127.5
 """Pixel value that the VAE maps to 0."""
 RECIPE = "wan-mean-latents-2"
-"""Part of the fingerprint: increase it when the same weights would give other latents (here: the window rule)."""
+"""Part of the fingerprint: increase it when the same weights would give other latents (last change: tile lengths)."""
 
 
 class WanVAE(FrozenVAE):
@@ -39,7 +39,7 @@ class WanVAE(FrozenVAE):
 
     - Weights and arithmetic are in `precision`. Latents are the posterior mean, normalized with the channel means and
       standard deviations of the VAE's config.
-    - A clip is encoded in temporal tiles; their length depends on the frame size (`windows.py`).
+    - A clip is encoded in temporal tiles; their length depends on the frame size (see `window`).
     - `compile_encoder` makes encoding faster after a warm-up; the latents then differ in their last bits.
 
     Raises:
@@ -142,7 +142,7 @@ class WanVAE(FrozenVAE):
         return self.encode_pixels(torch.cat([image.float(), grey], dim=1))
 
     def encode_pixels(self, video: Tensor) -> Tensor:
-        """Encodes pixel values from 0 to 255 of any dtype without checks; see `encode`."""
+        """Encodes a clip like `encode`, but accepts pixel values from 0 to 255 of any dtype and checks nothing."""
         import torch
 
         from worldsmith.models.video_vae.windows import encode_in_windows, encode_window

@@ -54,7 +54,7 @@ def encode_window(encoder: nn.Module, frames: Tensor, caches: Caches) -> tuple[T
         caches: Last input frames of each causal convolution from the previous tile.
 
     Returns:
-        The encoded tile, and the caches for the next tile.
+        Encoder output of the tile [1, 2·z_dim, t, h, w], and the caches for the next tile.
     """
     kept = list(caches)
     return encoder(frames, feat_cache=kept, feat_idx=[0]), tuple(kept)
