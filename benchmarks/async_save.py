@@ -108,7 +108,7 @@ class Blocks:
         stall = time.perf_counter() - start
         self.run_steps()
         seconds, cpu_seconds = time.perf_counter() - start, time.thread_time() - cpu
-        self.trainer.checkpointer.settle()
+        self.trainer.checkpointer.wait_for_background_save()
         return seconds, cpu_seconds, stall
 
     def run_steps(self) -> None:

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from worldsmith.families.diffusers_pipeline.published import T5_XXL
-from worldsmith.planning.simulation.fake_world import without_memory
+from worldsmith.planning.simulation.fake_world import fake_tensor_mode
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 
 CLIP, LONG_CLIP = (49, 480, 720), (81, 768, 1360)
@@ -34,7 +34,7 @@ def held_beside(clip: tuple[int, int, int], work: str, *, tiles: bool) -> int:
     if tiles:
         vae.enable_slicing()
         vae.enable_tiling()
-    mode = without_memory()
+    mode = fake_tensor_mode()
     tracker = MemoryTracker(mode)
     with mode, tracker:
         vae.to_empty(device="cpu")

@@ -18,7 +18,7 @@ from worldsmith.data.conversations.conversation import Part, say
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.evaluation.answers.answer_tasks import AnswerTasks
 from worldsmith.evaluation.answers.confusion_image import CELL, FULL, draw_confusion
-from worldsmith.evaluation.answers.grade_answers import judge, measure, measure_slices
+from worldsmith.evaluation.answers.grade_answers import grade_row, measure, measure_slices
 from worldsmith.evaluation.answers.results import Row, read_results
 from worldsmith.monitor.page.run_page import write_page
 from worldsmith.sampling.generate_answers import Answer
@@ -45,7 +45,7 @@ def write(out: Path, rows: list[Row], name: str, **settings: Any) -> Any:
     tasks = AnswerTasks(metrics=[], soft_threshold=0.8).choose(name, {row.id: row.gt for row in rows}, {})
     for row in rows:
         if row.full_response:
-            judge(row, tasks[row.id], row.full_response)
+            grade_row(row, tasks[row.id], row.full_response)
     facts = {
         **measure(rows, tasks, name),
         **count_outcomes(rows),
