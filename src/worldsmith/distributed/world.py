@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.distributed.coordination_group import PATIENCE
+from worldsmith.distributed.memory import use_expandable_segments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -202,6 +203,7 @@ def take_device(local_rank: int) -> str:
     if not torch.cuda.is_available():
         return "cpu"
     require_devices(local_rank + 1)
+    use_expandable_segments()
     torch.cuda.set_device(local_rank)
     return f"cuda:{local_rank}"
 
