@@ -94,13 +94,16 @@ class World:
         return values
 
     def sum(self, *values: float) -> list[float]:
-        """Returns the sum over all ranks of each argument, computed in float64, on all ranks. Collective."""
+        """Returns the sum over all ranks of each argument, computed in float64, on all ranks. Collective.
+
+        The sum uses gloo on the CPU, so that it does not wait for the GPU.
+        """
         if self.size == 1:
             return [float(value) for value in values]
         import torch
         import torch.distributed as dist
 
-        totals = torch.tensor(values, dtype=torch.float64, device=self.device)
+        totals = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(totals)
         return totals.tolist()
 
