@@ -47,7 +47,7 @@ def measure(size: int, rounds: int) -> tuple[list[float], list[float]]:
     return times
 
 
-def main() -> None:
+def main() -> int:
     rounds = 3 if "--quick" in sys.argv else 20
     print(__doc__)
     for size in SIZES[:1] if "--quick" in sys.argv else SIZES:
@@ -58,4 +58,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
