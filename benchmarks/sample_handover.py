@@ -55,6 +55,7 @@ def main() -> int:
         print(
             f"{size:5} MiB: pipe {1e3 * pipe:7.2f} ms, shared memory {1e3 * shared:6.2f} ms: {pipe / shared:.1f} times"
         )
+    return 0
 
 
 if __name__ == "__main__":
