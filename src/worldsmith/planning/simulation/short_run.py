@@ -113,10 +113,12 @@ def repeated_layer_lists(config: Trainer.Config) -> dict[str, int]:
         config: Config of the run.
 
     Returns:
-        Length by config field that states it, else by module name; {} if no list is long enough. Layers that are never
-        compiled, such as those of a vision tower, are not shortened, because outputs of certain layers can be used
-        elsewhere.
+        Length by config field that states it, else by module name; {} if no list is long enough, or if not all layers
+        are recomputed. Layers that are never compiled, such as those of a vision tower, are not shortened, because
+        outputs of certain layers can be used elsewhere.
     """
+    if config.model.config.activation_checkpointing.layer_fraction < 1:
+        return {}  # the layers are not alike
     network = getattr(config.model.config, "network", None)
     counts = {name: getattr(network, name) for name in COUNTS if hasattr(network, name)}
     lists = {name: length for name, length in counts.items() if length > LAYERS + 1}
