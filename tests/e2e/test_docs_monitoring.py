@@ -20,7 +20,7 @@ def test_the_table_has_every_callback_that_watches_with_its_class() -> None:
     assert {
         name: type(config).__qualname__.split(".")[0] for name, config in monitors().items()
     }.items() <= table.items()
-    assert set(table) - set(monitors()) == {"profiler", "manual_gc"}
+    assert set(table) - set(monitors()) == {"profiler"}
 
 
 @pytest.mark.slow

@@ -7,6 +7,9 @@ Each test compares with the CPU, or with the same run without the thing that is 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 import torch
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig
+from worldsmith.distributed.memory import ALLOCATOR_VARIABLES
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.trainer import Trainer
 
@@ -156,3 +160,14 @@ def test_a_save_in_the_background_is_that_of_one_that_is_waited_for(tmp_path: Pa
         weights.append(toy_runs.read_checkpoint(tmp_path / str(background) / "checkpoints/iter_000000002"))
     assert weights[0].keys() == weights[1].keys()
     assert not [name for name, value in weights[0].items() if not torch.equal(value, weights[1][name])]
+
+
+def test_segments_of_the_allocator_are_expandable() -> None:
+    program = (
+        "import torch; from worldsmith.distributed.world import take_device; "
+        "torch.zeros(1 << 20, device=take_device(0)); "
+        "print({segment['is_expandable'] for segment in torch.cuda.memory_snapshot()})"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{True}"

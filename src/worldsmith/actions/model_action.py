@@ -18,6 +18,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.conversations.chat_processor import ChatProcessor
+from worldsmith.distributed.memory import use_expandable_segments
 from worldsmith.models.decoding import Decoding
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance
@@ -185,6 +186,7 @@ def find_device(name: str | None) -> str:
     """
     import torch
 
+    use_expandable_segments()
     devices = torch.cuda.device_count()
     if name is None:
         return "cuda" if devices else "cpu"

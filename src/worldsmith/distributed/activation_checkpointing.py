@@ -6,8 +6,9 @@ Modules without gradients are neither stored nor recomputed, as the backward pas
 from __future__ import annotations
 
 import logging
+import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +43,15 @@ whenever it all-gathers the parameters of a layer."""
 
 
 def recompute_methods(
-    modules: Iterable[nn.Module], names: Sequence[str], config: ActivationCheckpointingConfig
+    modules: Sequence[nn.Module], names: Sequence[str], config: ActivationCheckpointingConfig
 ) -> None:
     """Wraps methods of modules in activation checkpointing, in place; must be called before the modules are sharded.
 
     Parameter names do not change. PyTorch checks shapes, dtypes and devices of recomputed tensors. Mode "none" changes
-    no module.
+    no module; with `layer_fraction`, only some modules are changed.
 
     Args:
-        modules: Modules whose methods are wrapped.
+        modules: Repeated layers of the network, in order.
         names: Names of the methods, such as "forward".
         config: Mode and settings of activation checkpointing.
     """
@@ -58,9 +59,15 @@ def recompute_methods(
         return
     SAC_IGNORED_OPS.update(MARKS)
     saved = SavedOps(config.save_ops_regex) if config.mode == "selective" else None
-    for module in modules:
+    for module in spread_evenly(modules, config.layer_fraction):
         for name in names:
             setattr(module, name, recomputed(getattr(module, name), config, saved))
+
+
+def spread_evenly(modules: Sequence[nn.Module], fraction: float) -> list[nn.Module]:
+    """Returns the given fraction of the modules, rounded up, at equal distances, beginning with the first one."""
+    count = math.ceil(fraction * len(modules) - 1e-9)
+    return [modules[index * len(modules) // count] for index in range(count)]
 
 
 def recomputed(

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Environment variables that configure the caching allocator of torch; it reads them at its first allocation."""
 CGROUP = Path("/sys/fs/cgroup")
 LIMITS = (("memory.max", "memory.current", "inactive_file"),
           ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"))  # fmt: skip
 """For cgroups v2 and v1: file with the memory limit, file with the usage, and the key in memory.stat of the reclaimable
 file cache, which is included in the usage."""
+
+
+def use_expandable_segments() -> None:
+    """Makes the CUDA allocator of this process and its child processes use expandable segments, against fragmentation.
+
+    Packs have different sizes, which fragments memory in segments of fixed size. The function has no effect after the
+    first allocation on a GPU, or if a variable of `ALLOCATOR_VARIABLES` is set.
+    """
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
 
 
 def held_memory(device: str) -> int:

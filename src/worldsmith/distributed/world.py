@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.distributed.coordination_group import PATIENCE
+from worldsmith.distributed.memory import use_expandable_segments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,13 +94,16 @@ class World:
         return values
 
     def sum(self, *values: float) -> list[float]:
-        """Returns the sum over all ranks of each argument, computed in float64, on all ranks. Collective."""
+        """Returns the sum over all ranks of each argument, computed in float64, on all ranks. Collective.
+
+        The sum uses gloo on the CPU, so that it does not wait for the GPU.
+        """
         if self.size == 1:
             return [float(value) for value in values]
         import torch
         import torch.distributed as dist
 
-        totals = torch.tensor(values, dtype=torch.float64, device=self.device)
+        totals = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(totals)
         return totals.tolist()
 
@@ -202,6 +206,7 @@ def take_device(local_rank: int) -> str:
     if not torch.cuda.is_available():
         return "cpu"
     require_devices(local_rank + 1)
+    use_expandable_segments()
     torch.cuda.set_device(local_rank)
     return f"cuda:{local_rank}"
 

@@ -26,8 +26,7 @@ from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.metrics import DeviceMonitor, Metrics, NormMonitor, ParamCount
 from worldsmith.training.callbacks.progress import HeartBeat, IterSpeed
 from worldsmith.training.callbacks.run_reports import RunPage, RunPlan
-from worldsmith.training.callbacks.step_speed import CompileTokenizer
-from worldsmith.training.callbacks.step_speed import ManualGC as ManualGC
+from worldsmith.training.callbacks.step_speed import CompileTokenizer, ManualGC
 from worldsmith.training.callbacks.step_speed import Profiler as Profiler
 from worldsmith.training.optimizer import AdamW, LossScaler
 from worldsmith.training.scheduler import AnySchedule, LambdaLinear, schedule_warnings
@@ -43,7 +42,7 @@ def default_callbacks() -> dict[str, Callback.Config]:
 
 
 def monitors() -> dict[str, Callback.Config]:
-    """Returns the monitoring callbacks of every run by name; they do not change the training and take little time."""
+    """Returns the callbacks of every run that do not change the training and take little time, by name."""
     return {
         "iter_speed": IterSpeed.Config(),
         "heart_beat": HeartBeat.Config(),
@@ -53,6 +52,7 @@ def monitors() -> dict[str, Callback.Config]:
         "norm_monitor": NormMonitor.Config(),
         "bad_batches": BadBatches.Config(),
         "metrics": Metrics.Config(),
+        "manual_gc": ManualGC.Config(),
         "plan": RunPlan.Config(),
         "run_page": RunPage.Config(),  # last: it shows what the others have written
     }

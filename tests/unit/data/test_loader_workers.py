@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from tiny_runs import make_tokenizer
+
+from worldsmith.data.stream import workers
+from worldsmith.data.stream.sample_maker import ThroughPipe
+from worldsmith.data.stream.workers import receive_object, send_object
 
 PROGRAM = """
 import sys, time
@@ -137,3 +145,33 @@ def test_workers_tokenise_after_the_tokenizers_threads_have_run(clips: Callable,
         env={**os.environ, "RAYON_NUM_THREADS": "4", "TOKENIZERS_PARALLELISM": "true"},
     )  # fmt: skip
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays(ThroughPipe):
+    small: torch.Tensor
+    large: torch.Tensor
+    other: torch.Tensor
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_large_arrays_arrive_in_shared_memory_and_can_be_written(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is sent before it is read, so that the sender may have ended; without such files the pipe has them."""
+    if not shared:
+        monkeypatch.setattr(workers, "memory_file", lambda: None)
+    receiver, sender = multiprocessing.Pipe()
+    sent = Arrays(torch.arange(3), torch.rand(5, 1 << 15), torch.arange(7, dtype=torch.uint8))
+    thread = threading.Thread(target=lambda: (send_object(sender, sent, os.getpid()), sender.close()))
+    thread.start()
+    if shared:
+        thread.join()
+    found = receive_object(receiver)
+    thread.join()
+    for field in fields(Arrays):
+        assert torch.equal(getattr(found, field.name), getattr(sent, field.name))
+        getattr(found, field.name).add_(1)
+    assert ("memfd:worldsmith-sample" in Path("/proc/self/maps").read_text()) == shared
+    del found
+    assert "memfd:worldsmith-sample" not in Path("/proc/self/maps").read_text()
+    with pytest.raises(EOFError):
+        receive_object(receiver)

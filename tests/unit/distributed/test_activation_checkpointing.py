@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from worldsmith.config.errors import WrongValueError
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.distributed.activation_checkpointing import SavedOps, recompute_methods
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
@@ -163,3 +164,24 @@ def test_a_frozen_understanding_tower_is_not_run_again(frozen: bool) -> None:
     reading = (6 + 14) + (2 + 4)  # a whole half in the first layer, keys and values in the last
     heads = 2 + 1 + 2 + 1  # out, in (no gradient of the latents), and the two of the time embedder
     assert count.ops[PRODUCT] == writing + (0 if frozen else reading) + heads
+
+
+@pytest.mark.parametrize(
+    ("fraction", "recomputed"), [(1.0, [0, 1, 2, 3, 4, 5]), (0.5, [0, 2, 4]), (0.6, [0, 1, 3, 4]), (0.1, [0])]
+)
+def test_a_fraction_of_the_layers_is_recomputed(fraction: float, recomputed: list[int]) -> None:
+    """The products of the backward pass are two per layer, and one more where the forward pass runs again."""
+    layers = [Block() for _ in range(6)]
+    recompute_methods(layers, ["run"], ActivationCheckpointingConfig(mode="full", layer_fraction=fraction))
+    assert [index for index, layer in enumerate(layers) if "run" in vars(layer)] == recomputed
+    x = torch.randn(5, 8, requires_grad=True)
+    for layer in layers:
+        x = layer.run(x)
+    with Count() as count:
+        x.square().sum().backward()
+    assert count.ops[PRODUCT] == 2 * len(layers) + len(recomputed)
+
+
+def test_a_fraction_without_recomputation_is_refused() -> None:
+    with pytest.raises(WrongValueError, match="no layer is recomputed"):
+        ActivationCheckpointingConfig(mode="none", layer_fraction=0.5).check()

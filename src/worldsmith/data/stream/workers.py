@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -13,8 +14,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Generic
@@ -32,6 +34,11 @@ ATTEMPTS = 5
 """Number of worker deaths at one sample, by signals other than `CRASHES`, after which the sample is skipped."""
 PAUSE = 1.0
 """Seconds to wait before the third and later attempts, in which other processes may release memory."""
+SHARED_BYTES = 1 << 16
+"""Size in bytes from which the arrays of a sample are sent in shared memory, and not through the pipe."""
+ALIGNMENT = 64
+RECEIVED = b"."
+"""Answer to a worker for each sample that was received."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Signals by which a scheduler or a terminal stops all processes of a job."""
 
@@ -127,8 +134,8 @@ class Worker(Generic[S]):
         positions: Stream positions of this rank.
         first: Index in `positions` of the first sample of this worker.
         stride: Number of workers.
-        ahead: Max number of samples that are built in advance. With 1, a worker that died was building the first sample
-            that it has not sent.
+        ahead: Max number of samples that are built in advance. With 1, a worker that died was building or sending
+            the first sample that it has not delivered.
     """
 
     def __init__(self, maker: SampleMaker[S], positions: Iterable[int], first: int, stride: int, ahead: int) -> None:
@@ -136,7 +143,7 @@ class Worker(Generic[S]):
         # Linux forks: a worker starts in milliseconds, and it uses no inherited thread pool (one torch thread, its own
         # decoders, a tokenizer without threads). On other systems, system libraries do not survive a fork.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        self._samples, sender = context.Pipe(duplex=False)
+        self._samples, sender = context.Pipe()  # a socket, which can also send file descriptors
         arguments = (maker, positions, first, stride, ahead, sender, os.getpid())
         self._process = context.Process(target=work, args=arguments, daemon=True)
         try:
@@ -158,9 +165,11 @@ class Worker(Generic[S]):
             Exception: Any exception of `maker`, from the process.
         """
         try:
-            made = self._samples.recv()
+            made = receive_object(self._samples)
         except (EOFError, OSError):  # also while a sample is being sent
             raise DeadWorkerError(self._process.pid, self.end()) from None
+        with suppress(OSError):  # the process has ended: the next call will raise
+            self._samples.send_bytes(RECEIVED)
         if isinstance(made, Exception):
             raise made
         return made  # type: ignore[no-any-return]
@@ -201,14 +210,15 @@ def work(
 ) -> None:
     """Main function of a worker process: builds samples and sends them to the parent process.
 
-    A thread sends the samples, so the next sample is built while the pipe is full.
+    A thread sends the samples, so the next sample is built while the pipe is full. At most `ahead` samples are not
+    received yet.
 
     Args:
         maker: Builds the sample of a stream position.
         positions: Stream positions of this rank.
         first: Index in `positions` of the first sample of this worker.
         stride: Number of workers.
-        ahead: Max number of samples that are built but not sent.
+        ahead: Max number of samples that are built but not received.
         pipe: Pipe to the parent process.
         parent: Process ID of the parent process.
     """
@@ -219,25 +229,90 @@ def work(
     threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
     unsent: SimpleQueue[SampleResult[Any] | Exception] = SimpleQueue()
     free = threading.Semaphore(ahead)
-    threading.Thread(target=send_all, args=(unsent, pipe, free), daemon=True).start()
+    threading.Thread(target=send_all, args=(unsent, pipe, parent), daemon=True).start()
+    threading.Thread(target=count_received, args=(pipe, free), daemon=True).start()
     for position in islice(positions, first, None, stride):
         free.acquire()
         try:
             unsent.put(maker[position])
         except Exception as error:
             unsent.put(portable(error))
-    for _ in range(ahead):  # until all is sent
+    for _ in range(ahead):  # until all is received
         free.acquire()
 
 
-def send_all(unsent: SimpleQueue[Any], pipe: Connection, free: threading.Semaphore) -> None:
+def send_all(unsent: SimpleQueue[Any], pipe: Connection, receiver: int) -> None:
     try:
         while True:
-            pipe.send(unsent.get())
-            free.release()
+            send_object(pipe, unsent.get(), receiver)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
+
+
+def count_received(pipe: Connection, free: threading.Semaphore) -> None:
+    """Increases `free` by 1 for each sample that the parent process has received."""
+    with suppress(EOFError, OSError):
+        while pipe.recv_bytes() == RECEIVED:
+            free.release()
+
+
+def send_object(pipe: Connection, value: Any, receiver: int) -> None:
+    """Sends an object through a pipe; the contents of large arrays are in an anonymous file in memory.
+
+    The receiver maps that file and copies nothing. The limit on /dev/shm of a container does not apply to it.
+
+    Args:
+        pipe: Pipe that is a socket.
+        value: Object to pickle.
+        receiver: Process ID of the receiver.
+    """
+    arrays: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(value, protocol=5, buffer_callback=arrays.append)
+    views = [array.raw() for array in arrays]
+    starts = [0]
+    for view in views:
+        starts.append(starts[-1] + -(-view.nbytes // ALIGNMENT) * ALIGNMENT)
+    file = memory_file() if starts[-1] >= SHARED_BYTES else None
+    if file is None:
+        pipe.send((pickled, [bytearray(view) for view in views]))
+        return
+    try:
+        os.ftruncate(file, starts[-1])
+        for start, view in zip(starts, views):
+            written = 0
+            while written < view.nbytes:
+                written += os.pwrite(file, view[written:], start + written)
+        pipe.send((pickled, [(start, view.nbytes) for start, view in zip(starts, views)]))
+        reduction.send_handle(pipe, file, receiver)
+    finally:
+        os.close(file)
+
+
+def memory_file() -> int | None:
+    """Returns the descriptor of a new anonymous file in memory; None if this system has no such files."""
+    try:
+        return os.memfd_create("worldsmith-sample")
+    except (AttributeError, OSError):
+        return None
+
+
+def receive_object(pipe: Connection) -> Any:
+    """Receives an object that `send_object` has sent; its arrays are writable.
+
+    Raises:
+        EOFError: If the sender has ended.
+        OSError: If the sender has ended while it was sending.
+    """
+    pickled, arrays = pipe.recv()
+    if arrays and isinstance(arrays[0], tuple):
+        file = reduction.recv_handle(pipe)
+        try:
+            mapped = mmap.mmap(file, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        finally:
+            os.close(file)
+        arrays = [memoryview(mapped)[start : start + size] for start, size in arrays]
+    return pickle.loads(pickled, buffers=arrays)
 
 
 def portable(error: Exception) -> Exception:

@@ -251,9 +251,9 @@ class Cosmos3Generator(Model):
 
     def num_tokens(self, layout: SampleLayout) -> int:
         """Returns the number of text and latent tokens of a sample in a packed sequence, with the appended ids."""
-        from worldsmith.families.cosmos3.network.sequence import token_grid
+        from worldsmith.families.cosmos3.network.sequence import ADDED_TOKENS, token_grid
 
-        return len(layout.text_ids) + 2 + math.prod(token_grid(layout.latent_shape, self.config.network))
+        return len(layout.text_ids) + ADDED_TOKENS + math.prod(token_grid(layout.latent_shape, self.config.network))
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
         return Cosmos3Sampler(self, sampling)

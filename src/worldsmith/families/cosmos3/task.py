@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -101,8 +102,11 @@ class Cosmos3Task(ClipTask):
 
     def count_flops(self, batch: Sequence[VideoSample]) -> int:
         """Returns the FLOPs of the network for a training step on `batch`, without the VAE."""
-        pack = self.model.pack([layout_of(sample) for sample in batch])
-        return StepCounter(self.model.network, pack.text_lengths, pack.gen_lengths).count().total
+        from worldsmith.families.cosmos3.network.sequence import ADDED_TOKENS, token_grid
+
+        texts = [len(sample.text_ids) + ADDED_TOKENS for sample in batch]
+        latents = [math.prod(token_grid(sample.latent_shape, self.model.config.network)) for sample in batch]
+        return StepCounter(self.model.network, texts, latents).count().total
 
     def describe_weights(self, run: Any, rates: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         is_random = run.checkpoint.load_path is None

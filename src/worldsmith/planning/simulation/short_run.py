@@ -114,9 +114,12 @@ def repeated_layer_lists(config: Trainer.Config) -> dict[str, int]:
 
     Returns:
         Number of layers by config field, such as `num_layers`, or by module name if the config has no such field or
-        other fields depend on it; {} if shortening would not save time. Layers that are never compiled, such as those
-        of a vision tower, are not shortened, because outputs of certain layers can be used elsewhere.
+        other fields depend on it; {} if shortening would not save time, or if not all layers are recomputed. Layers
+        that are never compiled, such as those of a vision tower, are not shortened, because outputs of certain layers
+        can be used elsewhere.
     """
+    if config.model.config.activation_checkpointing.layer_fraction < 1:
+        return {}  # the layers are not alike
     network = getattr(config.model.config, "network", None)
     counts = {name: getattr(network, name) for name in COUNTS if hasattr(network, name)}
     lists = {name: length for name, length in counts.items() if length > LAYERS + 1}

@@ -76,7 +76,8 @@ class CompileTokenizer(Callback):
 class ManualGC(Callback):
     """Turns off Python's automatic garbage collection during training and collects on all ranks at the same steps.
 
-    With automatic garbage collection each process pauses at other times, and all others wait for it.
+    With automatic garbage collection each process pauses at other times, and all others wait for it. Objects that exist
+    before the first step, such as modules, are never searched again.
     """
 
     class Config(Callback.Config):
@@ -92,12 +93,14 @@ class ManualGC(Callback):
         self.was_on = gc.isenabled()
         gc.disable()
         gc.collect()
+        gc.freeze()
 
     def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
         if trainer.iteration % self.config.every == 0:
             gc.collect(self.config.generation)
 
     def on_train_end(self, trainer: TrainingRun) -> None:
+        gc.unfreeze()
         if self.was_on:
             gc.enable()
 

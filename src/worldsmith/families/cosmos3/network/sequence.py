@@ -28,6 +28,9 @@ from worldsmith.families.cosmos3.network.rope import (
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import SampleLayout
 
+ADDED_TOKENS = 2
+"""Tokens that follow each caption in a pack: end of sequence and vision start."""
+
 
 class TokenSharding(Protocol):
     """Protocol of the distribution of a sequence of N tokens over the ranks of a group (context parallelism).
