@@ -32,7 +32,7 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import start_world
 from worldsmith.families.diffusers_pipeline import model as pipeline_model
 from worldsmith.families.wan import model as wan_model
-from worldsmith.models.video_vae import wan_files
+from worldsmith.models.video_vae import posterior, wan_files
 from worldsmith.planning.estimate_memory import worst_phase
 from worldsmith.planning.simulation.fake_world import replaced
 from worldsmith.planning.simulation.simulate import simulate
