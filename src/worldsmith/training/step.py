@@ -15,6 +15,8 @@ from worldsmith.distributed.fsdp import reduce_gradients
 from worldsmith.objectives.noise_schedule import NETWORK_STREAM, random_stream
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from worldsmith.objectives.objective import BatchLoss
     from worldsmith.tasks.task import Task
     from worldsmith.training.optimizer import LossScaler
@@ -65,6 +67,8 @@ class StepResult:
     """Factor on the loss in the backward passes (float16); the gradients are divided by it afterwards."""
     overflowed: bool = False
     """Whether a gradient was inf or NaN in float16 with this `loss_scale`."""
+    known_norm: tuple[Tensor, float] | None = None
+    """Global L2 norm of the gradients, on the device and as a number, as long as no callback can have changed them."""
     gradient: GradNorm | None = None
     """Gradient norm before clipping; None before it is computed."""
     learning_rates: list[float] = field(default_factory=list)
@@ -154,20 +158,30 @@ def read_batches(batches: Iterator[Any], index: int, grad_accum_iter: int) -> St
     return StepInputs(index, read, data_seconds=time.perf_counter() - start)
 
 
-def forward_backward(inputs: StepInputs, task: Task, *, seed: int, scaler: LossScaler | None = None) -> StepResult:
+def forward_backward(
+    inputs: StepInputs,
+    task: Task,
+    *,
+    seed: int,
+    scaler: LossScaler | None = None,
+    parameters: Sequence[nn.Parameter] | None = None,
+) -> StepResult:
     """Accumulates the gradient of the step's mean loss in the parameters and returns loss and metrics.
 
     The loss is sum(`BatchLoss.sum`) / weight over the batches of all ranks. FSDP averages gradients over the ranks, so
     each batch's sum is multiplied by the number of data-parallel ranks and divided by the weight. Collective: all ranks
-    must call it. The loss values are copied to the host once, after the last backward pass. If the weight is 0, no pass
-    runs.
+    must call it. Loss values and gradient norm are copied to the host once, after the last backward pass. If the weight
+    is 0, no pass runs.
 
     Args:
         inputs: Batches of this rank.
         task: Computes the loss of a batch and its weight.
         seed: Seed of the random values in the loss, such as noise.
         scaler: Loss scaler for float16; None: no loss scaling.
+        parameters: Trained parameters, whose gradient norm is measured; None: it is not measured.
     """
+    from worldsmith.training.callbacks.grad_clip import global_norm
+
     world, model, batches = task.world, task.model, inputs.batches
     weights = [float(task.weigh(batch)) for batch in batches]
     (weight,) = world.data_sum(sum(weights))
@@ -181,10 +195,19 @@ def forward_backward(inputs: StepInputs, task: Task, *, seed: int, scaler: LossS
         reduce_gradients(model.network, last=index == len(batches) - 1, every_pack=every_pack)
         losses.append(forward_backward_batch(task, batch, world.data_size / weight * scale, seed=seed))
     overflowed = scaler is not None and scaler.unscale()
-    means = reduce_metrics(task, losses, weights)
+    norm = None if parameters is None else global_norm([p.grad for p in parameters if p.grad is not None])
+    means = reduce_metrics(task, losses, weights, norm)
     loss = means.metrics.pop("loss")
     return StepResult(
-        inputs, weight, loss, means.metrics, means.samples, means.tokens, loss_scale=scale, overflowed=overflowed
+        inputs,
+        weight,
+        loss,
+        means.metrics,
+        means.samples,
+        means.tokens,
+        loss_scale=scale,
+        overflowed=overflowed,
+        known_norm=None if norm is None else (norm, means.norm),
     )
 
 
@@ -225,9 +248,13 @@ class MeanMetrics:
     """"loss" and the metrics of the task, by name; NaN if no batch was counted."""
     samples: int
     tokens: int
+    norm: float = math.nan
+    """Value of the tensor `norm` that `reduce_metrics` was given."""
 
 
-def reduce_metrics(task: Task, losses: Sequence[BatchLoss], weights: Sequence[float]) -> MeanMetrics:
+def reduce_metrics(
+    task: Task, losses: Sequence[BatchLoss], weights: Sequence[float], norm: Tensor | None = None
+) -> MeanMetrics:
     """Computes the mean loss and metrics over the batches of all ranks.
 
     Collective: all ranks must call it. A metric `name[key]` for which no rank counted anything is omitted.
@@ -236,6 +263,7 @@ def reduce_metrics(task: Task, losses: Sequence[BatchLoss], weights: Sequence[fl
         task: Provides the ranks to reduce over (`task.world`).
         losses: Detached losses of this rank's batches, all with the same metric names.
         weights: Weight of each batch: "loss" is Σ weight · loss / Σ weight, unless the task's metrics have "loss".
+        norm: Scalar to copy to the host together with the losses; it is not reduced.
     """
     import torch
 
@@ -244,11 +272,12 @@ def reduce_metrics(task: Task, losses: Sequence[BatchLoss], weights: Sequence[fl
     batches = [{"loss": (loss.sum, weight), **loss.metrics} for loss, weight in zip(losses, weights, strict=True)]
     names = list(batches[0])
     # One stacked tensor, so that all values are copied to the host at once.
-    values = torch.stack([batch[name][0].double() for batch in batches for name in names]).tolist()
+    scalars = [batch[name][0].double() for batch in batches for name in names]
+    *values, copied = torch.stack([*scalars, scalars[0] if norm is None else norm.to(scalars[0])]).tolist()
     sums = [sum(values[index :: len(names)]) for index in range(len(names))]
     counts = [sum(batch[name][1] for batch in batches) for name in names]
     local = sum(loss.samples for loss in losses), sum(loss.tokens for loss in losses), *sums, *counts
     samples, tokens, *totals = task.world.data_sum(*local)
     reduced = zip(names, totals[: len(names)], totals[len(names) :])
     means = {name: total / count if count else math.nan for name, total, count in reduced if count or "[" not in name}
-    return MeanMetrics(means, int(samples), int(tokens))
+    return MeanMetrics(means, int(samples), int(tokens), copied)

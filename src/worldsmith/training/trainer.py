@@ -20,7 +20,7 @@ from worldsmith.distributed.stop_signals import STOP_NOTICE, StopSignals
 from worldsmith.distributed.world import World
 from worldsmith.monitor.process_log import begin_log
 from worldsmith.monitor.throughput import Throughput
-from worldsmith.training.callbacks.base import Outcome
+from worldsmith.training.callbacks.base import Callback, Outcome
 from worldsmith.training.callbacks.grad_clip import clip_gradients
 from worldsmith.training.parallel import join_world
 from worldsmith.training.preflight import require_files, require_memory
@@ -182,7 +182,8 @@ class Trainer(Configurable):
         start, state = time.perf_counter(), self.state
         inputs = read_batches(batches, state.iteration, self.config.trainer.grad_accum_iter)
         self._call("on_training_step_start", inputs)
-        step = forward_backward(inputs, self.task, seed=self.config.trainer.seed, scaler=state.scaler)
+        seed, parameters = self.config.trainer.seed, state.parameters
+        step = forward_backward(inputs, self.task, seed=seed, scaler=state.scaler, parameters=parameters)
         if not step.overflowed:
             self.task.check_gradients(inputs.batches, step.weight)
         step = self.measure_gradients(step)
@@ -200,7 +201,11 @@ class Trainer(Configurable):
         for callback in self.callbacks.values():
             if (norm := callback.on_before_optimizer_step(self, step)) is not None:
                 step = replace(step, gradient=norm)
-        return step if step.gradient else replace(step, gradient=clip_gradients(self.state.parameters, None))
+            if type(callback).on_before_optimizer_step is not Callback.on_before_optimizer_step:
+                step = replace(step, known_norm=None)  # the callback may have changed the gradients
+        if step.gradient is None:
+            step = replace(step, gradient=clip_gradients(self.state.parameters, None, known_norm=step.known_norm))
+        return step
 
     def validate(self) -> bool:
         """Validates the current weights if that is due; returns whether they are the best so far. Collective.

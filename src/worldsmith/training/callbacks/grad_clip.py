@@ -29,11 +29,16 @@ class GradClip(Callback):
 
     def on_before_optimizer_step(self, trainer: TrainingRun, step: StepResult) -> GradNorm:
         repair = self.config.force_finite and not step.overflowed
-        return clip_gradients(trainer.state.parameters, self.config.clip_norm, force_finite=repair)
+        parameters, known = trainer.state.parameters, step.known_norm
+        return clip_gradients(parameters, self.config.clip_norm, force_finite=repair, known_norm=known)
 
 
 def clip_gradients(
-    parameters: Iterable[nn.Parameter], clip_norm: float | None, *, force_finite: bool = False
+    parameters: Iterable[nn.Parameter],
+    clip_norm: float | None,
+    *,
+    force_finite: bool = False,
+    known_norm: tuple[Tensor, float] | None = None,
 ) -> GradNorm:
     """Scales all gradients by min(1, clip_norm / (norm + 1e-6)), in place. Collective if they are sharded.
 
@@ -43,6 +48,7 @@ def clip_gradients(
         parameters: Trained parameters; those without a gradient are ignored.
         clip_norm: Max global L2 norm; None: the gradients are only measured.
         force_finite: If the norm is not finite, set NaN and infinite entries to zero and measure again.
+        known_norm: Norm of these gradients, on the device and as a number; None: it is computed and copied to the host.
 
     Returns:
         Global L2 norm before scaling, whether the gradients can be used, and the number of entries set to zero.
@@ -58,8 +64,8 @@ def clip_gradients(
         raise ValueError(f"clip_norm must be positive, found {clip_norm}; omit it to disable clipping")
     with_gradient = [p for p in parameters if p.grad is not None]
     gradients = [p.grad for p in with_gradient if p.grad is not None]
-    total = global_norm(gradients)
-    norm, zeroed = float(total), 0
+    total = global_norm(gradients) if known_norm is None else known_norm[0]
+    norm, zeroed = float(total) if known_norm is None else known_norm[1], 0
     repaired = force_finite and not math.isfinite(norm)
     if repaired:
         zeroed = zero_nonfinite(gradients)
