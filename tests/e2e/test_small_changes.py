@@ -52,11 +52,12 @@ def run_script(name: str, package: Path) -> str:
 
 
 def test_a_metric_with_a_network_is_one_file_and_one_line(package: Path) -> None:
-    code, line = python_blocks("evaluate.md", "Adding a metric")
+    simple, code, lines = python_blocks("evaluate.md", "Adding a metric")
     metrics = package / "worldsmith/evaluation/metrics"
+    (metrics / "brightness.py").write_text(simple, encoding="utf-8")
     (metrics / "feature_distance.py").write_text(code, encoding="utf-8")
     last = next(row for row in reversed((metrics / "registry.py").read_text().splitlines(True)) if '": "' in row)
-    edit(metrics / "registry.py", last, last + line)
+    edit(metrics / "registry.py", last, last + lines)
     run_script("contributed_metric.py", package)
 
 

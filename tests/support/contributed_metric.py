@@ -26,7 +26,7 @@ def command(words: str, code: int = 0) -> str:
 
 
 def check_help() -> None:
-    assert "|fvd|features " in command("evaluate --help evaluators"), command("evaluate --help evaluators")
+    assert "|diversity|brightness|shapes|clip|fvd|features " in command("evaluate --help evaluators"), command("evaluate --help evaluators")
     text = command("evaluate --help features")
     assert "--features TEXT or null" in text, text
     assert "Folder with features.pt" in text, text
@@ -55,6 +55,9 @@ def check_results() -> None:
     assert abs(sum(values) / 2 - figure["mean"]) < 1e-9, (values, figure)
     assert "is complete for these videos" in command(words)
     assert "is complete for these videos" not in command(words.replace("--stride 3", "--stride 2"))
+    assert "brightness" in command(f"{evaluate.replace('-o out', '-o bright')} --evaluators brightness")
+    facts = json.loads(Path("bright/evaluation.json").read_text())
+    assert 0 < facts["figures"]["brightness"]["trained"]["mean"] < 255, facts["figures"]
 
 
 if __name__ == "__main__":

@@ -308,7 +308,8 @@ def resolve_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ..
         problem = None if is_run(place) else record.change(entry, place, fingerprint_on_rank_0())
         if problem is not None:
             raise UserError(
-                f"{PARENT} {name}: {place} {problem}; `{record.action}` wrote it with fingerprint {entry['fingerprint']}"
+                f"{PARENT} {name}: {place} {problem}; `{record.action}` wrote it with fingerprint "
+                f"{entry['fingerprint']}"
             )
         written.append(place)
     if folder.resolve() in [place.resolve() for place in written]:

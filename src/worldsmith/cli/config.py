@@ -195,9 +195,7 @@ def new(args: argparse.Namespace) -> int:
     if not args.file.lower().endswith(".toml"):
         raise UserError(f"{args.file}: the name of a recipe TOML must end in .toml")
     write_new(args.file, new_recipe_toml(args.recipe), args.force)
-    print(
-        f"{args.file}: wrote all keys of the recipe {args.recipe}; check the file with `worldsmith config check {args.file}`"
-    )
+    print(f"{args.file}: wrote all keys of the recipe {args.recipe}; check: `worldsmith config check {args.file}`")
     return 0
 
 

@@ -51,7 +51,7 @@ def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str]
     own = [_paragraph(f"  {option}", doc) for option, doc in options.items()]
     text = [
         f"flags of {draft.source}, as: --flag TYPE = value (source of the value)",
-        "In flags, - and _ are equivalent, and so are --flag=VALUE and --flag VALUE; --flag sets true, --no-flag sets false.",
+        "In flags, - equals _, and =VALUE equals a space and VALUE; --flag sets true, --no-flag sets false.",
         "",
     ]
     wanted = _section_path(tree, topic) if topic else None

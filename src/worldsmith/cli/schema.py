@@ -21,7 +21,7 @@ from worldsmith.config.toml.toml_schema import REFUSED, remap, toml_fields
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import MISSING, class_defaults, required_fields
 from worldsmith.config.tree.read_config import untagged_class
-from worldsmith.config.write.describe_toml import field_type_hint, toml_keys, toml_schema
+from worldsmith.config.write.describe_toml import field_type_hint, keys_in_config, toml_schema
 from worldsmith.config.write.json_schema import describe_class, has_sections, loadable_classes, tree_schema
 from worldsmith.config.write.values import SHOWN, write
 from worldsmith.dialects.cosmos_rl.spec_formats import COMMANDS, MODULES, form_of
@@ -168,7 +168,8 @@ def reference_page(trees: Mapping[str, Config]) -> str:
 def _toml_part(trees: Mapping[str, Config]) -> list[str]:
     lines, section = [_TOML], None
     # The type of a key is that of the config field that it sets, which is narrower; without a field, that of the key.
-    types = {e.path: field_type_hint(tree, at) for tree in reversed(list(trees.values())) for e, at in toml_keys(tree)}
+    latest = reversed(list(trees.values()))
+    types = {entry.path: field_type_hint(tree, at) for tree in latest for entry, at in keys_in_config(tree)}
     for entry in toml_fields():
         if entry.path == (OPAQUE,):
             continue

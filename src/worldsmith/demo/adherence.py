@@ -65,7 +65,7 @@ class Judgement:
 
     @property
     def right(self) -> bool:
-        """Whether all three attributes were detected as the prompt states them."""
+        """Whether the detected color, shape and direction all equal those in the prompt."""
         return all(getattr(self, name) == getattr(self.prompt, name) for name in ATTRIBUTES)
 
 
@@ -99,7 +99,7 @@ class Adherence:
         return {name: (fraction(j.right for j in group), len(group)) for name, group in groups.items() if group}
 
     def to_dict(self) -> dict:
-        """Returns the score, the scores by group and the result of each prompt as JSON data."""
+        """Returns JSON data: `adherence`, number of `prompts`, `by_attribute`, `by_novelty`, `judgements` (per prompt)."""
         return {
             "adherence": self.score,
             "prompts": len(self.judgements),
@@ -211,7 +211,7 @@ class Detection:
 
     @property
     def attributes(self) -> Attributes | None:
-        """Color, shape and direction; None if any of them is ambiguous."""
+        """Detected color, shape and direction of the clip; None if at least one of the three is ambiguous."""
         if self.colour is None or self.shape is None or self.direction is None:
             return None
         return Attributes(self.colour, self.shape, self.direction)
@@ -269,7 +269,7 @@ def segment(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest_piece(mask: np.ndarray) -> np.ndarray:
-    """Returns the mask (bool [T, H, W]) with only the 4-connected component at its densest point in each frame."""
+    """Returns `mask` (bool [T, H, W]) reduced to one 4-connected component per frame, that at its densest pixel."""
     density = box_sum(mask.astype(np.int32), 3) * mask
     seed = density.reshape(len(mask), -1).argmax(axis=1)
     piece = np.zeros_like(mask)
@@ -305,7 +305,7 @@ def read_colour(frames: np.ndarray, core: np.ndarray, measurements: dict[str, fl
     Args:
         frames: Frames [T, H, W, 3], 0 to 255.
         core: Mask of the inner pixels of the shape, bool [T, H, W].
-        measurements: The measured saturation and hue are added to it.
+        measurements: Measured values by name; those of saturation and hue are added.
     """
     inner = np.median([np.median(frame[inside], axis=0) for frame, inside in zip(frames, core)], axis=0)
     saturation = float((inner.max() - inner.min()) / max(inner.max(), 1.0))
@@ -353,7 +353,10 @@ def skewness(cover: np.ndarray) -> tuple[float, float]:
 
 
 def ideal_overlaps(mask: np.ndarray) -> tuple[float, float]:
-    """Returns the IoUs of a mask (bool [H, W]) with a square and a triangle of equal center and standard deviations."""
+    """Returns the IoUs of a mask (bool [H, W]) with a rectangle and with a triangle that are fitted to it.
+
+    A fitted shape has the center of the mask and its standard deviations of x and y.
+    """
     rows, columns = np.nonzero(mask)
     y, x = np.mgrid[: mask.shape[0], : mask.shape[1]]
     y, x = y - rows.mean(), x - columns.mean()
@@ -373,12 +376,12 @@ def overlap(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def read_direction(piece: np.ndarray, indices: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """Returns (direction, "") of the shape's motion, or (None, reason) if the motion is small or not straight.
+    """Returns (direction, ""), such as ("left", ""), or (None, reason) if the motion is small or not straight.
 
     Args:
-        piece: Mask of the shape, bool [T, H, W].
-        indices: Index of each of these frames in the clip [T].
-        measurements: The measured motion and its straightness are added to it.
+        piece: Mask of the shape in the T frames that show it clearly, bool [T, H, W].
+        indices: Index in the clip of each frame of `piece`, int [T].
+        measurements: The keys `dx` and `dy` (fractions of the image side) and `straightness` (0 to 1) are added.
     """
     height, width = piece.shape[1:]
     centres = np.array([[np.nonzero(m)[1].mean() / width, np.nonzero(m)[0].mean() / height] for m in piece])

@@ -14,7 +14,7 @@ from worldsmith.demo.synthetic_dataset import SyntheticDataset
 
 
 class MakeClips(Action):
-    """Base class of the commands that create a synthetic dataset; keeps a complete dataset with the same parameters."""
+    """Base class of commands that create a synthetic dataset; a complete one with equal parameters is not rewritten."""
 
     places: ClassVar[tuple[str, ...]] = ("out",)
 
@@ -49,7 +49,7 @@ class MakeClips(Action):
         )
 
     def run(self) -> Result:
-        """Writes the dataset unless it is complete; the result has the parameters and whether it was written."""
+        """Writes the dataset unless it is complete; the result has `folder`, `made` (was written) and the parameters."""
         out, dataset = self.config.out, self.config.dataset()
         made = dataset.make(out, force=self.config.force, progress=make_progress_reporter(dataset.kind))
         if made:
@@ -72,7 +72,7 @@ class MakeMovingShapes(MakeClips):
         clips: int = 700
         """Number of training clips."""
         val_clips: int = 64
-        """Validation clips."""
+        """Number of validation clips."""
         num_frames: int = 17
         """Number of frames of a clip, 4k+1."""
 
@@ -90,7 +90,7 @@ class MakeFallingObjects(MakeClips):
         clips: int = 1200
         """Number of training clips. In every 60 clips each score occurs 12 times."""
         val_clips: int = 120
-        """Validation clips."""
+        """Number of validation clips."""
         num_frames: int = 16
         """Number of frames of a clip."""
         topics: list[Topic] = field(default_factory=lambda: list(TOPICS))

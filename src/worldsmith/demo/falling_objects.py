@@ -168,7 +168,7 @@ def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, 
 
 
 def path(scene: FallingScene, num_frames: int) -> np.ndarray:
-    """Returns the distance of the object's center from the image top in every frame: float64 [T], in 1/64 of its side.
+    """Returns how far the object's center is below the top of the image in each frame: float64 [T], image side = 64.
 
     The acceleration is constant. The object bounces off the bar, or off the image's edge if it passes through the bar.
     """
@@ -232,7 +232,7 @@ class Question:
 def list_questions(scene: FallingScene) -> list[Question]:
     """Returns one yes/no question per topic about a scene, with the correct answer.
 
-    For each topic the answer is yes for half of the scenes of a round of 60.
+    In every 60 scenes of a split (see `draw_scenes`), half of the answers to each topic are "yes".
     """
     facts = {law: law in scene.broken for law in VIOLATIONS} | {"left": scene.left, "red": scene.colour == "red"}
     return [Question(topic, text, "yes" if facts[topic] else "no") for topic, text in QUESTIONS.items()]
@@ -261,8 +261,8 @@ def draw_scenes(dataset: FallingObjects, split: str) -> list[FallingScene]:
 
     Scenes depend only on the seed of the dataset and the split; a larger split begins with the same scenes.
 
-    The scenes come in rounds of 60, in which each score occurs 12 times, and each broken law, each shape, each half of
-    the image and red objects 30 times.
+    In every 60 scenes each score occurs 12 times; each broken law, each shape, each half of the image and red objects
+    occur 30 times.
     """
     scenes = []
     for index in range(dataset.counts[split]):

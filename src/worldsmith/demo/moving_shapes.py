@@ -154,7 +154,7 @@ def sample_scene(
         sides: Minimum and maximum side of the shape, in 1/64 of the image side, as all lengths here.
         tones: Gray levels (0 to 255); the background is close to one of them.
         travels: Minimum and maximum length of the path.
-        wander: Fraction (0 to 1) of the free space around a centered path that is used.
+        wander: Range of the random offset from a centered path, as a fraction (0 to 1) of the free space.
     """
     side = rng.uniform(*sides)
     low, high = MARGIN + side / 2, CANVAS - MARGIN - side / 2
@@ -271,7 +271,7 @@ def draw_clip(dataset: MovingShapes, split: str, index: int) -> tuple[Scene, Wor
 def clip_record(dataset: MovingShapes, split: str, index: int, scene: Scene, wording: Wording) -> dict[str, Any]:
     """Returns the JSON record of one clip for the dataset file of the split.
 
-    It has one window over all frames, with a structured and a dense caption.
+    The record has one clip window (`t2w_windows`) over all frames, with a structured and a dense caption.
     """
     uuid = f"moving-shapes-{split}-{index:05d}"
     return {

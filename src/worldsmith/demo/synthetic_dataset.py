@@ -15,9 +15,9 @@ from worldsmith.data.dataset_folder import complete_folder, prepare_folder
 from worldsmith.files.write_checks import nearest_folder
 
 SPLITS = {"train": 0, "val": 1}
-"""Split -> the part of the random seed that distinguishes the splits."""
+"""Split -> number in its random seed, so that the splits have different scenes."""
 MIN_FILE_BYTES = 4096
-"""Min disk space of a file."""
+"""Min bytes of disk space per file."""
 
 
 @dataclass(frozen=True)

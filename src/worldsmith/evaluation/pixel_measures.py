@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d
 
 SIGMA, WINDOW_REACH = 1.5, 5
-"""SSIM's Gaussian window, in pixels, truncated after WINDOW_REACH on each side."""
+"""Gaussian window of SSIM: standard deviation and half width, in pixels."""
 WEIGHTS = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in the luma of a pixel (ITU-R BT.601)."""
 BLOCK, REACH, LARGEST = 8, 8, 256
-"""Block matching: block size and search range in pixels, and frame size: frames are downscaled until their short side
-is below 2·LARGEST."""
+"""Block matching, in pixels: block size, search range, and half the limit of the short side: larger frames are
+downscaled by an integer factor until their short side is below 2·LARGEST."""
 NOTICED = 0.5
 """A block counts as moving if its best match beats zero motion by this many gray levels; less is compression noise."""
 
@@ -92,7 +92,7 @@ class Motion:
     """Motion vectors of the blocks of a video, from each frame to the next one, and the difference that remains."""
 
     vectors: Tensor
-    """(down, right) in pixels per frame, float32 [T - 1, rows, columns, 2]."""
+    """Motion vectors (down, right) in pixels per frame, float32 [T - 1, rows, columns, 2]."""
     residual: Tensor
     """Mean absolute difference of a block and its match, in gray levels 0..255, float32 [T - 1, rows, columns]."""
 

@@ -16,9 +16,9 @@ from torch import Tensor
 SIGMA_STREAM = 0
 NOISE_STREAM = 1
 POSTERIOR_STREAM = 2
-"""Stream of the random values with which latents are sampled from the VAE's mean and variance."""
+"""Number of the random stream with which latents are sampled from the VAE's mean and variance."""
 NETWORK_STREAM = 5
-"""Stream of the random values that a network uses itself, such as dropout masks."""
+"""Number of the random stream for the random values of the network itself, such as dropout masks."""
 
 MAX_ATTEMPTS = 10_000
 """Max attempts to sample a noise level from a range before the range counts as empty."""

@@ -63,9 +63,9 @@ class RectifiedFlow(NoiseObjective):
         shift_image: Shift | None = None
         """Shift for images (samples of one frame), as for `shift`. None: `shift` applies to images, too."""
         loss_scale: PositiveFloat = 1.0
-        """Factor of the loss."""
+        """Factor on the loss of videos and, without `image_loss_scale`, of images."""
         image_loss_scale: PositiveFloat | None = None
-        """Factor of the loss of images (samples of one frame). None: `loss_scale`."""
+        """Factor on the loss of images (samples of one frame). None: `loss_scale`."""
         normalize_loss_by_active: bool = False
         """Whether the mean error of a sample excludes its clean conditioning frames. False: they count as zero
         error."""

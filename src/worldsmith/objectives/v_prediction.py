@@ -49,9 +49,9 @@ class VPrediction(NoiseObjective):
         num_timesteps: Count = 1000
         """Number of steps of the noise schedule."""
         beta_start: Beta = 0.00085
-        """First noise variance (beta); the square root increases linearly."""
+        """Noise variance (beta) of the first step; its square root increases linearly to the last step."""
         beta_end: Beta = 0.012
-        """Last noise variance (beta)."""
+        """Noise variance (beta) of the last step, before shift_scale and zero_terminal_snr are applied."""
         shift_scale: PositiveFactor = 1.0
         """Divisor of the signal-to-noise ratios of the noise schedule: 3 for CogVideoX-2B, 1 for the other models."""
         zero_terminal_snr: bool = True
@@ -62,7 +62,7 @@ class VPrediction(NoiseObjective):
         """Number of strata N of stratified timestep sampling: N consecutive samples of the data stream, over all ranks,
         get timesteps from N different equal parts of the noise schedule; 1: no strata."""
         loss_type: Literal["l2", "l1"] = "l2"
-        """Weighted mean squared error, or mean absolute error."""
+        """Type of the loss: weighted mean squared error (l2) or weighted mean absolute error (l1)."""
         max_weight: PositiveFactor | None = None
         """Max weight of the x0 error, which is 1 / (1-ᾱ) = SNR + 1 (min-SNR weighting); None: no limit."""
 

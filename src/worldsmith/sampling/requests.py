@@ -166,7 +166,7 @@ def text_ids(sampler: VideoSampler, text: str, *, dropped: bool) -> Sequence[int
     Args:
         sampler: Sampler of the model.
         text: Prompt or negative prompt.
-        dropped: Whether the text stands for a caption that training dropped (for classifier-free guidance).
+        dropped: Whether the text is the one that training uses instead of a dropped caption.
 
     Raises:
         ValueError: If the text has more tokens than captions in training, where longer captions were cut.

@@ -56,7 +56,8 @@ class SampleEntry:
 class FilePart:
     """Unchecked data of one sample in a sample file, with its default name and the locations for messages.
 
-    `line` is its line in the file, `spans` the location of each value, `source` the path of the sample in the data.
+    `line` is the line of the sample in the file (None: unknown), `spans` the location of each value by its path in
+    the data, and `source` the path of the sample in the data.
     """
 
     name: str
@@ -174,8 +175,8 @@ def on_line(place: Place | None, number: int, file: Path) -> Place:
     """Converts a location in the text of one line to a location in the file.
 
     Args:
-        place: Location in the text of the line; None: the line.
-        number: Number of the line.
+        place: Location in the text of the line; None: the complete line.
+        number: Number of the line in the file, from 1.
         file: The file.
     """
     return Place(str(file), number) if place is None else replace(place, line=number)

@@ -27,7 +27,7 @@ class SampleSettings(Config):
     """Sentences on duration, frame rate and size after the negative prompt: none, the same as after the prompt, or
     their negations (inverse); null: none after a given negative prompt, as in training after the empty caption."""
     negative_prompt_keep_metadata: bool | None = None
-    """true: has the same effect as the value same of negative_metadata_mode."""
+    """true: the same as negative_metadata_mode = same."""
     structured_metadata: bool | None = None
     """Whether duration, fps, resolution and aspect_ratio are added to JSON prompts; null: only if the training of the
     weights is unknown."""
@@ -120,7 +120,7 @@ class Sample(SampleSettings):
 
 
 OTHER_MODELS = (
-    "it is for models of sound, actions, controls or answers, but this model generates videos and images from text"
+    "it is for models of sound, actions, controls or answers, but this model generates only videos and images"
 )
 UNIPC = "the solver is UniPC, with the same guidance scale at every step; omit it"
 NOT_HERE: dict[str, str] = {

@@ -66,7 +66,7 @@ class DummyData:
         """Ends the effect of `assume_cached`: samples are read and encoded again."""
 
     def encoder_size(self, sample: Any) -> Any:
-        """Returns a hashable value that is equal for samples with the same encoding cost, such as the clip shape."""
+        """Returns a hashable value, such as the clip shape, that is equal for samples with the same encoding cost."""
         return sample.position
 
     def encoder_tensors(self) -> Iterable[Any]:
@@ -148,9 +148,9 @@ class Task(ABC):
     loader_class: ClassVar[type[PackingDataLoader]]
     """Required class of `dataloader_train` and `dataloader_val`."""
     encoder_class: ClassVar[type[SampleEncoder] | None] = None
-    """Class of `encoder`; None: samples are not encoded before training."""
+    """Class of the property `encoder`; None: samples are not encoded before training."""
     dummy_data_class: ClassVar[type[DummyData]] = DummyData
-    """Class of `dummy_data`."""
+    """Class of the property `dummy_data`, which builds dummy batches."""
     small_recipe: ClassVar[str] = ""
     """Recipe whose limits `worldsmith check` applies to a dataset without a run; "": none."""
     terms: ClassVar[str] = ""

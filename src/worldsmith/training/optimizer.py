@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PATTERNS = ("keys_to_select", "lr_multipliers", "keys_without_decay")
-"""Fields that hold substrings of parameter names."""
+"""Config fields that contain substrings of parameter names."""
 STATE_UNCHANGED = ("lr", "betas", "eps", "weight_decay", "decay_vectors", "fused", *PATTERNS)
-"""Fields that do not change the optimizer state; all others are passed to torch."""
+"""Config fields that do not affect the dtypes and shapes of the optimizer state."""
 
 NEVER = 2**31 - 1
 SCALER_STATE = {"scale": "loss_scale[scale]", "_growth_tracker": "loss_scale[steps]"}
@@ -48,7 +48,7 @@ class ParameterState:
     element_bytes: tuple[int, ...]
     """Bytes per element of each tensor that has the parameter's shape, such as `exp_avg`."""
     other_bytes: tuple[int, ...]
-    """Bytes of each other tensor, such as `step`."""
+    """Bytes of each optimizer state tensor of another shape, such as `step`."""
 
 
 class AdamW(Configurable):
@@ -73,7 +73,7 @@ class AdamW(Configurable):
         betas: Annotated[list[DecayRate], Length(2, 2)] = field(default_factory=lambda: [0.9, 0.99])
         """Decay rates (beta1, beta2) of the running averages of the gradient and of its square."""
         eps: Factor = 1e-8
-        """Added to the denominator (eps); 1e-6 suits bfloat16 gradients."""
+        """Term added to the denominator (epsilon); 1e-6 suits bfloat16 gradients."""
         weight_decay: Annotated[Factor, Search(choices=(0.0, 0.01, 0.1))] = 0.0
         """Decoupled weight decay. 0: none."""
         decay_vectors: bool = True
@@ -206,7 +206,10 @@ def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: lis
 
 
 def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
-    """Builds the torch optimizer of parameter groups; logs a warning and is not fused where no fused kernel exists."""
+    """Builds the `torch.optim.AdamW` of parameter groups: dicts with `params` and, optionally, `lr` and `weight_decay`.
+
+    Logs a warning and uses the plain implementation if the device and dtype of a parameter have no fused kernel.
+    """
     import torch
 
     options: dict[str, Any] = {
@@ -336,7 +339,7 @@ class LossScaler(Configurable):
         """Loss scale of the next step."""
 
     def unscale(self) -> bool:
-        """Divides the gradients by the scale and updates it; returns whether a gradient overflowed on any rank."""
+        """Divides the gradients by the loss scale, updates the scale, and returns whether any rank has an overflow."""
         if not self.scaler.is_enabled():
             return False
         self.scaler.unscale_(self.optimizer)

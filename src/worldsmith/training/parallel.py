@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from worldsmith.training.run_config import LoopConfig
 
 MAX_COMPILATIONS = 32
-"""Max number of compilations of a method: per fixed length, per need of gradients, with and without autograd."""
+"""Max number of compilations of a method: one per fixed length, per set of inputs with gradients, and per grad mode."""
 
 
 def join_world(model: Model.Config) -> World:
@@ -75,7 +75,7 @@ def prepare_network(model: Model, world: World) -> None:
 
 
 def share_context(parts: NetworkParts, world: World) -> None:
-    """Makes the network shard the tokens of each pack over the ranks of its context-parallel group, if it has one."""
+    """Makes the network shard the tokens of each pack over its context-parallel group; no effect without a group."""
     group = world.context_group
     if group is not None and parts.share_tokens is not None:
         from worldsmith.distributed.context_parallel import SharedStream
@@ -84,7 +84,7 @@ def share_context(parts: NetworkParts, world: World) -> None:
 
 
 def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> None:
-    """Shards the network with FSDP, in place, if `is_sharded`; casts it to the master dtype before. Collective."""
+    """Casts the network to the master dtype and, if `is_sharded`, shards it with FSDP, both in place. Collective."""
     import torch
 
     config = model.config

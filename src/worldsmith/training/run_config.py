@@ -62,7 +62,7 @@ class LoopConfig(Config):
     """Settings of the training loop: number of steps, gradient accumulation, validation and callbacks."""
 
     max_iter: Count = 500
-    """Optimizer steps of the whole run."""
+    """Number of optimizer steps of the complete run."""
     grad_accum_iter: Count = 1
     """Packs per optimizer step on each rank (gradient accumulation). The loss of a step is the mean over all its
     samples."""
@@ -80,7 +80,7 @@ class LoopConfig(Config):
     """Early stopping: finish after this many consecutive validations without a better `checkpoint.keep_best` metric.
     None: run all steps."""
     seed: Seed = 42
-    """Seed of weights, noise levels and noise."""
+    """Seed of random weights, noise levels and noise."""
     distributed_parallelism: Literal["fsdp"] = "fsdp"
     """Type of distributed training."""
     max_consecutive_skipped: NotNegative = 100
@@ -103,7 +103,7 @@ class RunConfig(Configurable.Config):
     """Root section of a run's config. Config files name it by the class `Trainer`, which is built from it."""
 
     job: JobConfig = field(default_factory=JobConfig)
-    """Identity of the run."""
+    """Project, group and name of the run."""
     model: ModelSpec
     """Model to train."""
     objective: Objective.Config
@@ -113,7 +113,7 @@ class RunConfig(Configurable.Config):
     scheduler: AnySchedule = field(default_factory=LambdaLinear.Config)
     """The learning rate over time."""
     trainer: LoopConfig = field(default_factory=LoopConfig)
-    """The loop and its callbacks."""
+    """Training loop and callbacks."""
     checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
     """Initial weights and checkpoints."""
     dataloader_train: PackingDataLoader.Config
@@ -121,7 +121,7 @@ class RunConfig(Configurable.Config):
     dataloader_val: PackingDataLoader.Config | None = None
     """Validation data, read from the start each time. None: no validation data."""
     data_setting: DataSettingConfig = field(default_factory=DataSettingConfig)
-    """Limits of a reasoner's data pipeline; ignored by generators."""
+    """Data limits for training vision-language models (reasoners); ignored by video models (generators)."""
     custom: dict[str, Any] = field(default_factory=dict)
     """The project's own data, stored with the run and not interpreted."""
     _root: ClassVar[bool] = True
@@ -149,7 +149,7 @@ class RunConfig(Configurable.Config):
             )
         for level in ("project", "group"):
             if not getattr(self.job, level):
-                why = "it is a level of the run folder, <output root>/<project>/<group>/<name>"
+                why = "it is a folder name in the path of the run, <output root>/<project>/<group>/<name>"
                 raise wrong(self, f"job.{level}", why=why, remedy="write a name")
         if self.trainer.run_validation and self.dataloader_val is None:
             raise wrong(
@@ -180,7 +180,7 @@ class RunConfig(Configurable.Config):
         if skipped and start == (None, "scratch"):
             yield f"checkpoint.keys_to_skip_loading = {skipped} has no effect: without load_path no weights are loaded"
         if self.job.task == "vfm" and self.data_setting != DataSettingConfig():
-            yield "data_setting has no effect for task 'vfm': its limits apply to a reasoner's data"
+            yield "data_setting has no effect for task 'vfm': its limits apply to the data of vision-language models"
         yield from launch_warnings(self.model.config.parallelism)
 
 

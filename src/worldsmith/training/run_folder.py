@@ -51,7 +51,7 @@ START_VARIABLE = "WORLDSMITH_RUN_NAME"
 LOCK_READS = 5
 """Max number of reads of rank 0's lock file: a network file system may show it late."""
 LOCK_READ_PAUSE = 1.0
-"""Seconds between two reads."""
+"""Seconds between two reads of rank 0's lock file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,18 @@ class Launch:
 
 
 def output_root() -> Path:
-    """Returns the folder of all runs, from the environment or `outputs/train`; UserError if two variables differ."""
+    """Returns the folder of all runs: `WORLDSMITH_OUTPUT_ROOT`, else `IMAGINAIRE_OUTPUT_ROOT`, else `outputs/train`.
+
+    Raises UserError if both environment variables are set and differ.
+    """
     return given_root() or Path(DEFAULT_ROOT)
 
 
 def given_root() -> Path | None:
-    """Returns the output root of the environment; None if no variable sets it; UserError if two variables differ."""
+    """Returns the folder in `WORLDSMITH_OUTPUT_ROOT` or `IMAGINAIRE_OUTPUT_ROOT`; None if neither is set.
+
+    Raises UserError if both are set and differ.
+    """
     given = {name: os.environ[name] for name in ROOT_VARIABLES if os.environ.get(name)}
     if len(set(given.values())) > 1:
         both = ", ".join(f"{name}={value}" for name, value in given.items())

@@ -106,7 +106,7 @@ class RunState:
     def must_skip(self, step: StepResult) -> bool:
         """Returns whether a step must be skipped, after its gradient norm was computed; counts skipped steps."""
         assert step.gradient is not None
-        scales = f"the loss scale {step.loss_scale:g}; the next step has {self.scaler.scale:g}"
+        scales = f"the loss scale {step.loss_scale:g}; the next step uses {self.scaler.scale:g}"
         cause = f"float16 overflows at {scales}" if step.overflowed else ""
         return self.guard.must_skip(step.inputs.index + 1, step.loss, step.gradient, weight=step.weight, cause=cause)
 

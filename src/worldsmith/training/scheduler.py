@@ -36,13 +36,13 @@ class LambdaSchedule(Configurable):
         cycle_lengths: Annotated[list[Count], Length(1)] = field(default_factory=lambda: [20000])
         """Length of each cycle in optimizer steps, including the warm-up."""
         warm_up_steps: Annotated[list[NotNegative], Length(1)] = field(default_factory=lambda: [100])
-        """Warm-up of each cycle in optimizer steps."""
+        """Length of the warm-up of each cycle in optimizer steps."""
         f_start: Annotated[list[Factor], Length(1)] = field(default_factory=lambda: [1.0e-6])
-        """Multiplier at the start of each cycle's warm-up."""
+        """Multiplier of the learning rate at the start of each cycle's warm-up."""
         f_max: Annotated[list[Factor], Length(1)] = field(default_factory=lambda: [1.0])
-        """Multiplier at the end of each cycle's warm-up."""
+        """Multiplier of the learning rate at the end of each cycle's warm-up."""
         f_min: Annotated[list[Factor], Length(1)] = field(default_factory=lambda: [0.0])
-        """Multiplier at the end of each cycle."""
+        """Multiplier of the learning rate at the end of each cycle."""
         verbosity_interval: NotNegative = 0
         """Interval at which the learning rate is logged, in optimizer steps. 0: never."""
 
@@ -100,7 +100,7 @@ class LambdaLinear(LambdaSchedule):
     """Linear decay after the warm-up."""
 
     class Config(LambdaSchedule.Config):
-        """Settings of the schedule, the same as of `LambdaSchedule.Config`."""
+        """Settings of the schedule (the fields of `LambdaSchedule.Config`): lengths and multipliers of each cycle."""
 
     @staticmethod
     def decay(progress: float) -> float:
@@ -111,7 +111,7 @@ class LambdaCosine(LambdaSchedule):
     """Cosine decay (half a period) after the warm-up."""
 
     class Config(LambdaSchedule.Config):
-        """Settings of the schedule, the same as of `LambdaSchedule.Config`."""
+        """Settings of the schedule (the fields of `LambdaSchedule.Config`): lengths and multipliers of each cycle."""
 
     @staticmethod
     def decay(progress: float) -> float:
@@ -125,7 +125,7 @@ class LambdaSqrt(LambdaSchedule):
     """Decay by 1 - sqrt(progress) after the warm-up: steep first, then flatter."""
 
     class Config(LambdaSchedule.Config):
-        """Settings of the schedule, the same as of `LambdaSchedule.Config`."""
+        """Settings of the schedule (the fields of `LambdaSchedule.Config`): lengths and multipliers of each cycle."""
 
     @staticmethod
     def decay(progress: float) -> float:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def start_lines(run: TrainingRun, batch: Any) -> Iterator[str]:
-    """Yields the lines that a run prints at its start.
+    """Yields the lines that a run prints at its start: folder, model, memory, data, steps and validation.
 
     Args:
         run: The run.
@@ -138,7 +138,7 @@ def memory_notes(config: RunConfig, model: Model, processes: int) -> Iterator[st
 
 
 def decay_lines(optimizer: Optimizer) -> Iterator[str]:
-    """Yields a line on parameters without weight decay, if only a part of the parameters has weight decay."""
+    """Yields a line with the number of parameters without weight decay; no line if all or none have weight decay."""
     kinds = {bool(group["weight_decay"]) for group in optimizer.param_groups}
     if len(kinds) > 1:
         without_decay = [p for group in optimizer.param_groups for p in group["params"] if not group["weight_decay"]]

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunComponents:
-    """The components of a run, built from its config."""
+    """Components of a run: model, task, training state, validator (None: no validation), callbacks by name."""
 
     model: Model
     task: Task

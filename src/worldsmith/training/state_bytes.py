@@ -26,9 +26,9 @@ FLOAT32 = 4
 COUNTER = 8
 """Bytes of a counter (int64) and of a metric (float64) in a checkpoint."""
 RANDOM = 5056 + 8 * (626 + 1 + 627 + 1)
-"""Bytes of the random states of a process: torch, NumPy and Python."""
+"""Bytes of the RNG states of a process: torch, NumPy and Python."""
 RANDOM_GPU = 16
-"""Bytes of the random state of its GPU."""
+"""Bytes of the RNG state of a GPU."""
 PIECE = 1830
 """Approximate overhead of a tensor shard on disk, including its share of all small files."""
 
@@ -39,11 +39,11 @@ class StateBytes:
 
     parameters: int
     gradients: int
-    """At the optimizer step."""
+    """Bytes of the gradients at the optimizer step."""
     accumulated: int
-    """Gradients between two packs of a step; 0 if a step has one pack."""
+    """Bytes of the gradients between two packs of a step; 0 if a step has one pack."""
     moments: int
-    """Optimizer state, including the step count of each parameter."""
+    """Bytes of the optimizer state, including the step count of each parameter."""
     average: int
 
     @property
@@ -59,7 +59,7 @@ class StateBytes:
 
     @property
     def total(self) -> int:
-        """Sum of all categories."""
+        """Bytes of the training state: the sum of `parts`."""
         return sum(self.parts.values())
 
 
@@ -140,9 +140,9 @@ class CheckpointBytes:
     average: int
     moments: int
     other: int
-    """Counters, schedule states, random states."""
+    """Bytes of counters, schedule states and RNG states."""
     pieces: int
-    """Tensors as written, one shard per process."""
+    """Number of tensor chunks in the checkpoint files, over all processes."""
 
     @property
     def tensors(self) -> int:
@@ -191,7 +191,7 @@ def checkpoint_bytes(
 
 
 def chunks(weight: Weight, num_shards: int) -> int:
-    """Returns the number of chunks of a weight in a checkpoint of `num_shards` shards; empty chunks count as one."""
+    """Returns the number of chunks of a weight in a checkpoint with `num_shards` shards; all empty chunks count as one."""
     rows = weight.shape[0]
     filled = -(-rows // -(-rows // num_shards))
     return filled + (filled < num_shards)

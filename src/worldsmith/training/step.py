@@ -68,7 +68,7 @@ class StepResult:
     overflowed: bool = False
     """Whether a gradient was inf or NaN in float16 with this `loss_scale`."""
     known_norm: tuple[Tensor, float] | None = None
-    """Global L2 norm of the gradients, on the device and as a number, as long as no callback can have changed them."""
+    """Global L2 norm of the gradients as (tensor on the device, float); None if a callback may have changed them."""
     gradient: GradNorm | None = None
     """Gradient norm before clipping; None before it is computed."""
     learning_rates: list[float] = field(default_factory=list)
@@ -249,7 +249,7 @@ class MeanMetrics:
     samples: int
     tokens: int
     norm: float = math.nan
-    """Value of the tensor `norm` that `reduce_metrics` was given."""
+    """Value of the argument `norm` of `reduce_metrics`; NaN without it."""
 
 
 def reduce_metrics(

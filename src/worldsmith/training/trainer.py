@@ -255,7 +255,7 @@ class Trainer(Configurable):
 
     @contextlib.contextmanager
     def busy(self, doing: str) -> Iterator[None]:
-        """Context manager that reports `doing` as the current activity of the run."""
+        """Context manager that reports `doing`, such as "saving", as the current activity of the run."""
         before, self.doing = self.doing, doing
         try:
             yield
@@ -287,7 +287,7 @@ class Trainer(Configurable):
         begin_log(folder, rank=world.rank, size=world.size)
 
     def _begin(self) -> Iterator[Any]:
-        """Returns the stream of batches, after the first one was read, and logs the start of the run."""
+        """Reads the first batch, logs the start of the run, and returns an iterator over all batches from the first on."""
         from worldsmith.training.start_lines import start_lines
 
         first = next(stream := iter(self.state.loader))
@@ -317,7 +317,7 @@ class Trainer(Configurable):
             )
 
     def _log(self, message: str, *values: Any, level: int = logging.INFO) -> None:
-        """Logs a message of the complete run on rank 0; on other ranks it is for debugging."""
+        """Logs a message about the run on rank 0; the other ranks log it at level DEBUG."""
         logger.log(level if self.world.is_main else logging.DEBUG, message, *values)
 
     def _warn(self, message: str, *values: Any) -> None:

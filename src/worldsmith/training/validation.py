@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Result of one validation, over all ranks."""
+    """Mean metrics, size and duration (in seconds) of one validation over all ranks."""
 
     metrics: dict[str, float]
     """`val/loss` and the other metrics of the task, and those of the EMA weights with the prefix `val_ema/`."""
@@ -115,7 +115,7 @@ class Validator:
         if both:
             yield (
                 f"validation: {both} of {self.loader.dataset.num_samples} samples of {self.loader.dataset.name} are "
-                "also in the training data; their loss does not represent other data"
+                "also in the training data; their loss does not show how well the model generalizes"
             )
         changes = changed_samples(run_folder / VALIDATION, self.loader.dataset)
         if changes:

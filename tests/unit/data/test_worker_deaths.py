@@ -59,7 +59,7 @@ def test_workers_that_are_killed_change_nothing(clips: Callable, caplog: pytest.
     folder, chance = clips(7), random.Random(3)
     expected = [facts(pack) for pack in islice(make(folder, 0), 40)]
     before = {child.pid for child in own_workers()}
-    loader, packs, killed = make(folder, 2), [], 0
+    loader, packs, killed = make(folder, 2), [], set()
     for pack in islice(loader, 40):
         packs.append(facts(pack))
         if len(packs) % 2:
@@ -69,7 +69,8 @@ def test_workers_that_are_killed_change_nothing(clips: Callable, caplog: pytest.
                 killed += 1
             time.sleep(chance.random() * 0.02)
     assert packs == expected
-    assert killed - 4 <= loader.counts["workers_died"] <= killed
+    # The last deaths are not noticed: the samples that these workers have sent were enough.
+    assert len(killed) - 4 <= loader.counts["workers_died"] <= len(killed)
     assert not loader.quarantine.keys
     said = [r.getMessage() for r in caplog.records if "loader worker" in r.getMessage()]
     assert len(said) == 4

@@ -96,7 +96,7 @@ def test_commands_and_runs_take_the_best_by_name(world: Path, tmp_path: Path) ->
     assert find_model(asked).iteration == 4
     assert open_weights(str(asked)).describe.endswith("iter_000000004")
     (tmp_path / "checkpoints/best_checkpoint.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"checkpoint\.keep_best records one"):
+    with pytest.raises(FileNotFoundError, match=r"set checkpoint\.keep_best"):
         find_model(asked)
 
 

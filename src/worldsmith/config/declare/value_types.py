@@ -287,6 +287,6 @@ def resolved_hints(cls: type) -> dict[str, Any]:
         return typing.get_type_hints(cls)
     except NameError as error:
         raise TypeError(
-            f"{cls.__module__}.{cls.__qualname__}: the type of a field refers to '{error.name}', which the module does not define; "
-            "import it at module level (not under TYPE_CHECKING) and define config classes at module level"
+            f"{cls.__module__}.{cls.__qualname__}: the type of a field refers to '{error.name}', which the module does "
+            "not define; import it at module level (not under TYPE_CHECKING) and define config classes at module level"
         ) from None

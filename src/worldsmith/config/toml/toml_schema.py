@@ -100,10 +100,13 @@ def _section(name: str, *rows: tuple[str, Any, Any, str]) -> list[TomlField]:
     return [TomlField((*name.split("."), key), kind, default, doc) for key, kind, default, doc in rows]
 
 
+ADDED_LATER = "it was added after the format was defined"
 EXCLUDED: dict[Path, str] = {
-    ("model", "parallelism", "reduce_every_pack"): "it was added after the format was defined; set it with an override",
+    ("model", "activation_checkpointing", "layer_fraction"): ADDED_LATER,
+    ("model", "parallelism", "reduce_every_pack"): f"{ADDED_LATER}; set it with an override",
 }
-"""Fields that are not keys of the recipe TOML although all others of their class are, each with the reason."""
+"""Fields that are not keys of the format although all others of their class are, each with the reason. `toml_keys` can
+add them."""
 
 
 def _reachable(section: str, config: type[Config]) -> list[str]:

@@ -19,7 +19,7 @@ from worldsmith.config.tree.config_draft import Loaded, clear_overridden_alterna
 from worldsmith.config.tree.difference import Change, find_changes, same_value
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import MISSING, class_defaults, to_dict, to_plain
-from worldsmith.config.write.describe_toml import toml_keys
+from worldsmith.config.write.describe_toml import keys_in_config
 from worldsmith.config.write.values import (
     JSON,
     PYTHON,
@@ -177,7 +177,7 @@ def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
         base: Config of the recipe.
     """
     table: dict[str, Any] = {"job": {"task": recipe_task(base) or TASKS[0], "experiment": name}}
-    for entry, target in toml_keys(base):
+    for entry, target in keys_in_config(base):
         if is_missing(tree, target):
             continue
         value, before = find(tree, target), find(base, target)

@@ -87,7 +87,7 @@ def new_recipe_toml(name: str) -> str:
         toml_pair("experiment", name),
     ]
     section: tuple[str, ...] = (_JOB,)
-    for entry, target in toml_keys(tree):
+    for entry, target in keys_in_config(tree):
         if entry.path[:-1] != section:
             section = entry.path[:-1]
             lines += ["", f"[{'.'.join(section)}]"]
@@ -157,7 +157,7 @@ def _recipe_schema(tree: Config) -> Schema:
     return found
 
 
-def toml_keys(tree: Config) -> Iterator[tuple[TomlField, Path]]:
+def keys_in_config(tree: Config) -> Iterator[tuple[TomlField, Path]]:
     """Yields (TOML key, config path) for the keys that exist in the config of a recipe, except task and recipe name."""
     task = recipe_task(tree) or TASKS[0]
     for entry in toml_fields():

@@ -33,10 +33,10 @@ EXCLUDED = {
     "causal_linkage": FREE,
     "temporal_localization": UNREAD,
 }
-"""Task type without an accuracy -> the reason; task types that end with `OPEN` have no accuracy either."""
+"""Task type for which no accuracy is computed -> the reason. Types that end with `OPEN` have no accuracy either."""
 OPEN = "_openended"
 SPATIAL = ("count", "distance", "left_right", "mcq")
-"""Task types in the dataset metropolis_sgd, each with the same weight."""
+"""Task types of metropolis_sgd records; each type has the same weight in the accuracy over all types."""
 DISTANCE = 0.1
 """Max relative error of a correct distance."""
 
@@ -119,8 +119,8 @@ class AnswerTasks:
         """Selects the task of each record.
 
         Args:
-            name: Task type of all records; "auto": detected from the ground truth; "by_record" and "metropolis_sgd":
-                the task type that each record states.
+            name: Task type of all records; "auto": detected from the ground truth; "by_record" and "metropolis_sgd"
+                (spatial questions): the task type that each record states.
             truths: Ground-truth answers by record id.
             kinds: Task types that the records state, by record id.
 
@@ -182,9 +182,9 @@ class AnswerTasks:
         }[name]  # fmt: skip
 
     def task_of_spatial(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
-        """Returns the task of the metropolis_sgd records with the task type `kind`. Raises UserError if it is unknown.
+        """Returns the task of metropolis_sgd records of the type `kind`: "count", "distance", "left_right" or "mcq".
 
-        `truths` are the ground-truth answers by record id; they determine the letters of multiple-choice answers.
+        Raises UserError for another type. `truths` are the ground-truth answers by record id; they determine the letters of multiple-choice answers.
         """
         if kind not in SPATIAL:
             raise UserError(
@@ -198,9 +198,9 @@ class AnswerTasks:
         return task_of_numbers(kind, 0.0 if kind == "count" else DISTANCE)
 
     def task_of_record(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
-        """Returns the task of the records that state the task type `kind`. Raises UserError if it is unknown.
+        """Returns the task of records that state the task type `kind`, such as "bcq", "mcq" or "causal_linkage".
 
-        `truths` are the ground-truth answers by record id; they determine the letters of multiple-choice answers.
+        Raises UserError if the type is unknown. `truths` are the ground-truth answers by record id; they determine the letters of multiple-choice answers.
         """
         if kind in ("bcq", "binary", "mcq"):
             return self.named(kind.replace("bcq", "binary"), list(truths.values()))

@@ -62,7 +62,7 @@ class BertScore(Configurable):
         layers: Count | None = None
         """Index of the layer whose states are compared; null: the layer that bert-score recommends for the model."""
         device: str = "cpu"
-        """cpu or cuda."""
+        """Device of the encoder: cpu or cuda."""
         batch_size: Count = 8
         """Batch size of the encoder."""
 

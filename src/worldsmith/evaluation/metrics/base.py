@@ -44,13 +44,13 @@ class Metric(Configurable, ABC):
     outputs: ClassVar[Mapping[str, Output]]
     """Outputs by their key in `compute` and evaluation.json."""
     weights: ClassVar[PretrainedWeights | None] = None
-    """Pretrained weights that it requires."""
+    """Pretrained weights that the metric requires; None: it requires none."""
     for_images: ClassVar[bool] = True
-    """Whether it can measure images."""
+    """Whether the metric can measure images."""
     by_default: ClassVar[bool] = True
     """Whether `worldsmith evaluate --dataset` computes the metric if `--evaluators` is not given."""
     measures_real: ClassVar[bool] = False
-    """Whether it can also measure real videos."""
+    """Whether the metric can also measure real videos."""
 
     class Config(Configurable.Config):
         pass
@@ -107,7 +107,7 @@ class Metric(Configurable, ABC):
             modes: Generation modes that the model supports.
         """
         if mode == "text2image" and not cls.for_images:
-            return "it needs videos, but this model generates images"
+            return "the metric needs videos, but this model generates images"
         if cls.weights is not None and not cls.weights.folder(config):
             return f"its weights are not set: {cls.weights.advice}"
         return ""

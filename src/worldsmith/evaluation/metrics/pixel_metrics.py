@@ -45,7 +45,7 @@ class Continuation(SampleMetric):
         from worldsmith.evaluation.pixel_measures import measure_motion, psnr, ssim
 
         if sample.source is not None and not sample.kept and sample.args["vision_path"] is None:
-            reason = "it was generated from text only and need not look like the real video"
+            reason = "the video was generated from text only, so it need not look like the real video"
             return dict.fromkeys(self.outputs, reason)
         real = sample.real
         if isinstance(real, str):
@@ -55,7 +55,7 @@ class Continuation(SampleMetric):
         motions = [measure_motion(frames[:, max(0, first - 1) :]) for frames in (video, real)]
         error = motions[0].error(motions[1]) if motions[0] and motions[1] else None
         small = "the frames are too small"
-        reasons = "it equals the real video, for which PSNR is infinite", small, small
+        reasons = "the video equals the real one, so its PSNR is infinite", small, small
         found = zip(self.outputs, (*values, error), reasons)
         return {name: reason if value is None else value for name, value, reason in found}
 
@@ -109,7 +109,7 @@ class Diversity(Metric):
 
     outputs = {
         "diversity": Output(
-            "0 to 1", "1 − mean SSIM of the pairs of a sample's seeds (`num_outputs`), 0: all are equal"
+            "0 to 1", "1 − mean SSIM over all pairs of videos that differ only in their seed; 0: all are equal"
         )
     }
     by_default = False

@@ -32,9 +32,11 @@ from worldsmith.training.run_config import LoopConfig, monitors
 from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
 
+AC = "model.activation_checkpointing"
 toml_keys("model", Cosmos3Generator.Config, "max_num_tokens_after_packing", at="model.config", only="vfm")
 toml_keys("model", Cosmos3Generator.Config, "joint_attn_implementation", at="model.config", only="vfm")
 toml_keys("model", Cosmos3Generator.Config, "lora_dropout", "lora_target_modules", "converters", at="model.config")
+toml_keys(AC, ActivationCheckpointingConfig, "layer_fraction", at="model.config.activation_checkpointing")
 toml_keys("model.tokenizer", WanVAE.Config, "vae_path", at="model.config.tokenizer", only="vfm")
 toml_keys("optimizer", AdamW.Config)
 toml_keys("trainer", LoopConfig, "seed", "run_validation", "validation_iter", "max_val_iter", "run_validation_on_start")

@@ -43,7 +43,7 @@ class Callback(Configurable):
     """
 
     class Config(Configurable.Config):
-        """A callback without settings."""
+        """Base class of callback configs; subclasses add the settings of the callback as fields."""
 
         def check_run(self, run: Any) -> None:
             """Raises WrongValueError if the callback cannot be part of a run with the config `run`, a `RunConfig`."""
@@ -60,7 +60,10 @@ class Callback(Configurable):
         return ()
 
     def metrics(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
-        """Returns additional metrics of a logged step. Called on all ranks; the metrics of rank 0 are written."""
+        """Returns additional metrics of a logged step, JSON values by metric name.
+
+        Called on all ranks; only the metrics of rank 0 are written.
+        """
         return {}
 
     def on_train_start(self, trainer: TrainingRun) -> None:
@@ -84,7 +87,7 @@ class Callback(Configurable):
         """Called after `on_training_step_end` of all callbacks; their `metrics` can be read."""
 
     def on_validation_end(self, trainer: TrainingRun, validation: Validation) -> None:
-        """Called after a validation of the weights after `trainer.iteration` steps; possibly again after a resume."""
+        """Called after the validation at step `trainer.iteration`; a resumed run may repeat the validation of a step."""
 
     def on_save_checkpoint_end(self, trainer: TrainingRun, checkpoint: Path) -> None:
         """Called after a complete checkpoint was published by an atomic rename."""
@@ -123,11 +126,11 @@ class Callback(Configurable):
 
 
 class Outcome(enum.Enum):
-    """Result of `Trainer.train`: the run is finished (no step is left), or was stopped by a request."""
+    """Result of `Trainer.train`: FINISHED (no step is left), or STOPPED by a request, so that the run can be resumed."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
-    """A signal requested a stop; the run has saved and can be resumed."""
+    """A stop was requested; the run has saved a checkpoint and can be resumed."""
 
 
 def describe_end(trainer: TrainingRun) -> dict[str, str | None]:
@@ -192,4 +195,4 @@ class TrainingRun(Protocol):
         """Training state of the run: optimizer, trained parameters, EMA weights, data loader, skipped-step counters."""
 
     def busy(self, doing: str) -> AbstractContextManager[None]:
-        """Context manager that reports `doing` as the current activity of the run."""
+        """Context manager that reports `doing`, such as "saving", as the current activity of the run."""

@@ -20,17 +20,17 @@ logger = logging.getLogger(__name__)
 
 
 class FirstStepWatchdog(Callback):
-    """Writes the stack traces of every process once if its first step, including the first batch, takes too long.
+    """Writes the stack trace of each thread of a process if its first step takes longer than `after_seconds`.
 
-    The file `rank_<n>.txt` then contains the stack of each thread. It is written by a thread of the interpreter that
-    needs no lock, so it works even if all other threads hang.
+    Every rank has its own time limit, which includes reading the first batch, and its own file `rank_<n>.txt`. The file
+    is written by `faulthandler` without the GIL, so it is written even if all other threads hang.
     """
 
     class Config(Callback.Config):
         after_seconds: Annotated[float, Range(gt=0)] = 1800.0
         """Time limit of the first step, in seconds."""
         abort: bool = False
-        """Whether a process that exceeds the limit ends with exit code 1 instead of waiting."""
+        """Whether a process whose first step exceeds the time limit ends with exit code 1 instead of waiting."""
 
     config: Config
     file: IO[str] | None = None

@@ -48,7 +48,7 @@ def clip_gradients(
         parameters: Trained parameters; those without a gradient are ignored.
         clip_norm: Max global L2 norm; None: the gradients are only measured.
         force_finite: If the norm is not finite, set NaN and infinite entries to zero and measure again.
-        known_norm: Norm of these gradients, on the device and as a number; None: it is computed and copied to the host.
+        known_norm: Global L2 norm of the gradients, if it is known: (0-d tensor on their device, float); None: compute it.
 
     Returns:
         Global L2 norm before scaling, whether the gradients can be used, and the number of entries set to zero.
@@ -78,7 +78,7 @@ def clip_gradients(
 
 
 def global_norm(gradients: list[Tensor]) -> Tensor:
-    """Computes the L2 norm over all gradients and their shards, as a plain tensor."""
+    """Returns the L2 norm over all gradients as a 0-d tensor. Collective if they are sharded (DTensor)."""
     import torch
     from torch.distributed.tensor import DTensor
 

@@ -132,7 +132,7 @@ def nest_by_key(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def learning_rates_by_factor(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Returns `{"lr_groups": {"x<factor>": lr}}`: learning rate by factor on `optimizer.lr`; {} for a single one."""
+    """Returns {"lr_groups": {"x<factor>": lr}}, the lr of each factor on `optimizer.lr`; {} if all factors are equal."""
     base, groups = trainer.config.optimizer.lr, trainer.state.optimizer.param_groups
     starts = [group.get("initial_lr", base) for group in groups]
     if len(set(starts)) == 1:
@@ -216,7 +216,7 @@ class DeviceMonitor(Callback):
 
     class Config(Callback.Config):
         every: Count = 10
-        """Steps between two readings."""
+        """Steps between two measurements of CPU, RAM and GPU usage."""
 
     config: Config
     file = Sinks()
@@ -275,7 +275,7 @@ class NormMonitor(Callback):
 
     class Config(Callback.Config):
         every: Count = 100
-        """Steps between two measurements."""
+        """Steps between two measurements of the norms."""
         updates: bool = False
         """Whether weight updates are measured: needs a copy of the trained weights during a measured step."""
 
@@ -316,7 +316,10 @@ class NormMonitor(Callback):
         return {"norms": {kind: total_norm(norms) for kind, norms in found.items()}} if found else {}
 
     def norms(self, tensors: Sequence[Tensor | None]) -> dict[str, float]:
-        """Returns the L2 norm by module of one tensor per trained parameter, in order, over all ranks. Collective."""
+        """Returns the L2 norm of each module, by module path, over all ranks. Collective.
+
+        `tensors`: one tensor per trained parameter, such as its gradient, in the order of `self.parameters`; None is 0.
+        """
         squares: dict[str, float] = defaultdict(float)
         for part, square in zip(self.parts, square_sums(tensors), strict=True):
             squares[part] += square
@@ -357,7 +360,7 @@ class ParamCount(Callback):
     """Writes `parameters.json` at the start: numbers of all and of trained parameters, in total and by module."""
 
     class Config(Callback.Config):
-        """Config without settings."""
+        """Config of the callback, which has no settings."""
 
     def on_run_start(self, trainer: TrainingRun) -> None:
         total, trained = Counter[str](), Counter[str]()

@@ -107,7 +107,7 @@ class RunPage(Callback):
         self.child.returncode = code = os.waitstatus_to_exitcode(status)
         self.child = None
         if code:
-            self._fail(f"the process that builds it ended with exit code {code}")
+            self._fail(f"the process that builds the report ended with exit code {code}")
         self._schedule_rebuild(used.ru_utime + used.ru_stime)
 
     def _schedule_rebuild(self, cpu_seconds: float) -> None:
@@ -135,7 +135,7 @@ class RunPlan(Callback):
 
     class Config(Callback.Config):
         enabled: bool = True
-        """Whether the plan is written; `worldsmith plan RUN --json > RUN/plan.json` writes it at any time."""
+        """Whether `plan.json` is written; `worldsmith plan RUN --json > RUN/plan.json` writes it at any time."""
         least_parameters: NotNegative = 100_000_000
         """Min number of parameters for a plan: smaller networks fit anyway, and starting the planner takes longer than
         their steps."""
@@ -175,7 +175,7 @@ class RunPlan(Callback):
                 self.child.wait()
                 self.child = None
                 logger.info(
-                    "the run ends before its plan is complete; to plan it: worldsmith plan %s", trainer.run_folder
+                    "the run ends before its plan is complete; to create the plan: worldsmith plan %s", trainer.run_folder
                 )
             else:
                 self._move_plan(trainer.run_folder, self.child.returncode)
@@ -224,7 +224,7 @@ def plan_command(run_folder: Path, processes: int, device: str) -> list[str]:
 
 
 def plan_gpu_name(device: str) -> str:
-    """Returns the value of `--gpu` of `worldsmith plan` for a device; without a GPU, the memory size of the machine."""
+    """Returns the value of `worldsmith plan --gpu` for `device`: a GPU name or memory size; for a CPU, the RAM size."""
     if device.startswith("cuda"):
         return word_of_device(device)
     import psutil

@@ -36,10 +36,10 @@ class CompileTokenizer(Callback):
         """Whether the encoder is compiled. Useful if clips are encoded in every step; requires that no latent cache is
         used."""
         compile_after_iterations: NotNegative = 3
-        """Number of steps before the encoder is compiled."""
+        """Number of steps after which the encoder is compiled."""
         warmup_resolutions: list[str] | None = None
-        """Resolution buckets whose sizes are all compiled at that step, in advance. None: compile each size when it
-        occurs."""
+        """Resolution buckets for whose frame sizes the encoder is compiled in advance, after `compile_after_iterations`
+        steps. None: compile each size when it occurs."""
 
         def check(self) -> None:
             for index, tier in enumerate(self.warmup_resolutions or ()):
@@ -115,15 +115,15 @@ class Profiler(Callback):
         first_step: Count = 10
         """First step to record, counted from 1 over the complete run."""
         steps: Count = 2
-        """Number of steps per window."""
+        """Number of recorded steps per window."""
         every: NotNegative = 0
-        """Steps between the starts of two windows. 0: only one window."""
+        """Steps between the starts of two windows of recorded steps. 0: record only one window."""
         ranks: list[NotNegative] = field(default_factory=lambda: [0])
-        """Processes that record."""
+        """Ranks of the processes that record steps."""
         shapes: bool = False
         """Whether the shapes of tensors are recorded."""
         memory: bool = False
-        """Whether allocations are recorded."""
+        """Whether memory allocations are recorded."""
 
     config: Config
     active: Any = None

@@ -49,7 +49,7 @@ class DrawAnswers(DrawSamples):
         """Dataset of the conversations; `samples` of them are used, evenly spaced over the dataset. None: the
         validation data if the run validates, otherwise the training data."""
         max_new_tokens: Count = 64
-        """Max number of tokens of an answer; it may be lower if `every` is None."""
+        """Max number of tokens of an answer; reduced to fit `max_time_fraction` if `every` is None."""
 
         def fit(self, passes: float) -> DrawingSize:
             tokens = [self.max_new_tokens]
@@ -135,7 +135,7 @@ def choose_questions(dataset: ChatDataset, count: int, answerer: Answerer) -> li
         answerer: Generates the answers; conversations that its processor rejects are skipped.
 
     Returns:
-        (key, turns) of each conversation.
+        (conversation key, all turns of the conversation) of each chosen conversation.
 
     Raises:
         DataError: If no conversation can be used.

@@ -51,7 +51,7 @@ class DrawnSample:
     expected: str | None = None
     """The ground truth of the answer."""
     media: str | None = None
-    """File that the prompt is about."""
+    """Image or video file that the question refers to; None without one."""
     source: str | None = None
     """Label of training or held-out data that the prompt comes from; None: neither."""
 
@@ -83,7 +83,7 @@ class DrawSamples(Callback):
 
     Several processes: all ranks take part in the forward passes. Rank 0 decodes, writes, and decides when to sample. A
     failure is logged once and counted, and the run continues, unless a rank fails alone in the forward passes while the
-    other ranks wait for it in a collective of FSDP: then the run ends after `AGREEMENT`.
+    other ranks wait for it in a collective of FSDP: then the run ends after 5 minutes (`AGREEMENT`).
 
     Stop and resume: a stop does not wait for samples. A resumed run removes the samples of later steps, and with
     `every` generates those of its first step again if they are due.
@@ -132,9 +132,9 @@ class DrawSamples(Callback):
 
     config: Config
     size: DrawingSize | None = None
-    """Size of one generation of samples; None: as in the config, since it has an interval."""
+    """Size of one generation of samples; None: as in the config, if that has an interval (`every`)."""
     budget: DrawingBudget | None = None
-    """Set on rank 0 if the config has no interval."""
+    """Time budget of the samples; None on other ranks than 0, and if the config has an interval (`every`)."""
     decision = Decision(0, 1)
     log: MetricsLog | None = None
     parts_done = 0
@@ -144,7 +144,7 @@ class DrawSamples(Callback):
     peers: SideGroup | None = None
     """Separate process group of all ranks, so that a failing rank does not disturb other collectives."""
     failed = 0
-    """Incomplete generations of samples."""
+    """Number of failed generations of samples."""
 
     @abstractmethod
     def prepare(self, trainer: TrainingRun) -> None:
@@ -152,7 +152,9 @@ class DrawSamples(Callback):
 
     @abstractmethod
     def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
-        """Generates samples with the current weights and yields them in lists. Collective; rank 0 uses the results.
+        """Generates samples with the current weights; yields one or more lists that together contain all samples.
+
+        Collective; only rank 0 uses the samples.
 
         Implementations call `end_if_stopped` between samples, so that a stop request ends the generation.
         """
@@ -189,7 +191,7 @@ class DrawSamples(Callback):
             yield f"samples      {', '.join(times)}: {self.folder / FILE}"
         elif reason := self.obstacle(trainer.config):
             setting = f"trainer.callbacks.{self.folder.name}.every=N"
-            yield f"samples      none: {reason}; {setting} generates them nevertheless"
+            yield f"samples      none: {reason}; set {setting} to generate samples anyway"
         else:
             if self._has_time_between(trainer):
                 times += [f"after about step {first_drawing_between(done, last)}", "later if time allows"]
@@ -301,7 +303,7 @@ class DrawSamples(Callback):
             if done == last and not self.decision.prompts:
                 logger.info(
                     "no samples are generated after step %d, the last: they would take more than a fraction of %.3g "
-                    "of the run's time; trainer.callbacks.%s.every=%d generates them nevertheless",
+                    "of the run's time; set trainer.callbacks.%s.every=%d to generate them anyway",
                     *(done, self.config.max_time_fraction, self.folder.name, last),
                 )
         self.decision = trainer.world.broadcast(self.decision)

@@ -55,7 +55,7 @@ class ClipCaption:
     window: Window
     dataset: VideoDataset
     source: str
-    """`TRAINING` or `HELD_OUT`."""
+    """Label of the data that the clip comes from: `TRAINING` or `HELD_OUT`."""
 
 
 class DrawVideos(DrawSamples):
@@ -158,10 +158,10 @@ class DrawVideos(DrawSamples):
         self.requests, self.captions = requests, list(found.values())
 
     def _choose_captions(self, trainer: TrainingRun, sampler: VideoSampler) -> dict[str, ClipCaption]:
-        """Chooses `num_prompts` captions: alternately of training clips and, if the run validates, of held-out clips.
+        """Returns caption -> clip for `num_prompts` captions, alternately of training clips and of held-out clips.
 
-        A caption of a held-out clip that was also chosen from the training clips is omitted. `sampler` must accept the
-        captions, see `_select_captions`.
+        Held-out clips are used if the run validates; those with a caption of a chosen training clip are omitted.
+        Captions that `sampler` rejects are only used if it rejects all captions of a dataset.
         """
         training = self._select_captions(trainer.state.loader.dataset, sampler, TRAINING)
         held_out: dict[str, ClipCaption] = {}
@@ -172,9 +172,10 @@ class DrawVideos(DrawSamples):
         return dict(item for item in chain.from_iterable(pairs) if item is not None)
 
     def _select_captions(self, data: VideoDataset, sampler: VideoSampler, source: str) -> dict[str, ClipCaption]:
-        """Returns up to `num_prompts` captions of `data` that `sampler` accepts, or the first ones if it rejects all.
+        """Returns caption -> clip for up to `num_prompts` captions of `data` that `sampler` accepts.
 
-        The sampler rejects captions that are too long, which training truncates. `source`: label of the captions.
+        The sampler rejects captions that are too long (training truncates them); if it rejects all, the first captions
+        are returned. `source`: label of the dataset, `TRAINING` or `HELD_OUT`.
         """
         from worldsmith.sampling.requests import GenerationRequest, read_request
         from worldsmith.sampling.training_data import first_windows
@@ -302,14 +303,15 @@ def write_clip(stem: Path, frames: Tensor, fps: float, *, max_bytes: int | None 
 
 
 def request_arguments(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, Any]]:
-    """Returns the arguments of a generation request for each caption of the data.
+    """Returns the keyword arguments of a `GenerationRequest` for each caption of the data.
 
     Args:
-        captions: Clip of each caption.
+        captions: Caption -> its clip.
         model: Model config.
 
     Returns:
-        Dicts with `prompt` and, unless the model generates from text, the first frame of the clip as `condition`.
+        Dicts with `prompt`; if the model cannot generate from text only, also with `condition`, the first frame of the
+        clip, and `condition_frames`, which is 1.
     """
     from worldsmith.sampling.training_data import read_first_frame
 
@@ -353,7 +355,7 @@ def read_requests(files: Sequence[str], defaults: GenerationDefaults, model: Any
         decided = decide(entry, nothing, defaults, cells, "the run", model.modes)
         if any(args.strength is not None for args in decided):
             raise ValueError(
-                f"{entry.layers[0].source}: samples that transform a video are not supported here; use an image or none"
+                f"{entry.layers[0].source}: video-to-video is not supported for samples of a run; set vision_path to an image, or omit it"
             )
         found += [args.request(cells) for args in decided]
     return found

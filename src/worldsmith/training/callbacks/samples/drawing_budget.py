@@ -10,7 +10,7 @@ from dataclasses import dataclass
 MAX_DRAWINGS = 50
 """Max number of sample generations in a run, however cheap they are."""
 BEFORE_THE_END = 0.8
-"""Part of the time fraction that generations before the last step may use, since steps become faster than expected."""
+"""Fraction of the time budget for generations before the last step; the rest is a reserve in case steps get faster."""
 FIRST_BETWEEN = 0.3
 """Fraction of the steps after which the first intermediate generation happens, if the complete run can afford it."""
 SMALL_DRAWING = 5.0
