@@ -20,8 +20,8 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 54_660,
-    "core_code_lines": 28_920,
+    "code_lines": 54_800,
+    "core_code_lines": 29_030,
     "longest_file": 325,
     "import_percent": 8.9,
     "single_importer_files": 50,
