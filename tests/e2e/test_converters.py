@@ -82,7 +82,7 @@ def test_another_base_is_noticed(folder: Path, tmp_path: Path) -> None:
 def test_a_plan_says_what_is_converted(folder: Path, tmp_path: Path) -> None:
     config = qlora_config(folder / "world", leave_out=["layers.0"])
     lines = [line for line in plan_run(config, tmp_path, world_size=1) if line.startswith("converter")]
-    assert lines == ["converter    FrozenBase: 1 layer (1 × layers.1); their weights take 0.00 MiB instead of 0.00"]
+    assert lines == ["converter    FrozenBase: 1 layer (1 × layers.1); their weights take 0.00 MiB instead of 0.00 MiB"]
 
 
 PACKAGE = '''

@@ -26,7 +26,7 @@ class Result:
     facts: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
     """The result as plain data for `--json`; an expensive result is given as a function, called only for `--json`."""
     code: int = 0
-    """Exit code."""
+    """Exit code of the command; 0 means success."""
 
 
 MAX_LISTED = 10

@@ -291,7 +291,7 @@ def resolve_checkpoint(folder: Path) -> Parent:
 
 
 def resolve_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -> Parent:
-    """Returns the model that the result of `record` is or contains, else the model that the result was computed with.
+    """Returns the model that a result contains or, if it contains none, the model that was used to compute the result.
 
     Args:
         record: Lineage record of the result.

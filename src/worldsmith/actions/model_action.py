@@ -132,8 +132,9 @@ class AnswerAction(ModelAction):
     def settings(self, model: StoredModel) -> ChatProcessor.Config:
         """Returns the preprocessing of images and videos for `model`.
 
-        A changed `processor` config has priority, then the config of the run that trained the model. Otherwise it is
-        the default config, and the files in the model folder determine the preprocessing.
+        It is the `processor` section of this command's config, if the user has set a field in it to a value other than
+        the default; else the preprocessing in the config of the run that trained the model; else the default
+        `ChatProcessor.Config`, with which the preprocessor files in the model folder apply.
         """
         configured, data = self.config.processor, (model.tree or {}).get("dataloader_train", {})
         if configured == ChatProcessor.Config() and "processor" in data:

@@ -48,10 +48,10 @@ def commands() -> dict[str, Command]:
 
 
 def command_classes(name: str) -> dict[str, type[Action]]:
-    """Imports and returns the classes that implement the command `name`: selecting value -> class.
+    """Imports the classes that implement the command `name`; returns them in a dict by the value that selects them.
 
-    The selecting value is the output type of a model, the first argument, or "" for the only class (see
-    `Command.by`). Classes of other packages (entry points) replace those of this package with the same value.
+    This value is the output type of a model, the first argument, or "" for the only class, see `Command.by`. Classes
+    of other packages (entry points) replace those of this package with the same value.
     """
     from importlib.metadata import entry_points
 

@@ -36,10 +36,12 @@ class RunArguments(Protocol):
         """
 
     def leave_parent_out(self) -> list[str]:
-        """Removes from a training spec the model to start from, so that its weights are not read.
+        """Removes the parent model from these arguments, in place, if they name a training spec with a parent.
+
+        The run can then be loaded without the initial weights.
 
         Returns:
-            Output lines that state what was removed.
+            Warnings about what is not checked as a result; empty if nothing was removed.
         """
 
     def repeat(self) -> list[str]:

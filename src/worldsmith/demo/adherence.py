@@ -99,7 +99,7 @@ class Adherence:
         return {name: (fraction(j.right for j in group), len(group)) for name, group in groups.items() if group}
 
     def to_dict(self) -> dict:
-        """Returns JSON data: `adherence`, number of `prompts`, `by_attribute`, `by_novelty`, `judgements` (per prompt)."""
+        """Returns JSON data: total score, number of prompts, scores by group, and a dict per prompt (`judgements`)."""
         return {
             "adherence": self.score,
             "prompts": len(self.judgements),

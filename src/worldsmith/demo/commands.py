@@ -49,7 +49,7 @@ class MakeClips(Action):
         )
 
     def run(self) -> Result:
-        """Writes the dataset unless it is complete; the result has `folder`, `made` (was written) and the parameters."""
+        """Writes the dataset unless it is complete; the result has `folder`, `made` (was written) and parameters."""
         out, dataset = self.config.out, self.config.dataset()
         made = dataset.make(out, force=self.config.force, progress=make_progress_reporter(dataset.kind))
         if made:

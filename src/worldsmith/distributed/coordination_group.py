@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Kind = Literal["all_gather", "gather", "scatter"]
 PATIENCE = timedelta(hours=2)
-"""Timeout of collectives, which wait for other ranks: writing and syncing to a slow disk can take long."""
+"""Timeout of collectives, which wait for other ranks: these may take long to write and sync to a slow disk."""
 GONE = re.compile(r"(closed|reset) by peer|broken pipe|peer closed|remote (process exited|server shutdown)", re.I)
 """Matches the messages of gloo, NCCL and the store about a lost connection to another process."""
 
@@ -40,7 +40,8 @@ class PeerError(Exception):
 class Peers(ABC):
     """Base class of collectives on Python objects. All ranks must call the same methods in the same order.
 
-    If `work` raises an exception on one rank, all ranks raise PeerError; in a run of one process, the exception itself.
+    If a function that a method calls raises an exception on one rank, all ranks raise PeerError. In a run of one
+    process, the exception itself is raised.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -113,7 +114,7 @@ class SideGroup(Peers):
     Args:
         rank: Rank of this process.
         size: Number of ranks.
-        patience: Timeout of the collectives.
+        patience: Timeout of each collective, a `timedelta`; the default of 2 hours allows for slow disks.
     """
 
     def __init__(self, rank: int, size: int, *, patience: timedelta = PATIENCE) -> None:

@@ -108,7 +108,7 @@ def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1
         works = ", ".join(map(str, divisors(world_size)))
         raise WrongValueError(
             {NAMES[2]: context},
-            why=f"the run has {processes}, which cannot be divided into groups of {context}",
+            why=f"the run has {processes}, which cannot be divided into context-parallel groups of {context}",
             remedy=f"for {world_size} these are possible: {works}",
         )
     groups = world_size // context

@@ -117,7 +117,7 @@ def forget_failed_forward(network: nn.Module) -> None:
 
 
 def count_collectives(network: nn.Module, world: World) -> int:
-    """Returns the number of collectives that this process has started in all process groups of a forward pass.
+    """Returns the number of collectives that this process has started in the process groups that a forward pass uses.
 
     Ranks whose counts differ after a failure cannot continue, since their next collectives would not match.
 

@@ -11,7 +11,7 @@ from worldsmith.config.tree.suggest import nearest
 GIB = 2**30
 NVLINK_3, NVLINK_4, NVLINK_5 = 300e9, 450e9, 900e9
 PCIE_4, PCIE_5 = 32e9, 64e9
-"""Bytes per second, in one direction."""
+"""Bandwidths of NVLink and PCIe generations in bytes per second, in one direction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Environment variables that configure the caching allocator of torch; it reads them at its first allocation."""
+"""Environment variables of PyTorch's caching allocator, which reads them at its first allocation."""
 CGROUP = Path("/sys/fs/cgroup")
 LIMITS = (("memory.max", "memory.current", "inactive_file"),
           ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"))  # fmt: skip

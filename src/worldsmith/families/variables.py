@@ -13,7 +13,7 @@ WAN22_VAE = {
 
 
 def hub_variable_advice(variable: str, repository: str) -> dict[str, str]:
-    """Returns {`variable`: how to set it} for a variable that names a hub repository or a folder with its files."""
+    """Returns {`variable`: shell commands that set it to a hub repository or to a local copy of the repository}."""
     return {
         variable: f"`export {variable}={repository}` downloads it when the run starts; or first "
         f"`hf download {repository} --local-dir DIR`, then `export {variable}=DIR`"
@@ -21,13 +21,14 @@ def hub_variable_advice(variable: str, repository: str) -> dict[str, str]:
 
 
 def merged_reasoner(size: str, public: str) -> dict[str, str]:
-    """Returns {"VLM_SAFETENSORS_PATH": how to get the weights of a vision-language model}, shown if it is not set.
+    """Returns {"VLM_SAFETENSORS_PATH": how to get vision-language weights}, shown if the variable is not set.
 
-    The weights are the language model of a Cosmos3 generator with the vision encoder of Qwen3-VL, or those of Qwen3-VL.
+    The text names two kinds of weights: the language model of a Cosmos3 generator, combined with the vision encoder of
+    Qwen3-VL, or the public Qwen3-VL model.
 
     Args:
-        size: Size in the name of the generator, such as "Nano".
-        public: Size in the name of the public Qwen3-VL model, such as "8B".
+        size: Size in the name of the Cosmos3 generator, such as "Nano".
+        public: Size in the name of the Qwen3-VL model, such as "8B".
     """
     return {
         "VLM_SAFETENSORS_PATH": f"`worldsmith convert --checkpoint-path nvidia/Cosmos3-{size} --to vlm -o DIR`, then "

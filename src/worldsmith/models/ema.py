@@ -111,17 +111,21 @@ class PowerEMA(Configurable):
                 torch._foreach_lerp_(ema_shards, raw_shards, 1 - decay)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns the EMA weights (not a copy) by internal parameter name; refreshes them before the first update."""
+        """Returns the EMA weights (not copies) by internal parameter name.
+
+        Before the first `update`, the raw weights are copied into the EMA weights first.
+        """
         if not self.started:
             self.copy_raw_weights()
         return dict(self.ema_weights)
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, started: bool = True) -> None:
-        """Copies saved EMA weights; later updates continue from them.
+        """Copies saved EMA weights into this object; later updates continue from them.
 
         Args:
             state: EMA weights by internal parameter name.
-            started: Whether the saved EMA weights had been updated before.
+            started: Whether `update` had been called before the EMA weights were saved. False: the first update copies
+                the raw weights, as in a new run.
 
         Raises:
             ValueError: If names are missing or unexpected.
@@ -188,5 +192,5 @@ def require_same_names(found: Collection[str], expected: Collection[str], found_
         raise ValueError(
             f"parameter names of {found_in} do not match {expected_by}: {len(missing)} missing {missing[:3]}, "
             f"{len(unexpected)} unexpected {unexpected[:3]}. Use the same network settings and the same "
-            "ema.trainable_only as that run."
+            "ema.trainable_only as for the EMA weights."
         )

@@ -26,16 +26,16 @@ ATTRIBUTE = "FAMILY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Import paths of the parts of a model family, each as "package.module:name", imported on first use."""
+    """Import paths of the classes of a model family, each as "package.module:name", imported on first use."""
 
     name: str
     """Name of the family, as in `model.name` of a config."""
     task: str
-    """Subclass of `tasks.task.Task`."""
+    """Import path of the family's subclass of `tasks.task.Task`."""
     formats: str | None = None
-    """Subclass of `FamilyFormats`; None: only native exports are supported."""
+    """Import path of the family's checkpoint formats (`FamilyFormats`); None: only native exports are supported."""
     recipes: str | None = None
-    """Module that registers the family's recipes when it is imported."""
+    """Import path of the module that registers the family's recipes (predefined configs); None: no recipes."""
     short_names: Mapping[str, str] = field(default_factory=dict)
     """Short names of released models -> their repositories on the hub."""
 

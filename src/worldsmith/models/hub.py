@@ -14,7 +14,7 @@ SECONDS = 5.0
 """Timeout of each hub request, in seconds."""
 TOKEN = "HF_TOKEN"
 LOOKED = "looked for a local folder"
-"""Part of every error message about files that are neither local nor on the hub."""
+"""Text in every error message on files that are neither local nor on the hub; callers search for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Offer:
 
     files: int
     bytes: int
-    """Size in bytes as stated by the hub."""
+    """Total size of the files in bytes, as stated by the hub."""
 
 
 class MissingPartError(Exception):
@@ -74,7 +74,8 @@ def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
 def patterns_from_root(hub: HubName, file_patterns: Sequence[str]) -> list[str]:
     """Returns file patterns relative to the repository's root, from patterns relative to the folder `hub.inner`.
 
-    `hub.inner` itself is included, because it may be a file.
+    The path `hub.inner` is added as a pattern too, because it may be a file. Without `hub.inner`, the patterns are
+    returned unchanged.
     """
     return [*(f"{hub.inner}/{pattern}" for pattern in file_patterns), hub.inner] if hub.inner else list(file_patterns)
 
@@ -92,7 +93,9 @@ def has_token() -> bool:
 
 @contextmanager
 def explain_errors(hub: HubName, field: str) -> Iterator[None]:
-    """Context manager: turns errors of the hub client into a FileNotFoundError that names the places searched.
+    """Context manager: converts errors of the hub client to a FileNotFoundError that explains the cause and a fix.
+
+    The message also names the local folder and the cache folder, where the files were not found either.
 
     Args:
         hub: Repository that is requested.
@@ -110,8 +113,8 @@ def explain_errors(hub: HubName, field: str) -> Iterator[None]:
         reason, cause = describe_failure(hub, error), error
     not_found = f"none in {os.getcwd()}{did_you_mean_folder(hub.repo)}"
     raise FileNotFoundError(
-        f"{field} {hub}: {LOOKED} '{hub.repo}' ({not_found}), for the Hugging Face cache "
-        f"(not in {constants.HF_HUB_CACHE}), and for the hub: {reason}"
+        f"{field} {hub}: {LOOKED} '{hub.repo}' ({not_found}), in the Hugging Face cache "
+        f"(not in {constants.HF_HUB_CACHE}), and on the hub: {reason}"
     ) from cause
 
 
@@ -137,12 +140,10 @@ def describe_failure(hub: HubName, error: Exception) -> str:
         problem = "rejects the token: it is wrong or has expired" if given else "requires a token, and none is set"
         return f"{constants.ENDPOINT} {problem}; set {TOKEN}"
     if status == 403:
-        return (
-            f"{constants.ENDPOINT} rejects the request (403): the token lacks permission; use one that may read {page}"
-        )
+        return f"{constants.ENDPOINT} rejects the request (403): use a token with permission to read {page}"
     if status is not None:
         return f"{constants.ENDPOINT} returns status {status}; try again later, or use a local folder"
     return (
-        f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}); download the repository where there is a "
-        "network (hf download) and use its folder, or set HF_ENDPOINT to a mirror"
+        f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}); download the repository on a machine with "
+        "network access (hf download) and use its folder, or set HF_ENDPOINT to a mirror"
     )

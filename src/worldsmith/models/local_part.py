@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def local_part(tensor: Any) -> Tensor:
     """Returns the local shard of a DTensor (same memory, no autograd graph); any other tensor unchanged.
 
-    No operation is dispatched, so that the simulation of a plan does not count one.
+    No PyTorch operator is called, because a simulation (`worldsmith plan`) would count it.
     """
     from torch.distributed.tensor import DTensor
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ALL_LINEAR, HEAD = "all-linear", "lm_head"
-"""PEFT's name for all linear layers except the language head."""
+"""PEFT's target name for all linear layers except the language model head, and the name of that head."""
 MATRICES = (".lora_A.weight", ".lora_B.weight")
 
 
@@ -72,7 +72,7 @@ def unknown_target(target_modules: str, target: str, layers: list[str]) -> Wrong
     leaves = list(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
     close = nearest(target.rpartition(".")[2], leaves)
     advice = f"similar names: {', '.join(close)}" if close else f"possible names: {', '.join(leaves)}"
-    kind = "no linear layer has a path that ends so" if "." in target else "no linear layer has this name"
+    kind = "no linear layer has a path that ends with it" if "." in target else "no linear layer has this name"
     why = f"'{target}' cannot get an adapter: {kind} (the complete name is compared)"
     return WrongValueError({"lora_target_modules": target_modules}, why=why, remedy=advice)
 

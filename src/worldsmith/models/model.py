@@ -47,15 +47,15 @@ class Model(Configurable, ABC):
         family: ClassVar[str] = ""
         """Name of the family, as in `model.name` and `Family.name`."""
         task: ClassVar[str] = ""
-        """Task type: `job.task`."""
+        """Task type of the family, the value of `job.task` in a config."""
         makes: ClassVar[str] = ""
         """Output type of the model, such as "videos"; commands select their implementation by it."""
         usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {}
         """Usual (min, max) learning rate for fine-tuning released weights; True: of adapters, False: of all weights."""
         layer_lists: ClassVar[Sequence[str]] = ()
-        """Paths of the lists of the network's repeated layers, as in `parts`."""
+        """Module paths of the lists of repeated layers in the network, such as "transformer_blocks"."""
         full_precision: ClassVar[Sequence[str]] = ()
-        """Names of the modules that stay in float32, including all submodules, as in `parts`."""
+        """Names (path components) of the modules that stay in float32 with all their submodules."""
 
         precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
         """Number format of the network's computation; trained weights are float32 in any case."""
@@ -109,12 +109,15 @@ class Model(Configurable, ABC):
 
         @property
         def sampling_network(self) -> str:
-            """Description of another network that sampling loads in addition to the trained one; "" = none."""
+            """Second network that sampling has to load, as text for messages, such as "the pipeline's other expert".
+
+            "": sampling needs only the trained network.
+            """
             return ""
 
         @property
         def modes(self) -> tuple[Mode, ...]:
-            """Supported generation modes of a video model; empty for other models."""
+            """Supported generation modes of a video model, such as "text2video"; empty for other models."""
             return ()
 
         def check_context(self, ranks: int) -> None:
@@ -155,7 +158,10 @@ class Model(Configurable, ABC):
             """Raises UserError if this model cannot be trained on `device`, such as "cuda:0"."""
 
         def shapes(self) -> Shapes | None:
-            """Computes parameter names and shapes of the network without adapters from the config; None: not known."""
+            """Computes the shapes of the network's parameters, without adapters, by name from the config.
+
+            None: the shapes are known only once the network is built.
+            """
             return None
 
         def linear_layers(self, shapes: Shapes) -> Sequence[str]:
@@ -181,7 +187,7 @@ class Model(Configurable, ABC):
         def adaptable_layers(self) -> Sequence[str] | None:
             """Returns the paths of the linear layers that can get a LoRA adapter, without allocating a tensor.
 
-            None: they are known only once the network is built; LoRA targets are checked then.
+            None: the layers are known only once the network is built; LoRA targets are checked then.
             """
             shapes = self.shapes()
             return () if shapes is None else self.linear_layers(shapes)
@@ -195,11 +201,16 @@ class Model(Configurable, ABC):
             return None
 
         def named_folders(self) -> Iterable[tuple[str, str, Sequence[str]]]:
-            """Returns (config field, path or hub name, file patterns) of pretrained models that the config names."""
+            """Returns the pretrained models whose files a run needs because its config names them.
+
+            Each entry is (config field, path or hub name, shell patterns of the required files).
+            """
             return ()
 
         def match_adapters(self) -> Mapping[str, Sequence[str]] | None:
-            """Returns the matching layers of each LoRA target; None: known only once the network is built.
+            """Returns the paths of the matching layers by LoRA target.
+
+            None: the layers are known only once the network is built.
 
             Raises:
                 ValueError: If a target matches no layer.
@@ -211,7 +222,10 @@ class Model(Configurable, ABC):
             return match_targets(self.lora_target_modules, layers)
 
         def count_parameters(self) -> int | None:
-            """Computes the number of parameters of the network without adapters from the config; None: not known."""
+            """Computes the number of elements of the network's parameters, without adapters, from the config.
+
+            None: the number is known only once the network is built.
+            """
             shapes = self.shapes()
             return None if shapes is None else sum(map(math.prod, shapes.values()))
 
@@ -226,7 +240,7 @@ class Model(Configurable, ABC):
     config: Config
     network: nn.Module
     conversions: Sequence[Conversion]
-    """Results of the converters."""
+    """Results of the converters in `config.converters`, in their order."""
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu", seed: int | None = None) -> None:
         import torch
@@ -332,7 +346,7 @@ class Model(Configurable, ABC):
 
 
 def changed_lora_settings(config: Model.Config) -> dict[str, Any]:
-    """Returns name -> default value of the LoRA settings that were changed; `${…}` references are skipped."""
+    """Returns default values by name of the `lora_*` fields that `config` changes; `${…}` references are skipped."""
     defaults = {field.name: field.default for field in fields(config) if field.name.startswith("lora_")}
     changed = {name: getattr(config, name) for name, default in defaults.items() if getattr(config, name) != default}
     return {name: defaults[name] for name, value in changed.items() if not is_reference(value)}

@@ -181,7 +181,7 @@ def cached(hub: HubName, file_patterns: Sequence[str]) -> Path | None:
         file_patterns: Required files, as shell patterns relative to the folder `hub.inner`.
 
     Returns:
-        None if a required file is not in the cache.
+        Path of the folder or file `hub.inner` in the cache; None if a required file is not in the cache.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -222,7 +222,7 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
         field: Config field or argument that names the repository; begins error messages.
 
     Raises:
-        FileNotFoundError: If the files cannot be downloaded; the message names the places that were searched.
+        FileNotFoundError: If the files cannot be downloaded; the message states the cause and a fix.
     """
     from huggingface_hub import snapshot_download
 
@@ -240,7 +240,7 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
 
 def _why_not_on_the_hub(name: str) -> str:
     if name.startswith(SCHEME):
-        return f", and the hub's names have the form {SCHEME}org/name[@revision][/folder]"
+        return f", and hub names have the form {SCHEME}org/name[@revision][/folder]"
     return "" if Path(name).is_absolute() or name.startswith(".") else "; hub repositories are named org/name"
 
 
@@ -251,7 +251,7 @@ SIZE_KEYS = (
     "temporal_patch_size", "spatial_merge_size",
 )  # fmt: skip
 MAX_LAYERS = 1000
-"""Max number of layers, since each is built as separate modules. The largest released networks have about 100."""
+"""Max number of layers that config.json may state; the largest released networks have about 100."""
 MAX_SIZE = 2**31 - 1
 
 
@@ -289,19 +289,19 @@ Contents = Mapping[str, Mapping[str, Any] | Path | None]
 
 @dataclass(frozen=True, slots=True)
 class SubstituteComponent:
-    """Pretrained component that a config section names, such as a VAE.
+    """Substitute files for a pretrained component, such as a VAE, whose path is stated in a config section.
 
-    If its files are missing, a simulation of the run uses substitute files.
+    A simulation of a run uses them if the files of the component are not available.
     """
 
     field: str
-    """Config field of the section."""
+    """Name of the config field that contains the path or hub name of the component."""
     what: str
-    """Description for messages, such as "the VAE of Wan 2.2"."""
+    """Name of the released component for messages, such as "the VAE of Wan 2.2"."""
     places: Sequence[Sequence[str]]
-    """File patterns of a hub repository, one list per possible layout."""
+    """Patterns of the component's files in a hub repository, one list per possible layout."""
     contents: Contents
-    """Substitutes by file name: content of a JSON file, path of a built-in file or folder, or None: an empty file."""
+    """Substitute files by name: content of a JSON file, path of a built-in file to link, or None for an empty file."""
 
     @property
     def reads_texts(self) -> bool:

@@ -15,13 +15,13 @@ class NetworkParts:
     """Module structure of a network: what FSDP shards, torch.compile compiles and checkpointing recomputes."""
 
     layers: Sequence[nn.Module]
-    """Repeated layers; FSDP all-gathers each one separately."""
+    """Repeated layers of the network; FSDP all-gathers each one separately."""
     compiled: Sequence[str] = ("forward",)
-    """Methods of a layer that are compiled."""
+    """Names of the methods of a layer that torch.compile compiles."""
     uncompiled: Sequence[nn.Module] = ()
     """Layers that are never compiled."""
     recomputed: Sequence[str] = ("forward",)
-    """Methods of a layer that may be recomputed in the backward pass, each separately."""
+    """Names of the methods of a layer that gradient checkpointing may recompute, each separately."""
     units: Sequence[nn.Module] = ()
     """Other modules that FSDP all-gathers separately, such as an embedding table."""
     full_precision: Sequence[nn.Module] = ()
@@ -29,6 +29,7 @@ class NetworkParts:
     unused: Sequence[nn.Module] = ()
     """Modules that training does not use."""
     entries: Mapping[nn.Module, Sequence[str]] = field(default_factory=dict)
-    """Methods other than `forward` for which FSDP all-gathers the weights of a module, by module."""
+    """Names of methods other than `forward` before which FSDP all-gathers the weights of a module, by module."""
     share_tokens: Callable[[Callable[[int], Any]], None] | None = None
-    """Function that installs a token sharding function for context parallelism; None: it is not supported."""
+    """Setter for context parallelism: gives the network a function that shards a sequence of a given length over ranks.
+    None: context parallelism is not supported."""

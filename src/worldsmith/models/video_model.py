@@ -15,9 +15,9 @@ Mode = Literal["text2image", "text2video", "image2video", "video2video"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 DynamicGuidance = Literal["off", "by_timestep", "by_step"]
 NOISE_LEVELS = 1000
-"""Number of discrete noise levels; with more solver steps some would repeat."""
+"""Number of discrete noise levels (timesteps); with more solver steps, some levels would repeat."""
 Predict = Callable[["list[Tensor]", int], "list[Tensor]"]
-"""Called as `predict(states, step)` with one state per sample and guidance branch; returns the network outputs."""
+"""Function (states, step) -> network outputs, with one tensor per guidance branch and sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class SampleLayout:
     """Caption ids, latent size, frame rate and number of conditioning frames of one sample to generate."""
 
     text_ids: Sequence[int]
-    """Ids of the caption, from the family's `text_ids`, without tokens that a network appends."""
+    """Token ids of the caption, without special tokens that the network appends."""
     latent_shape: tuple[int, int, int]
-    """(t, h, w) of the latent, before patching."""
+    """Size (t, h, w) of the latents before patching."""
     fps: float | None
-    """Frames per second of the video; None: positions increase by 1 per latent frame."""
+    """Frames per second of the video; None: temporal positions increase by 1 per latent frame."""
     condition_frames: int = 0
-    """Clean leading latent frames (0 text-to-video, 1 image-to-video, 2 video-to-video)."""
+    """Number of clean latent frames at the start (0 text-to-video, 1 image-to-video, 2 video-to-video)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,42 +39,42 @@ class Sampling:
     """Sampling settings; equal for all samples that share forward passes."""
 
     steps: int
-    """Steps of the solver."""
+    """Number of solver steps."""
     guidance: float
     """Scale g of classifier-free guidance, u + g·(c - u); 1 needs no unconditional branch."""
     shift: float | None = None
     """Shift of the noise schedule; None: unknown, or not applicable."""
     scheduler: str | None = None
-    """Scheduler of the model family; None: the family has only one."""
+    """Name of the scheduler; None: the model family has only one."""
     dynamic_guidance: str | None = None
-    """Schedule of the guidance scale over the solver steps; None: constant."""
+    """Schedule of the guidance scale: "by_timestep" or "by_step"; "off" or None: constant."""
     strength: float | None = None
     """Video-to-video: fraction of the steps that are run, from the noised input video; None: start from pure noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Default generation settings of a model, from its training data; None: not known."""
+    """Default generation settings of a model, as in its training data; a setting that is None is not known."""
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Sampling setting that the family does not support -> reason."""
+    """Reasons why sampling settings are not supported, by setting."""
     schedulers: ClassVar[tuple[str, ...]] = ()
-    """Scheduler names that a sample may choose from."""
+    """Names of the schedulers that the model family supports."""
     shift_of_size: ClassVar[bool] = False
-    """Whether the size of a sample determines its shift if none is given."""
+    """Whether the noise schedule's shift, if it is not set, follows from the size of the sample."""
 
     height: int | None = None
-    """Pixels."""
+    """Height of a sample in pixels."""
     width: int | None = None
-    """Pixels."""
+    """Width of a sample in pixels."""
     num_frames: int | None = None
     """Number of frames of a clip."""
     fps: float | None = None
-    """Frame rate (fps) that the network and the sentence on duration and frame rate in captions get."""
+    """Frame rate (fps) that is passed to the network and stated in captions."""
     shift: float | None = None
-    """Shift of the noise schedule at this size."""
+    """Shift of the noise schedule for the default size."""
     steps: int = 35
-    """Sampling steps."""
+    """Number of solver steps."""
     guidance: float = 6.0
     """Scale of classifier-free guidance; 1 disables it."""
     append_duration_fps: bool = False
@@ -86,15 +86,15 @@ class GenerationDefaults:
     unconditional_keeps_metadata: bool = False
     """Whether captions that training dropped kept the sentences on duration, frame rate and size."""
     max_caption_tokens: int | None = None
-    """Max caption ids; longer captions were truncated."""
+    """Max number of token ids of a caption; training truncated longer ones. None: not known."""
     structured_metadata: bool = False
     """Whether structured captions contained duration, frame rate, size and aspect ratio."""
     image_shift: float | None = None
-    """Shift for a single image; None: the same."""
+    """Shift of the noise schedule for a single image; None: same as for videos."""
 
     @property
     def ends_captions(self) -> bool:
-        """Whether training added a period to plain captions that did not end with one."""
+        """Whether training added a period to plain captions without one, so that generation has to do the same."""
         return True
 
     def image_defaults(self) -> GenerationDefaults:
@@ -116,7 +116,7 @@ class GenerationDefaults:
         return Sampling(**{**own, **given})
 
     def refuse(self, settings: Mapping[str, Any]) -> None:
-        """Raises ValueError if the model family does not support one of the settings, or the scheduler.
+        """Raises ValueError if the model family does not support a setting, or not the given `scheduler`.
 
         Args:
             settings: Sampling settings by name; a setting of None is ignored.
@@ -143,7 +143,7 @@ class Solver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """Initial state of one sample, before the first solver step."""
+    """Initial noise, solver and inputs of one sample to generate, before the first solver step."""
 
     state: Tensor
     """Initial noise, float32 on the model's device, [C, t, h, w] or the network's own layout."""
@@ -225,11 +225,15 @@ class VideoModel(Protocol):
 
     @property
     def latent_grid(self) -> tuple[int, ...]:
-        """(frames per latent frame, pixels per latent position, latent positions per token); see `LatentGrid`."""
+        """Compression of the VAE and patch size of the network, as arguments of `LatentGrid`.
+
+        They are: frames per latent frame, pixels per latent position (each side), latent positions per token (each
+        side), and optionally latent frames that the VAE decodes together and latent frames per token.
+        """
 
     @property
     def max_tokens(self) -> int:
-        """Max number of tokens of one forward pass."""
+        """Default max number of tokens in one forward pass that several samples share in sampling."""
 
     def sampler(self, sampling: Sampling) -> VideoSampler: ...
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 1 << 22
-"""Number of entries that are summed at once."""
+"""Number of elements that are converted and summed at a time, to limit memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def bit_sum(tensor: Tensor) -> int:
     Each element's bit pattern is multiplied by a number computed from its bits; products are added modulo 2^64.
 
     Returns:
-        The same number on all ranks, for any sharding.
+        A signed 64-bit integer, the same on all ranks and for any sharding.
     """
     import torch
     from torch.distributed.tensor import DTensor, Partial, Replicate

@@ -19,10 +19,12 @@ BESIDE_STEPS = "on the GPU during a step, until all latents are cached"
 
 
 def encoded_first(work: StepWork) -> str:
-    """Returns the assumption that no encoder is on the GPU, as text, since the latent cache is filled before the run.
+    """Returns the text of the assumption that no encoder is on the GPU during training.
+
+    It holds if `worldsmith encode` fills the latent cache before the run.
 
     Args:
-        work: Simulated step, with the peak memory of `worldsmith encode`.
+        work: Simulated step; `encode_bytes` is the peak memory of `worldsmith encode`.
     """
     needed = CONTEXT + (1 + FRAGMENTATION) * work.encode_bytes
     return (

@@ -28,10 +28,10 @@ class MemoryVerdict:
 
     gpu: Gpu
     peak: int
-    """Peak of tensors in the worst phase."""
+    """Peak bytes of tensors in the phase that needs the most GPU memory."""
     ranks: int
     encoders: int = 0
-    """Bytes of encoders that are on the GPU in addition to the peak while the latent cache is filled."""
+    """Bytes of encoders that an earlier phase left on the GPU, in addition to the peak."""
 
     @property
     def context(self) -> int:
@@ -47,7 +47,7 @@ class MemoryVerdict:
 
     @property
     def needed(self) -> int:
-        """Required bytes: peak of tensors, encoders and margins."""
+        """Required bytes: tensors, encoders, CUDA context, buffers of collectives and fragmentation."""
         return self.peak + self.encoders + self.context + self.communication + self.fragmentation
 
     @property
@@ -78,7 +78,7 @@ class MemoryVerdict:
 
 
 def memory_verdict(work: StepWork, gpu: Gpu, *, encoded: bool = False) -> MemoryVerdict:
-    """Compares the peak of the worst phase with the memory of a GPU.
+    """Compares the memory of a GPU with the phase that needs the most memory.
 
     Args:
         work: Simulated step and other phases of one rank.

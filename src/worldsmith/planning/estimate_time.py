@@ -46,12 +46,12 @@ EFFICIENCIES = {
     "disk": (EstimateRange(4e9, 0.5e9), "bytes per second that all machines together write"),
     "staging": (EstimateRange(25e9, 8e9), "bytes per second from a GPU to host RAM"),
 }
-"""Assumed efficiencies and rates of the machine, (fast, slow), with the quantity that each one is a fraction of."""
+"""Assumed efficiencies (fast, slow), each with the quantity that it multiplies; rates for "disk" and "staging"."""
 STARTED, HOP, NETWORK_HOP = 8.4e-6, 3.4e-6, 14e-6
 """Assumed latencies in seconds: start of a collective, hop inside a machine, hop between machines. NCCL's tuning model
 uses these values for large tensors."""
 HIDDEN = ("dp_shard", "dp_replicate", "world")
-"""Groups whose collectives can overlap with computation; context-parallel collectives cannot."""
+"""Process groups whose collectives can overlap with computation; context-parallel collectives cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,15 @@ class StepSeconds:
     """Estimated seconds of one optimizer step, without data loading and kernel launches."""
 
     total: EstimateRange
-    """Duration of the step; `fast`: collectives of weights and gradients overlap with computation, `slow`: they do
-    not."""
+    """Step time in s; `fast`: collectives of weights and gradients overlap with computation, `slow`: they do not."""
     bound: str
-    """The term that takes longest."""
+    """Name of the term that takes longest, a key of `terms`."""
     terms: Mapping[str, EstimateRange]
     """Seconds by term: matmuls, attention, memory, communication inside a machine and between machines."""
 
 
 def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | None:
-    """Estimates the seconds of one step; None if the rates of `gpu` are not known.
+    """Estimates the seconds of one step; None if the FLOP/s and bandwidth of `gpu` are not known.
 
     Args:
         work: Simulated step of one rank.
@@ -101,7 +100,7 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
 
 
 def estimate_seconds(amount: float, rate: float, kind: str) -> EstimateRange:
-    """Estimates the seconds for `amount` units at `rate` units/s times the efficiencies `EFFICIENCIES[kind]`."""
+    """Estimates the seconds for `amount` FLOPs or bytes at the peak `rate` per second times `EFFICIENCIES[kind]`."""
     return divide_by_rates(amount, EFFICIENCIES[kind][0] * rate)
 
 
@@ -147,12 +146,12 @@ class RunTime:
 
     ranks: int
     count: int
-    """Number of steps."""
+    """Number of optimizer steps of the run."""
     steps: EstimateRange
     saves: EstimateRange
-    """Time during which training waits for saves."""
+    """Seconds during which training waits for checkpoints to be saved."""
     validation: EstimateRange | None
-    """Time of all validations; None: not known, because the number of validation batches is not limited."""
+    """Seconds of all validations; None: not known, because the number of validation batches is not limited."""
 
     @property
     def total(self) -> EstimateRange:
@@ -172,7 +171,7 @@ class RunTime:
 def run_time(
     config: Trainer.Config, step: StepSeconds, *, ranks: int, staged_bytes: int, checkpoint_bytes: int
 ) -> RunTime:
-    """Estimates the time of all steps, saves and validations of a run.
+    """Estimates the seconds of all steps, saves and validations of a run.
 
     Args:
         config: Config of the run.
@@ -190,7 +189,7 @@ def run_time(
 
 
 def validation_time(config: Trainer.Config, step: StepSeconds) -> EstimateRange | None:
-    """Estimates the time of all validations, with raw and EMA weights; None if the number of batches is not known."""
+    """Estimates the seconds of all validations, with raw and EMA weights; None if `max_val_iter` is None."""
     loop = config.trainer
     if not loop.run_validation:
         return NOTHING

@@ -36,9 +36,9 @@ class QuickPlan:
     """Bytes of the training state by category, on the rank with the most; exact, except for gradients that a step does
     not produce."""
     checkpoint_bytes: int
-    """Size of one checkpoint on disk: exact for tensors, estimated for file overhead."""
+    """Bytes of one checkpoint on disk: exact for tensors, estimated for file overhead."""
     checkpoint_tensors: int = 0
-    """Exact size of the tensors of one checkpoint."""
+    """Exact size of the tensors in one checkpoint, in bytes."""
     kept_checkpoints: int = 1
     """Max number of checkpoints on disk at the same time."""
 
@@ -68,7 +68,10 @@ def least_ranks(config: Trainer.Config) -> int:
 
 
 def run_table(config: Trainer.Config) -> Table:
-    """Returns the weights of a run by internal parameter name; builds the network on the meta device if required."""
+    """Returns shape and training state of each parameter of a run by internal parameter name.
+
+    The network is built, on the meta device, only if its model family cannot derive the shapes from the config.
+    """
     table = weight_table(config.model.config, config.optimizer.keys_to_select)
     if table is not None:
         return table
@@ -96,9 +99,9 @@ class Plan:
     step: StepSeconds | None
     time: RunTime | None
     untimed: str
-    """Reason why the time is not estimated; "" if it is."""
+    """Reason why the time of the run is not estimated; "": it is estimated."""
     assumptions: Mapping[str, str]
-    """Assumptions with their values, by topic."""
+    """Assumptions of the plan as texts, by topic such as "margins"."""
 
     @property
     def ranks(self) -> int:
@@ -215,5 +218,5 @@ def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
             f"{gpu.name} only states a memory size, no speed; to estimate the time, name a GPU, such as --gpu {named}"
         )
     if config.model.config.precision == "float32":
-        return "the run computes in float32, but the known rates are for 16 bits"
+        return "the run computes in float32, but GPU speeds are known for 16-bit precision only"
     return ""

@@ -24,7 +24,7 @@ TIE = "\u00a0"
 FIRST = 13
 """Width of the label column."""
 LEAST = 0.005
-"""Smaller values in the table's unit are shown as "-"."""
+"""Smallest value, in the unit of the memory table, that is not shown as "-"."""
 HOLDERS = 6
 """Max number of GPUs that are listed as large enough."""
 MAKERS = 3
@@ -39,9 +39,9 @@ KINDS = {
     "communication": "comm.",
     "inputs": "inputs",
 }
-"""Titles of memory categories in column order; other categories follow."""
+"""Column titles of the memory table by memory category, in order; other categories follow."""
 PHASES = ("building", "loading", "encoding", "forward", "backward", "optimizer", "average", "saving", "validation")
-"""Phases in row order; other phases follow."""
+"""Phases in the row order of the memory table; other phases follow."""
 
 
 def quick_lines(name: str, quick: QuickPlan, gpu: Gpu, ranks: int, degrees: object) -> Iterator[str]:
@@ -147,7 +147,7 @@ def order_keys(found: Mapping[str, T], first: Iterable[str]) -> dict[str, T]:
 
 
 def time_lines(plan: Plan) -> Iterator[str]:
-    """Yields the lines on a step and on the time of the run; the reason if the time is not estimated."""
+    """Yields the lines on one step and on the time of the run, or the reason why the time is not estimated."""
     work, step, time = plan.work, plan.step, plan.time
     batch = f"{short_number(plan.samples)} sample{'s' * (plan.samples != 1)}, {short_number(plan.tokens)} tokens"
     done = f"{format_flops(work.model_flops)} for the model"

@@ -25,13 +25,13 @@ from worldsmith.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """Config for a simulation, in which missing pretrained components are substituted, and the list of substitutes."""
+    """Config for a simulation in which missing pretrained components are substituted, with texts on the substitutes."""
 
     config: Any
     assumptions: list[str]
-    """One line per substituted component."""
+    """Texts on the substituted components, one per component."""
     reads_texts: bool
-    """Whether the tokenizer is that of the run, so that captions have their real lengths."""
+    """Whether the run's own tokenizer is available, so that captions have their real token counts."""
 
 
 @contextmanager
@@ -61,9 +61,9 @@ def substitute_missing_components(config: Any) -> Iterator[Stated]:
 
 
 def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields (dotted path, section) of each config section in `section` that names files of a pretrained component.
+    """Yields (dotted path, config section) for `section` and all nested sections that have a method `substitute`.
 
-    `path`: dotted path of `section` itself, which is yielded too if it has a method `substitute`.
+    These sections name files of a pretrained component. `path`: dotted path of `section`, such as "model.config".
     """
     if hasattr(section, "substitute"):
         yield path, section
@@ -74,9 +74,9 @@ def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def find_missing_files(section: Any, part: SubstituteComponent) -> str | None:
-    """Returns why the pretrained files that the config section `section` names are not usable; None if they are.
+    """Returns the reason why the pretrained files that a config section names are not available; None if they are.
 
-    `part`: the substitute for them, with the name of the config field and the file patterns.
+    `section`: config section; `part`: its `substitute()`, which names the config field and the file patterns.
     """
     name = getattr(section, part.field)
     if is_local(name):
@@ -105,7 +105,7 @@ def write_files(folder: Path, contents: Contents) -> None:
 
 
 LOOKED_AT = 8
-"""Number of first batches among which the largest are selected."""
+"""Number of batches at the start of the dataset from which the largest are selected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +113,18 @@ class PlannedBatches:
     """Batches of one step on one rank, for a simulation."""
 
     batches: Sequence[Any]
-    """One entry per forward pass; tensors are expanded scalars without memory of their own."""
+    """One list of samples per forward pass; tensors are expanded scalars, which take almost no memory."""
     described: str
     sample_bytes: int
     """Host RAM of the largest sample that a data loader yields, in bytes."""
     cache_bytes: int
-    """Disk space of one sample in the latent cache, in bytes; 0: no cache."""
+    """Disk space of one sample in the latent cache, in bytes; 0: the run has no latent cache."""
     num_samples: int | None = None
     """Number of samples in the dataset; None: not known."""
 
 
 def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
-    """Returns the largest of the first batches of the dataset, or dummy batches if the dataset cannot be read.
+    """Returns batches for a simulation: the largest at the start of the dataset, or dummy ones if it cannot be read.
 
     Args:
         stated: Config of the run with substituted components.
@@ -159,7 +159,7 @@ def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0)
 
 
 def read_batches(config: Any, task: Task) -> PlannedBatches:
-    """Returns the batches with the most tokens among the first batches of the dataset; media are not decoded."""
+    """Returns the batches of one step: the largest at the start of the dataset, without decoded media."""
     loader = task.loader(dry=True)
     loader.maker.decodes = False
     count = config.trainer.grad_accum_iter
@@ -202,7 +202,7 @@ def is_cached(config: Any) -> bool:
 
 
 def why_not_encodable(config: Any) -> str:
-    """Returns why a run needs encoders on the GPU even if all clips were encoded before; "" if it does not."""
+    """Returns the reason why a run loads encoders even after `worldsmith encode`; "" if it does not."""
     data, val = config.dataloader_train, config.dataloader_val
     if not hasattr(data, "latent_cache"):
         return f"runs of '{config.model.name}' have no latent cache"

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
 BESIDE = ("loading", "encoding", "validation", "sampling", "saving")
-"""Phases outside of the training step."""
+"""Names of the phases outside of the training step."""
 BEFORE = ("building", "loading")
-"""Phases before the first step, when no encoder is loaded."""
+"""Names of the phases before the first step, in which no encoder is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class PhaseMemory:
     """Memory breakdown at the peak of one phase of a run, in bytes of tensors on the device."""
 
     name: str
-    """Phase: building, loading, encoding, forward, backward, optimizer, average (EMA update), validation, sampling or
-    saving."""
+    """Name of the phase: building, loading, encoding, forward, backward, optimizer, average (EMA update), validation,
+    sampling or saving."""
     peak: int
     kinds: Mapping[str, int]
     """Bytes by category, with the sum `peak`: parameters, gradients, `moments` (optimizer state), `average` (EMA
@@ -66,7 +66,7 @@ class StepWork:
     attention_flops: int
     """Part of `hardware_flops` in attention, whose kernels have another efficiency."""
     moved_bytes: int
-    """Bytes that all other operators read and write, if none of them are fused."""
+    """Bytes that operators except matmuls, convolutions and attention read and write, if none of them are fused."""
     samples: int
     tokens: int
     seconds: float
@@ -75,7 +75,7 @@ class StepWork:
     """Part of `attention_flops` that kernels do not execute: the masked half of causal attention."""
 
     encode_bytes: int = 0
-    """Peak of `worldsmith encode` on a device: the larger of video encoder and text encoder. 0: not known."""
+    """Peak bytes of `worldsmith encode` on a GPU: the larger peak of video encoder and text encoder. 0: not known."""
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)

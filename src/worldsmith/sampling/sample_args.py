@@ -149,7 +149,7 @@ class Chooser:
         return value
 
     def path(self, name: str) -> str | None:
-        """Returns the path setting `name`, relative to the folder of its layer, and records its source; None if not set."""
+        """Returns the path setting `name` joined to the folder of its layer and records its source; None if not set."""
         layer = self.find(name)
         if layer is None:
             return None

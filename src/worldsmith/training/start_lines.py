@@ -161,7 +161,7 @@ def base_rates(network: nn.Module, optimizer: Optimizer) -> dict[str, float]:
 
 
 def validation_lines(config: RunConfig, validator: Validator | None) -> Iterator[str]:
-    """Yields lines on interval and data of validation; none without validation data."""
+    """Yields lines on interval and data of the validation, or that it is disabled; no line without validation data."""
     loop = config.trainer
     if validator is not None:
         start = "before the first step, " if loop.run_validation_on_start else ""

@@ -48,7 +48,10 @@ class StateBytes:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes of weights, gradients (peak within a step), `moments` (optimizer state) and `average` (EMA weights)."""
+        """Bytes by category: `weights`, `gradients` (peak within a step), `moments` (optimizer state) and `average`.
+
+        `average` are the EMA weights; it is omitted if the process has none.
+        """
         parts = {
             "weights": self.parameters,
             "gradients": max(self.gradients, self.accumulated),
@@ -134,7 +137,7 @@ def is_averaged(weight: Weight, model: Model.Config) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBytes:
-    """Bytes of one checkpoint over all processes."""
+    """Bytes of one checkpoint over all processes: raw weights, EMA weights, optimizer state, and the rest."""
 
     weights: int
     average: int
@@ -191,7 +194,7 @@ def checkpoint_bytes(
 
 
 def chunks(weight: Weight, num_shards: int) -> int:
-    """Returns the number of chunks of a weight in a checkpoint with `num_shards` shards; all empty chunks count as one."""
+    """Returns the number of chunks of a weight in `num_shards` shards; all empty chunks together count as one."""
     rows = weight.shape[0]
     filled = -(-rows // -(-rows // num_shards))
     return filled + (filled < num_shards)

@@ -38,7 +38,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class GradNorm:
-    """Result of clipping: the global L2 norm of the gradients before it, and whether they are finite."""
+    """Global L2 norm of the gradients before clipping, and whether the gradients are finite."""
 
     norm: float
     finite: bool
@@ -180,8 +180,6 @@ def forward_backward(
         scaler: Loss scaler for float16; None: no loss scaling.
         parameters: Trained parameters, whose gradient norm is measured; None: it is not measured.
     """
-    from worldsmith.training.callbacks.grad_clip import global_norm
-
     world, model, batches = task.world, task.model, inputs.batches
     weights = [float(task.weigh(batch)) for batch in batches]
     (weight,) = world.data_sum(sum(weights))
@@ -209,6 +207,15 @@ def forward_backward(
         overflowed=overflowed,
         known_norm=None if norm is None else (norm, means.norm),
     )
+
+
+def global_norm(gradients: list[Tensor]) -> Tensor:
+    """Returns the L2 norm over all gradients as a 0-d tensor. Collective if they are sharded (DTensor)."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    total = torch.nn.utils.get_total_norm(gradients)
+    return total.full_tensor() if isinstance(total, DTensor) else total
 
 
 def forward_backward_batch(task: Task, batch: Any, loss_factor: float, *, seed: int) -> BatchLoss:

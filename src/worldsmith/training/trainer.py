@@ -287,7 +287,7 @@ class Trainer(Configurable):
         begin_log(folder, rank=world.rank, size=world.size)
 
     def _begin(self) -> Iterator[Any]:
-        """Reads the first batch, logs the start of the run, and returns an iterator over all batches from the first on."""
+        """Reads the first batch, logs the start of the run, and returns an iterator over all batches."""
         from worldsmith.training.start_lines import start_lines
 
         first = next(stream := iter(self.state.loader))

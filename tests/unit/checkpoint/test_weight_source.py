@@ -326,7 +326,7 @@ def test_short_names_of_released_models_are_those_of_their_repositories(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     for look in (open_weights, find_model):
-        with pytest.raises(FileNotFoundError, match=r"nvidia/Cosmos3-Nano: looked for .* and for the hub"):
+        with pytest.raises(FileNotFoundError, match=r"nvidia/Cosmos3-Nano: looked for .* and on the hub"):
             look("Cosmos3-Nano")
         with pytest.raises(FileNotFoundError, match=r"Cosmos3-Neno: no such folder"):
             look("Cosmos3-Neno")

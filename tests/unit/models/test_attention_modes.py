@@ -38,12 +38,12 @@ def make_config(**changes: object) -> Cosmos3Generator.Config:
     [
         (
             {"natten_parameter_list": [{"3d": WINDOW}] * 6},
-            'joint_attn_implementation = "two_way": the former restricts the attention of latents, which '
-            "this implementation does not support; set joint_attn_implementation = 'three_way'",
+            'joint_attn_implementation = "two_way": only the implementation three_way can restrict the attention '
+            "of latents; set joint_attn_implementation = 'three_way'",
         ),
         (
             {"joint_attn_implementation": "flex", "video_temporal_causal": True},
-            'video_temporal_causal = true and joint_attn_implementation = "flex": the former restricts',
+            'video_temporal_causal = true and joint_attn_implementation = "flex": only the implementation three_way',
         ),
         (
             {
@@ -85,7 +85,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(changes:
         ),
         (
             {"window_size": [-1], "dilation": [2]},
-            "dilation[0] = 2 and window_size[0] = -1: the latter covers",
+            "dilation[0] = 2 and window_size[0] = -1: a window of the complete axis",
         ),
         (
             {"window_size": [4, 4], "stride": [2, 5]},

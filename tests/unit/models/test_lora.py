@@ -124,8 +124,8 @@ def test_targets_mean_what_they_mean_to_peft(targets, spaces):
     [
         ("q_proj_moegen", "'q_proj_moegen' cannot get an adapter.*similar names: q_proj_moe_gen"),
         ("proj_moe_gen", "the complete name is compared"),
-        ("self_attn.qproj", "no linear layer has a path that ends so.*q_proj"),
-        ("mlp.q_proj", "no linear layer has a path that ends so"),
+        ("self_attn.qproj", "no linear layer has a path that ends with it.*q_proj"),
+        ("mlp.q_proj", "no linear layer has a path that ends with it"),
         ("lm_head", "'lm_head' cannot get an adapter.*possible names: q_proj, .*, llm2vae"),
         ("time_embedder.mlp.0", "cannot get an adapter"),
         ("q_proj, q_proj", "'q_proj' occurs twice"),

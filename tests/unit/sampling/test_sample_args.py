@@ -135,7 +135,7 @@ def test_keeping_metadata_is_another_word_for_same() -> None:
         ({"vision_path": "a.png", "condition_video_keep": "last"}, "selects frames of a video"),
         ({"condition_video_keep": "last"}, "require a vision_path"),
         ({"resolution": "77"}, "it is not a resolution bucket"),
-        ({"scheduler": "ddim"}, "scheduler: sampling is UniPC; omit it"),
+        ({"scheduler": "ddim"}, "scheduler: Cosmos3 always uses UniPC; omit it"),
         ({"dynamic_guidance": "off"}, "the same guidance scale at every step; omit it"),
         ({"vision_path": "a.mp4", "strength": 0.5}, "strength: conditioning frames are kept unchanged"),
     ],

@@ -487,7 +487,7 @@ def test_a_network_that_only_sampling_loads_is_not_loaded_by_default(
     Trainer(config, run_folder=tmp_path / "run").train()
     assert list((tmp_path / "run" / NAME).iterdir()) == []
     assert (
-        f"expert would be loaded in addition to the trained network; trainer.callbacks.{NAME}.every=N generates"
+        f"expert would be loaded in addition to the trained network; set trainer.callbacks.{NAME}.every=N"
         in caplog.text
     )
 

@@ -120,7 +120,7 @@ def test_overflows_are_said_and_skipped_though_single_entries_may_be_repaired(
     assert step.gradient is not None
     assert step.gradient.zeroed == 0
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.state.weights.state_dict().items())
-    assert "Skipping step 1: float16 overflows at the loss scale 262144; the next step has 131072" in caplog.text
+    assert "Skipping step 1: float16 overflows at the loss scale 262144; the next step uses 131072" in caplog.text
     while trainer.training_step(batches).skipped:
         pass
     assert looked == [trainer.iteration - 1]

@@ -137,7 +137,7 @@ def test_a_rebuild_that_fails_is_said_once(
     said = [message for message in caplog.messages if "HTML report" in message]
     assert said == [
         "the HTML report cannot be rebuilt, the run continues without it: "
-        "the process that builds it ended with exit code 3"
+        "the process that builds the report ended with exit code 3"
     ]
     trainer.lock.release()
 

@@ -90,7 +90,7 @@ def test_a_run_that_ends_first_ends_the_planner(tmp_path: Path, caplog: pytest.L
     callback.on_train_end(trainer)
     assert child.poll() is not None
     assert said_of_the_plan(caplog) == [
-        f"the run ends before its plan is complete; to plan it: worldsmith plan {tmp_path / 'run'}"
+        f"the run ends before its plan is complete; to create the plan: worldsmith plan {tmp_path / 'run'}"
     ]
     assert not (tmp_path / "run/plan.json").exists()
     trainer.lock.release()

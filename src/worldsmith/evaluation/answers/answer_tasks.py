@@ -184,7 +184,8 @@ class AnswerTasks:
     def task_of_spatial(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
         """Returns the task of metropolis_sgd records of the type `kind`: "count", "distance", "left_right" or "mcq".
 
-        Raises UserError for another type. `truths` are the ground-truth answers by record id; they determine the letters of multiple-choice answers.
+        Raises UserError for another type. `truths` are the ground-truth answers by record id; they determine the
+        letters of multiple-choice answers.
         """
         if kind not in SPATIAL:
             raise UserError(
@@ -200,7 +201,8 @@ class AnswerTasks:
     def task_of_record(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
         """Returns the task of records that state the task type `kind`, such as "bcq", "mcq" or "causal_linkage".
 
-        Raises UserError if the type is unknown. `truths` are the ground-truth answers by record id; they determine the letters of multiple-choice answers.
+        Raises UserError if the type is unknown. `truths` are the ground-truth answers by record id; they determine the
+        letters of multiple-choice answers.
         """
         if kind in ("bcq", "binary", "mcq"):
             return self.named(kind.replace("bcq", "binary"), list(truths.values()))

@@ -21,9 +21,9 @@ class NetworkConfig(Config):
     attention_head_dim: Annotated[int, Range(ge=8)] = 64
     """Channels per attention head, a multiple of 8."""
     in_channels: Count = 16
-    """Input channels: those of a latent; twice as many with image conditioning."""
+    """Number of input channels: the channels of a latent, or twice that number with image conditioning."""
     out_channels: Count = 16
-    """Output channels: those of a latent."""
+    """Number of output channels: the channels of a latent."""
     num_layers: LayerCount = 30
     """Number of transformer blocks."""
     time_embed_dim: Count = 512
@@ -43,7 +43,7 @@ class NetworkConfig(Config):
     patch_size: Count = 2
     """Spatial patch size: latents per token, in height and in width."""
     patch_size_t: Count | None = None
-    """Temporal patch size in latent frames (CogVideoX 1.5); None: one."""
+    """Temporal patch size in latent frames (CogVideoX 1.5); None: 1 latent frame."""
     patch_bias: bool = True
     """Whether the patch projection has a bias."""
     temporal_compression_ratio: Count = 4
@@ -81,7 +81,7 @@ class NetworkConfig(Config):
             raise wrong(self, *names, why="the sinusoidal table requires that their product is a multiple of 16")
         if self.use_learned_positional_embeddings and not self.use_rotary_positional_embeddings:
             names = "use_learned_positional_embeddings", "use_rotary_positional_embeddings"
-            raise wrong(self, *names, why="a learned table requires rotary embeddings")
+            raise wrong(self, *names, why="a learned position table requires rotary position embeddings")
         if self.patch_size_t and (self.use_learned_positional_embeddings or not self.use_rotary_positional_embeddings):
             why = "a temporal patch size requires rotary embeddings without a learned position table"
             kinds = "use_rotary_positional_embeddings", "use_learned_positional_embeddings"
@@ -105,7 +105,13 @@ class NetworkConfig(Config):
         height, width = latent_shape[1:]
         if self.patch_size_t and (height > self.sample_height or width > self.sample_width):
             why = f"latents of {height} x {width} are larger than the grid of position embeddings"
-            raise wrong(self, "sample_height", "sample_width", why=why, remedy="train at smaller sizes, or raise these")
+            raise wrong(
+                self,
+                "sample_height",
+                "sample_width",
+                why=why,
+                remedy="train at smaller sizes, or increase these settings",
+            )
 
     @property
     def published_size(self) -> tuple[int, int]:
@@ -175,11 +181,11 @@ class ImageConfig(Config):
     noise_log_mean: float = -3.0
     """Mean of the logarithm of the noise's standard deviation, for pixels in [-1, 1]."""
     noise_log_std: Factor = 0.5
-    """Standard deviation of that logarithm, which is sampled for each clip."""
+    """Standard deviation of the logarithm of the noise's standard deviation, which is sampled for each clip."""
     dropout: Share = 0.05
     """Probability of training a sample without its image: the image latents are zeros."""
     repeat: bool = False
-    """Whether the image latents are concatenated to every latent frame; otherwise to the first, and zeros to the
+    """Whether the image latents are concatenated to every latent frame; false: only to the first, and zeros to the
     others."""
     latent_scale: PositiveFactor | None = None
     """Scaling factor of the image latents; None: as in diffusers' pipeline, the VAE's scaling_factor, or its inverse
@@ -191,7 +197,7 @@ class ImageConfig(Config):
             name for name in ("noise_log_mean", "noise_log_std") if getattr(self, name) != getattr(ImageConfig, name)
         ]
         if idle and not self.noise:
-            raise wrong(self, "noise", *idle, why="there is no noise to describe", remedy="omit these settings")
+            raise wrong(self, "noise", *idle, why="they have no effect without noise", remedy="omit these settings")
 
     def extend(self, image: Tensor, frames: int) -> Tensor:
         """Extends image latents to all latent frames of a video, [n, C, frames, h, w].

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TABLE = ("num_timesteps", "beta_start", "beta_end", "shift_scale", "zero_terminal_snr")
-"""Fields of the objective that define the noise schedule."""
+"""Fields of the objective's config that define the noise schedule."""
 IN_SCHEDULERS = {
     "num_timesteps": "num_train_timesteps",
     "beta_start": "beta_start",
@@ -47,9 +47,9 @@ IN_SCHEDULERS = {
     "zero_terminal_snr": "rescale_betas_zero_snr",
     "timestep_spacing": "timestep_spacing",
 }
-"""Settings by their names in diffusers schedulers."""
+"""Name of a setting → its name in the config of a diffusers scheduler."""
 RELEASE = "release"
-"""Name of the folder with the weights if the number of training steps is unknown."""
+"""Name of the SAT folder that contains the weights if the number of training steps is unknown."""
 
 
 class CogVideoXFormats(PipelineFormats):
@@ -122,7 +122,7 @@ class CogVideoXFormats(PipelineFormats):
         return "CogVideoXPipeline" if config.image is None else "CogVideoXImageToVideoPipeline"
 
     def arrange(self, model: CogVideoXGenerator, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
-        """Returns the pipeline components `parts`, after setting how the VAE in it scales image latents (in place).
+        """Returns `parts`; sets `invert_scale_latents` in its VAE's config in place, for models with an image input.
 
         Args:
             model: The exported model.

@@ -34,14 +34,14 @@ IMAGE_OFS = 2.0
 """Value of the network input `ofs` of CogVideoX 1.5 image-to-video."""
 KEPT = "video-to-video regenerates a video (strength sets how much), and image-to-video uses its first frame"
 SCHEDULERS = {"ddim": "CogVideoXDDIMScheduler", "dpm": "CogVideoXDPMScheduler"}
-"""Scheduler classes of diffusers."""
+"""Names of the scheduler classes in diffusers, by solver."""
 
 
 class SamplingConfig(Config):
     """Default sampling settings; an exported diffusers pipeline contains only the scheduler, not the other settings."""
 
     scheduler: Literal["ddim", "dpm"] | None = None
-    """The solver; None: dpm for a network with rotary embeddings, as for CogVideoX-5B, otherwise ddim."""
+    """The solver; None: dpm for a network with rotary position embeddings (such as CogVideoX-5B), otherwise ddim."""
     steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] = 50
     """Number of solver steps."""
     guidance: Factor = 6.0
@@ -66,9 +66,9 @@ class CogVideoXDefaults(PipelineDefaults):
 
     steps: int = 50
     scheduler: str = "dpm"
-    """ddim, or dpm (second-order DPM-Solver++, which adds random noise in each step)."""
+    """The solver: ddim, or dpm (second-order DPM-Solver++, which adds random noise in each step)."""
     dynamic_guidance: str = "off"
-    """off, by_timestep or by_step."""
+    """Schedule of the guidance scale: off, by_timestep or by_step."""
     guidance_exponent: int = 5
     num_timesteps: int = 1000
     beta_start: float = 0.00085
@@ -156,11 +156,20 @@ class CogVideoXGenerator(PipelineModel):
                 image.check()
             elif network.ofs_embed_dim:
                 raise wrong(
-                    self, "network.ofs_embed_dim", "image", why="it requires image conditioning", remedy="write none"
+                    self,
+                    "network.ofs_embed_dim",
+                    "image",
+                    why="the ofs embedding requires image conditioning",
+                    remedy="write none",
                 )
             if self.text_encoder.max_length != self.network.max_text_seq_length:
                 names = "text_encoder.max_length", "network.max_text_seq_length"
-                raise wrong(self, *names, why="captions have the same length in both", remedy="write the same number")
+                raise wrong(
+                    self,
+                    *names,
+                    why="text encoder and network must have the same number of text tokens",
+                    remedy="write the same number",
+                )
 
         def shapes(self) -> Shapes:
             return self.network.shapes()

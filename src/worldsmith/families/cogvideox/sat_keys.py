@@ -21,7 +21,7 @@ FREQUENCIES = ("mixins.pos_embed.freqs_sin", "mixins.pos_embed.freqs_cos")
 """SAT names of the rotary tables of CogVideoX 1.0, which are computed and not loaded."""
 ATTENTION = ("to_q", "to_k", "to_v")
 MODULATION = (("norm1", (0, 1, 2, 6, 7, 8)), ("norm2", (3, 4, 5, 9, 10, 11)))
-"""Indices of a block's twelve modulation chunks, for attention and for the MLP."""
+"""(Norm in diffusers, indices of its chunks) of the twelve modulation chunks (shift, scale, gate) of a SAT block."""
 ENDS = {
     "time_embed.0": "time_embedding.linear_1",
     "time_embed.2": "time_embedding.linear_2",
@@ -43,7 +43,7 @@ LAYER = {
 }
 MIXINS = {"query_layernorm_list": "attn1.norm_q", "key_layernorm_list": "attn1.norm_k"}
 TensorChunks = tuple[str, tuple[int, ...]]
-"""Tensor name in diffusers, and the indices of the chunks of a SAT tensor that it consists of."""
+"""(Tensor name in diffusers, indices of the chunks of a SAT tensor that form this tensor)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SatLocation:
 
     key: str
     parts: tuple[int, ...] = (0,)
-    """Indices of its chunks along the first dimension, in this order."""
+    """Indices of the network tensor's chunks along the first dimension of the SAT tensor, in this order."""
     of: int = 1
     """Number of equal chunks in the SAT tensor."""
 

@@ -32,7 +32,7 @@ OTHER_COMPONENTS = {
     "first_stage_model.": "the VAE",
     "denoiser.": "the noise schedule",
 }
-"""Name prefixes of the other components in a full SAT checkpoint, and their names in messages."""
+"""Name prefixes of tensors outside of the network in a full SAT checkpoint → component name in messages."""
 ALPHA = 1
 """SAT's default `lora_alpha`; a checkpoint does not state it."""
 
@@ -65,7 +65,9 @@ class SatWeights(WeightSource):
         self.settings = settings_from_shapes(self.raw.stored)
         if self.raw.excluded:
             parts = [f"{count} tensors of {component}" for component, count in self.raw.excluded.items()]
-            logger.warning("%s: skipped, since they are not trained: %s", self.describe, ", ".join(parts))
+            logger.warning(
+                "%s: skipped tensors of components that are not trained: %s", self.describe, ", ".join(parts)
+            )
         if any(map(is_adapter, self.shapes)):
             self.adapter_alpha = ALPHA
             rank = next(shape[0] for name, shape in self.shapes.items() if name.endswith("lora_A.weight"))

@@ -30,7 +30,7 @@ class CogVideoXTask(PipelineTask):
     """Training task of CogVideoX: text to video and image to video, with v-prediction.
 
     The loss is over all latent frames. In CogVideoX 1.5 this includes the padding in front, which sampling generates
-    and removes, as in CogVideo's own trainer. Image dropout is per sample; SAT drops the images of a complete batch.
+    and removes, as in CogVideo's own trainer. Images are dropped per sample; SAT drops them for a complete batch.
     """
 
     objective_class = VPrediction
@@ -44,9 +44,9 @@ class CogVideoXTask(PipelineTask):
 
     @property
     def first_frames(self) -> FirstFrames:
-        """Form of the first frame in samples; "none" for text-to-video.
+        """Source of the latents of a clip's first frame; "none" for text-to-video.
 
-        "cached": latents from the latent cache. "encoded in every epoch": pixels, since noise is added to them.
+        "cached": the latent cache. "encoded in every epoch": the frame's pixels, to which noise is added first.
         """
         image = self.model.config.image
         return "none" if image is None else "encoded in every epoch" if image.noise else "cached"
@@ -104,12 +104,12 @@ class CogVideoXTask(PipelineTask):
 
 
 def add_image_noise(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSample:
-    """Returns the first frame of a clip, with noise on its pixels if the config enables it.
+    """Returns the first frame of a clip as a sample, with Gaussian noise on its pixels if the config enables it.
 
     Args:
-        sample: A clip with its first frame.
+        sample: A clip, whose field `image` is its first frame.
         config: Config of the image conditioning.
-        seed: Seed of the run.
+        seed: Seed of the run; the noise depends only on it and on the position of the sample.
 
     Raises:
         ValueError: If the sample has no first frame.

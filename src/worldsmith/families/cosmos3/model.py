@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IMAGE_STEPS, IMAGE_GUIDANCE, IMAGE_FPS = 50, 4.0, 24.0
-"""Released settings for a single image."""
+"""Default solver steps, guidance scale and fps of the released models for a single image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Cosmos3Defaults(GenerationDefaults):
     """Default generation settings of Cosmos3 models, which sample with UniPC."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "scheduler": "sampling is UniPC",
-        "dynamic_guidance": "sampling is UniPC with the same guidance scale at every step",
+        "scheduler": "Cosmos3 always uses UniPC",
+        "dynamic_guidance": "Cosmos3 uses the same guidance scale at every step",
         "strength": "conditioning frames are kept unchanged (condition_frame_indexes_vision sets their number)",
     }
 
@@ -98,12 +98,13 @@ class Cosmos3Generator(Model):
         full_precision: ClassVar[Sequence[str]] = ("time_embedder",)
 
         max_num_tokens_after_packing: Count = 13312
-        """Max tokens of one packed sequence, used by the loader and for a forward pass in sampling."""
+        """Max number of tokens of a packed sequence, in the data loader and in a forward pass of sampling."""
         joint_attn_implementation: Literal["two_way", "three_way", "flex"] = "two_way"
         """two_way: dense attention. three_way: the attention of latents may be restricted to neighborhoods. flex: as
         two_way, computed by one FlexAttention kernel (CUDA only)."""
         natten_parameter_list: list[dict[str, NeighborhoodConfig]] = field(default_factory=list)
-        """three_way only: per layer, neighborhoods by number of axes longer than 1 ("1d", "2d", "3d"). Empty: dense."""
+        """three_way only: per layer, neighborhoods by number of grid axes longer than 1 ("1d", "2d",
+        "3d"). Empty: dense."""
         video_temporal_causal: bool = False
         """three_way only: latents attend only to the same and earlier frames."""
         lora_target_modules: str = "q_proj_moe_gen,k_proj_moe_gen,v_proj_moe_gen,o_proj_moe_gen"
@@ -121,7 +122,7 @@ class Cosmos3Generator(Model):
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:
-            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size."""
+            """Compression and patch size: frames per latent frame, pixels per latent, latents per token (each side)."""
             return TEMPORAL_FACTOR, SPATIAL_FACTOR, self.network.latent_patch_size
 
         def check(self) -> None:
@@ -140,7 +141,7 @@ class Cosmos3Generator(Model):
                     self,
                     "parallelism.cfg_parallel_shard_degree",
                     why="only sampling has two guidance branches, training has one",
-                    remedy="write 1, and use context_parallel_shard_degree to shard a pack",
+                    remedy="write 1, and use context_parallel_shard_degree to shard a packed sequence",
                 )
 
         def check_context(self, ranks: int) -> None:
@@ -213,14 +214,14 @@ class Cosmos3Generator(Model):
         """The tokenizer, loaded on first use.
 
         Raises:
-            ValueError: If it has ids that the network's embedding table lacks.
+            ValueError: If a token id is outside of the network's embedding table.
         """
         tokenizer: TextTokenizer = self.config.text_tokenizer.build()
         tokenizer.check_vocab_size(self.config.network.vocab_size)
         return tokenizer
 
     def tokenize(self, caption: str) -> list[int]:
-        """Returns the token ids of a caption with chat template, without the EOS and vision-start ids of a pack."""
+        """Returns the token ids of a caption in the chat template, without the EOS and vision-start ids of `pack`."""
         return self.text_tokenizer.encode(caption)
 
     def encode(self, video: Tensor) -> Tensor:
@@ -250,7 +251,7 @@ class Cosmos3Generator(Model):
         )
 
     def num_tokens(self, layout: SampleLayout) -> int:
-        """Returns the number of text and latent tokens of a sample in a packed sequence, with the appended ids."""
+        """Returns the number of text and latent tokens of a packed sample, including EOS and vision-start."""
         from worldsmith.families.cosmos3.network.sequence import ADDED_TOKENS, token_grid
 
         return len(layout.text_ids) + ADDED_TOKENS + math.prod(token_grid(layout.latent_shape, self.config.network))
@@ -309,7 +310,8 @@ class Cosmos3Sampler(VideoSampler):
         shift = self.sampling.shift
         if shift is None:
             raise ValueError(
-                "the shift of the model's noise schedule is unknown. Set shift (released models: 3 at 256, 10 at 720)"
+                "the shift of the model's noise schedule is unknown. Set shift (released models: 3 at resolution 256, "
+                "10 at 720)"
             )
         scheduler = make_unipc_scheduler(shift)
         scheduler.set_timesteps(sigmas=np.linspace(1 - 1 / NOISE_LEVELS, 0, self.sampling.steps + 1)[:-1])
@@ -366,7 +368,7 @@ class CleanFramesSolver(SchedulerSolver):
 
     Args:
         scheduler: UniPC scheduler of diffusers.
-        clean: Clean latents of the first frames [C, frames, h, w].
+        clean: Clean latents of the first latent frames [C, frames, h, w].
     """
 
     def __init__(self, scheduler: Any, clean: Tensor) -> None:

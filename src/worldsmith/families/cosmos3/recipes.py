@@ -65,9 +65,9 @@ GENERATION_TOWER = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
 
 
 def validation_loader() -> VideoLoader.Config:
-    """Returns the config of the validation loader: its data settings refer to those of the training loader.
+    """Returns the config of the validation loader, in which most fields are references to `dataloader_train`.
 
-    The environment variable VAL_DATASET_PATH is the path of the data. Captions are never dropped.
+    The dataset path is the value of the environment variable VAL_DATASET_PATH. Captions are never dropped.
     """
     own = ("path", "cfg_dropout_rate")
     shared = ("max_sequence_length", "max_samples_per_batch", "max_caption_tokens", "num_workers", "prefetch_factor")
@@ -152,7 +152,8 @@ def vision_sft_nano() -> Trainer.Config:
 def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Config:
     """Variant of vision_sft_nano with captions of at most 1024 tokens.
 
-    The name is that of the released recipe. Every loader of this package has a map-style order that can be resumed.
+    The name is that of the released recipe, whose map-style data loader can be resumed. This also holds for every other
+    loader of this package.
     """
     config.job.experiment = config.job.name = "vision_sft_nano_mapstyle_dataloader"
     cast(VideoLoader.Config, config.dataloader_train).max_caption_tokens = 1024

@@ -56,7 +56,7 @@ def pipeline_run(
 def clip_loader_settings(
     resolution: str, frames: int, *, max_caption_tokens: Any = None, **dataset: Any
 ) -> dict[str, Any]:
-    """Returns fields of `VideoLoader.Config` for captioned clips with one shape per batch and unchanged captions.
+    """Returns fields of `VideoLoader.Config`: batches of clips with one shape, no text appended to captions.
 
     Args:
         resolution: Resolution bucket.
@@ -90,7 +90,7 @@ def rename_run(config: Trainer.Config, name: str) -> Trainer.Config:
 def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, lr: float) -> Trainer.Config:
     """Changes `config` in place to LoRA training and returns it.
 
-    The frozen weights are stored in bfloat16 only and are not saved.
+    Frozen weights are stored only in bfloat16, and checkpoints do not contain them.
 
     Args:
         config: Config of the run.
@@ -130,7 +130,7 @@ def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frame
 
 
 def make_demo(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Changes a tiny `config` in place to the demo with the recipe name `name`, and returns it.
+    """Changes the `config` of a tiny variant in place to the demo recipe `name`, and returns it.
 
     The demo learns moving shapes from clips of 17 frames, each with one sentence.
     """

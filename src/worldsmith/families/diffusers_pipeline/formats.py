@@ -55,7 +55,7 @@ class PipelineFormats(FamilyFormats):
     """Network settings that change the output of the same weights although shapes may match."""
     adapter_layout: AdapterLayout
     choices: ClassVar[Sequence[str]] = ()
-    """Network settings that fine-tuning may change, with a warning."""
+    """Network settings that may differ from those of the loaded weights, with a warning."""
 
     def __init__(self, family: str) -> None:
         super().__init__(family)
@@ -210,7 +210,7 @@ class PipelineFormats(FamilyFormats):
         return {without_numbers(layer) for layer in layers} <= known
 
     def component_names(self, config: Any) -> dict[str, str]:
-        """Returns the locations of the VAE and other components by config field: hub names or absolute paths."""
+        """Returns the hub name or absolute path of each component other than the network, by config field."""
         places = {path: attrgetter(path)(config) for path in self.model.components}
         return {path: lasting_name(place) for path, place in places.items() if place}
 
@@ -222,14 +222,16 @@ class PipelineFormats(FamilyFormats):
 
     def left_out(self, format: str, config: Configurable.Config) -> list[str]:
         places = dict.fromkeys(self.component_names(config).values())
-        return [f"VAE and text encoder are not copied: {', '.join(places)}"] if format == "native" else []
+        return (
+            [f"VAE and text encoder are not copied, but loaded from {', '.join(places)}"] if format == "native" else []
+        )
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
         if about["format"] == "native":
             return super().card(name, about)
         if about["format"] == "adapter":
             return (
-                f"# {name}\n\nLow-rank adapters (rank {about['rank']}, alpha {about['alpha']}) of a "
+                f"# {name}\n\nLoRA adapters (rank {about['rank']}, alpha {about['alpha']}) of a "
                 f"{self.model.network_class}, trained on "
                 f"{about['base_model'] or 'the initial weights of the run'}. PEFT loads `adapter_model.safetensors`, "
                 "diffusers loads `pytorch_lora_weights.safetensors`, which also contains alpha:"
@@ -243,7 +245,7 @@ class PipelineFormats(FamilyFormats):
 
 
 def without_numbers(path: str) -> str:
-    """Returns a module path with `N` instead of its numbers, which is the same for the layers of all blocks."""
+    """Replaces the block numbers of a module path by `N`: "blocks.3.attn1.to_q" becomes "blocks.N.attn1.to_q"."""
     return ".".join("N" if part.isdecimal() else part for part in path.split("."))
 
 
@@ -319,7 +321,7 @@ DIFFUSERS = ExportFormat(
 
 
 def describe_model(formats: PipelineFormats, model: StoredModel) -> dict[str, Any]:
-    """Returns the model spec that a pipeline export stores, as plain data; the export contains all components."""
+    """Returns the model spec for an exported pipeline, as plain data; component paths are ".", the export itself."""
     config = copy.deepcopy(model.merged_spec.config)
     for path in formats.component_names(config):
         set_field(config, path, ".")

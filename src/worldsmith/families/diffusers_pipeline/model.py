@@ -41,7 +41,7 @@ class PipelineModel(Model):
     text_channels: ClassVar[str]
     """Field of the network config with the number of channels of text hidden states."""
     defaults_class: ClassVar[type[Any]]
-    """Class of the inference defaults."""
+    """Class of the generation defaults."""
     max_tokens: int = 40_000
     """Max tokens per forward pass in sampling: one video of the released model's size, twice for guidance."""
     components: ClassVar[Sequence[str]] = ("tokenizer.vae_path", "text_encoder.path")
@@ -112,7 +112,7 @@ class PipelineModel(Model):
             self.restore_buffers()
 
     def restore_buffers(self) -> None:
-        """Computes the network's buffers that weight files do not contain, in place; called after they get memory."""
+        """Fills in place the buffers that weight files do not contain; called after memory for them was allocated."""
 
     @cached_property
     def vae(self) -> Any:

@@ -61,4 +61,4 @@ CLIP_PICTURES: dict[str, Any] = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
-"""Image preprocessing of the image encoder."""
+"""Preprocessor config of the CLIP ViT-H/14 image encoder."""

@@ -43,7 +43,7 @@ class SchedulerSampler(VideoSampler):
         """Builds a diffusers scheduler and sets its timesteps.
 
         Args:
-            latent_shape: Latent shape (t, h, w) of the samples; None: the timesteps are for any shape.
+            latent_shape: Latent shape (t, h, w) of the samples, which can affect the shift; None: a default shape.
         """
 
     @property
@@ -183,7 +183,8 @@ class PipelineDefaults(GenerationDefaults):
     """Default generation settings of a model with a diffusers pipeline."""
 
     captions_as_given: bool = True
-    """Whether captions are used unchanged, as for released weights. Models trained here expect a period at the end."""
+    """Whether prompts are used unchanged, as for released weights; false: in the format of the training captions,
+    such as with a final period."""
 
     @property
     def ends_captions(self) -> bool:
@@ -207,13 +208,13 @@ class FlowMatchDefaults(PipelineDefaults):
     shift_of_size: ClassVar[bool] = True
 
     base_shift: float = 0.5
-    """ln(shift) at `base_image_seq_len` tokens; from there it grows linearly to `max_shift`."""
+    """ln(shift) of the noise schedule for samples of `base_image_seq_len` tokens; linear in the tokens."""
     max_shift: float = 1.15
-    """ln(shift) at `max_image_seq_len` tokens."""
+    """ln(shift) of the noise schedule for samples of `max_image_seq_len` tokens."""
     base_image_seq_len: int = 256
     max_image_seq_len: int = 4096
     shift_terminal: float | None = None
-    """Last noise level of the schedule, to which the others are stretched; None: no stretching."""
+    """Noise level of the last solver step, to which the schedule is stretched as in diffusers; None: no stretching."""
 
     def log_shift(self, tokens: int) -> float:
         """Computes ln(shift) of the noise schedule for a sample of `tokens` tokens."""

@@ -64,7 +64,7 @@ class PipelineEncoder(ClipEncoder):
 
 
 class DummyPipelineClips(DummyClips):
-    """Dummy clips for simulated runs; after `assume_cached`, the text cache contains every caption."""
+    """Dummy clips for simulated runs; `assume_cached` also simulates a text cache that contains every caption."""
 
     task: PipelineTask
 
@@ -74,9 +74,10 @@ class DummyPipelineClips(DummyClips):
         return memory, disk + width * math.prod(self.task.model.text_shape)
 
     def assume_cached(self) -> None:
-        """Treats all samples as cached from now on, and frees the encoders.
+        """Treats all latents and captions as cached from now on, and frees the weights of VAE and text encoder.
 
-        If the cache stores mean and log variance, the VAE is built once for its settings, without weights.
+        If the latent cache stores mean and log variance, the VAE is built first, without weights, since sampling
+        latents needs its settings.
         """
         model = self.task.model
         self.task.text_cache = AssumedTexts(model.text_shape, model.config.text_encoder.precision)

@@ -98,7 +98,7 @@ class T5TextEncoder(Configurable):
     config: Config
     encoder: Any = None
     idle: int = 0
-    """Steps since the encoder was last used."""
+    """Number of training steps since the encoder was last used."""
 
     def __init__(self, config: Config) -> None:
         """Loads the tokenizer; the weights of the encoder are loaded by `load`."""

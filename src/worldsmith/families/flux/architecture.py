@@ -19,11 +19,11 @@ class NetworkConfig(Config):
     """Sizes of the FLUX.1 network; the defaults are those of FLUX.1-dev."""
 
     in_channels: Annotated[int, Range(ge=PACKED)] = 64
-    """Channels of a token: those of 2x2 latents."""
+    """Channels of a token, which consists of 2x2 latents."""
     num_layers: LayerCount = 19
-    """Number of double blocks (separate weights for text and image)."""
+    """Number of double-stream blocks, which have separate weights for text and image tokens."""
     num_single_layers: LayerCount = 38
-    """Number of single blocks (shared weights) after them."""
+    """Number of single-stream blocks after the double-stream blocks; text and image tokens share their weights."""
     attention_head_dim: Annotated[int, Range(ge=2)] = 128
     """Channels per attention head."""
     num_attention_heads: Count = 24
@@ -35,7 +35,7 @@ class NetworkConfig(Config):
     guidance_embeds: bool = True
     """Whether the guidance scale is an input of the network: true for dev, false for schnell."""
     axes_dims_rope: list[int] = field(default_factory=lambda: [16, 56, 56])
-    """Rotary channels of a head for token index (always 0), row and column."""
+    """Number of rotary channels per head for token index (always 0), row and column."""
 
     @property
     def inner_dim(self) -> int:

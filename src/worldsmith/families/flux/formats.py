@@ -13,7 +13,7 @@ from worldsmith.families.flux.model import FluxDefaults, FluxGenerator
 from worldsmith.families.flux.text_encoder import CLIP_TOKENS
 
 SIZE: Mapping[str, Any] = {"height": 1024, "width": 1024, "fps": 24.0}
-"""Size of the released images; fps has no meaning for them."""
+"""Default image size in pixels of the released models; `fps` has no meaning for images."""
 SCHNELL: Mapping[str, Any] = {"steps": 4, "guidance": 1.0, "shift": 1.0}
 
 

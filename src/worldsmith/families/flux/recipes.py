@@ -64,7 +64,7 @@ def flux_dev() -> Trainer.Config:
 
 @recipe("flux_dev_lora", starts_from="flux_dev")
 def flux_dev_lora(config: Trainer.Config) -> Trainer.Config:
-    """LoRA of rank 16 in all blocks of FLUX.1-dev, on smaller images."""
+    """LoRA of rank 16 in all blocks of FLUX.1-dev, on images of 512x512 px."""
     train_adapters(config, "flux_dev_lora", rank=16, alpha=16, lr=1e-4)
     cast(VideoLoader.Config, config.dataloader_train).dataset.resolution = "512x512"
     return config
@@ -76,7 +76,7 @@ def flux_dev_lora(config: Trainer.Config) -> Trainer.Config:
     variables=flux_weights_advice("FLUX.1-schnell"),
 )
 def flux_schnell_lora(config: Trainer.Config) -> Trainer.Config:
-    """LoRA of rank 16 in all blocks of FLUX.1-schnell, with shorter captions."""
+    """LoRA of rank 16 in all blocks of FLUX.1-schnell, on images of 512x512 px and captions of up to 256 T5 tokens."""
     rename_run(config, "flux_schnell_lora")
     model = cast(FluxGenerator.Config, config.model.config)
     model.network, model.text_encoder.max_length = network_schnell(), 256

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CLIP, T5 = ("text_encoder", "tokenizer"), ("text_encoder_2", "tokenizer_2")
-"""Subfolders of a pipeline."""
+"""Pipeline subfolders (encoder, tokenizer) of the CLIP and of the T5 text encoder."""
 PLACES = (in_pipeline(CLIP, T5),)
 CLIP_TOKENS = 77
 """Number of CLIP tokens of every caption, including special tokens and padding; longer captions are truncated."""

@@ -34,15 +34,15 @@ class NetworkConfig(Config):
     in_channels: Count = 128
     """Channels of a latent; a token is one latent."""
     out_channels: Count = 128
-    """Channels of the prediction: those of a latent."""
+    """Number of output channels: the channels of a latent."""
     num_attention_heads: Count = 32
     """Number of attention heads of a block."""
     attention_head_dim: Count = 64
     """Channels per attention head."""
     cross_attention_dim: Count = 2048
-    """Width of the text projection: number of heads × channels per head."""
+    """Channels of the projected text hidden states: num_attention_heads × attention_head_dim."""
     num_layers: LayerCount = 28
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     caption_channels: Count = 4096
     """Channels of the text encoder's output."""
 

@@ -11,7 +11,7 @@ from worldsmith.config.declare.ranges import Count, LayerCount, PositiveFactor, 
 from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 
 MASK = 4
-"""Number of mask channels, which mark for each latent frame its conditioning video frames."""
+"""Number of mask channels, which mark the conditioning video frames of each latent frame."""
 
 
 class NetworkConfig(Config):
@@ -24,9 +24,9 @@ class NetworkConfig(Config):
     attention_head_dim: Annotated[int, Range(ge=6)] = 128
     """Channels per attention head."""
     in_channels: Count = 16
-    """Input channels: those of a latent; with image conditioning (and its mask) twice as many plus 4."""
+    """Number of input channels: the channels C of a latent, or 2C + 4 with image conditioning and its mask."""
     out_channels: Count = 16
-    """Output channels: those of a latent."""
+    """Number of output channels: the channels of a latent."""
     text_dim: Count = 4096
     """Channels of the text encoder's output."""
     freq_dim: Count = 256
@@ -38,7 +38,7 @@ class NetworkConfig(Config):
     cross_attn_norm: bool = True
     """Whether the norm before cross-attention has weights and biases."""
     qk_norm: str = "rms_norm_across_heads"
-    """Norm of queries and keys; only one is supported."""
+    """Norm of queries and keys; only the default is supported."""
     eps: PositiveFactor = 1e-6
     """Epsilon of the norms."""
     image_dim: Count | None = None
@@ -46,9 +46,9 @@ class NetworkConfig(Config):
     added_kv_proj_dim: Count | None = None
     """Channels of the projected image states, from which keys and values are computed; None: no image encoder."""
     rope_max_seq_len: Count = 1024
-    """Size of the rotary table, in each direction."""
+    """Number of positions in the rotary table of each axis."""
     pos_embed_seq_len: Count | None = None
-    """Size of the position table for first and last image; None: no table."""
+    """Number of rows of the position table for a first and a last image; only None (no table) is supported."""
 
     @property
     def inner_dim(self) -> int:
@@ -71,7 +71,7 @@ class NetworkConfig(Config):
             )
         reads = (self.image_dim is not None, self.added_kv_proj_dim is not None)
         if reads[0] != reads[1] or (any(reads) and self.added_kv_proj_dim != self.inner_dim):
-            why = f"image states are projected to the network's width, {self.inner_dim}, and used by every block"
+            why = f"hidden states of the image encoder are projected to the network's width, {self.inner_dim}"
             raise wrong(self, "image_dim", "added_kv_proj_dim", why=why, remedy="set both, or none of them")
         if self.pos_embed_seq_len is not None:
             why = "networks that are conditioned on a first and a last image are not supported"

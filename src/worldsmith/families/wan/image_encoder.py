@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARTS = ENCODER, PROCESSOR = "image_encoder", "image_processor"
-"""Subfolders of a pipeline."""
+"""Pipeline subfolders of the image encoder and of the image processor."""
 PLACES = ((f"{ENCODER}/config.json", f"{ENCODER}/*.safetensors*", f"{PROCESSOR}/preprocessor_config.json"),)
 FIELD = "model.config.image_encoder.path"
 

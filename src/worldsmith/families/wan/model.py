@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 EXPERTS = {"high_noise": "transformer", "low_noise": "transformer_2"}
 """Pipeline subfolders of the two experts."""
 TEXT_TOKENS = 512
-"""Number of text tokens; diffusers expects image hidden states concatenated in front of the text hidden states."""
+"""Required number of text tokens for a network with an image encoder: diffusers counts the text hidden states, which
+follow the hidden states of the image, from the end."""
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
 TIMESTEPS = 1000
 """Timestep of pure noise."""
@@ -80,12 +81,12 @@ class WanGenerator(PipelineModel):
         full_precision: ClassVar[Sequence[str]] = ("time_embedder", "norm1", "norm2", "norm3")
 
         expert: Literal["high_noise", "low_noise"] | None = None
-        """Which of the two experts this is (Wan 2.2 A14B); None: one network for all noise levels."""
+        """Expert of Wan 2.2 A14B that this network is; None: one network for all noise levels."""
         boundary_ratio: Annotated[float, Range(gt=0, lt=1)] | None = None
         """Noise level at which the experts switch: 0.875 for text-to-video, 0.9 for image-to-video."""
         pipeline: str = ""
-        """With an expert: the pipeline that contains both. Training starts from it; generation and exports use its
-        other expert."""
+        """Only with `expert`: path or hub name of the pipeline that contains both experts. Training starts from
+        it; generation and exports use its other expert."""
         expand_timesteps: bool = False
         """Whether each token has its own timestep (Wan 2.2 5B), which is 0 for conditioning frames."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -95,7 +96,7 @@ class WanGenerator(PipelineModel):
         text_encoder: UMT5TextEncoder.Config = field(default_factory=UMT5TextEncoder.Config)
         """The text encoder."""
         image_encoder: WanImageEncoder.Config = field(default_factory=WanImageEncoder.Config)
-        """Encoder of a first frame, for a network that uses its states (Wan 2.1)."""
+        """Image encoder for the first frame; only used by Wan 2.1 image-to-video networks."""
 
         @property
         def modes(self) -> tuple[Mode, ...]:
@@ -129,16 +130,16 @@ class WanGenerator(PipelineModel):
             super().check()
             if bool(self.network.image_dim) != bool(self.image_encoder.path):
                 pair = "image_encoder.path", "network.image_dim"
-                why = "a network with image states (Wan 2.1) requires an image encoder, and other networks accept none"
+                why = "a network with image_dim (Wan 2.1) requires an image encoder, and other networks accept none"
                 raise wrong(self, *pair, why=why, remedy="set the pipeline with the image encoder, or omit both")
             if self.network.image_dim and (self.text_encoder.max_length != TEXT_TOKENS or not self.network.takes_image):
                 pair = "text_encoder.max_length", "network.in_channels"
-                why = f"a network with image states requires an image input and exactly {TEXT_TOKENS} text tokens"
+                why = f"a network with image_dim requires an image input and exactly {TEXT_TOKENS} text tokens"
                 remedy = f"write {TEXT_TOKENS}, and in_channels = 2 * out_channels + {MASK}"
                 raise wrong(self, *pair, why=why, remedy=remedy)
             if (self.expert is None) != (self.boundary_ratio is None) or (self.pipeline and self.expert is None):
                 names = "expert", "boundary_ratio", "pipeline"
-                why = "two experts need the noise level at which they switch, and their common pipeline"
+                why = "a model with two experts requires all three: expert, switching noise level, and pipeline"
                 raise wrong(self, *names, why=why, remedy="set all three, or none of them")
             if self.expand_timesteps and self.network.takes_image:
                 why = "with a timestep per token, conditioning frames replace latents and are not concatenated to them"
@@ -357,7 +358,7 @@ def replace_first_frames(first: Sequence[Tensor | None], states: Tensor) -> Tens
     """Returns a copy of the latents `states` [n, C, t, h, w] in which clean latents replace the first frames.
 
     Args:
-        first: Clean latents of the first frame of each sample; None: the sample is unchanged.
+        first: Clean latents [C, 1, h, w] of the first frame of each sample; None: the sample is unchanged.
         states: Latents of all samples.
     """
     states = states.clone()

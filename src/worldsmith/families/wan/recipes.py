@@ -97,7 +97,7 @@ def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
     variables=wan_weights_advice("Wan2.2-T2V-A14B"),
 )
 def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
-    """Full text-to-video fine-tuning of one expert of Wan 2.2 A14B (model.expert)."""
+    """Full text-to-video fine-tuning of one expert of Wan 2.2 A14B, by default the high-noise expert."""
     model_config(config).network, config.objective.shift = architecture.wan_14b(), 5
     return train_high_noise_expert(config, "wan22_t2v_a14b", 0.875)
 
@@ -108,7 +108,7 @@ def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
     variables=wan_weights_advice("Wan2.2-I2V-A14B"),
 )
 def wan22_i2v_a14b(config: Trainer.Config) -> Trainer.Config:
-    """Full image-to-video fine-tuning of one expert of Wan 2.2 A14B."""
+    """Full image-to-video fine-tuning of one expert of Wan 2.2 A14B, by default the high-noise expert."""
     model_config(config).network = architecture.wan22_i2v_14b()
     return train_high_noise_expert(config, "wan22_i2v_a14b", 0.9)
 
@@ -167,7 +167,7 @@ def wan21_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("wan22_ti2v_tiny", starts_from="wan22_ti2v_5b")
 def wan22_ti2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """Tiny variant of wan22_ti2v_5b for a CPU, half of it image-to-video."""
+    """Tiny variant of wan22_ti2v_5b for a CPU; half of the samples are image-to-video."""
     return make_tiny(config, "wan22_ti2v_tiny")
 
 
@@ -212,7 +212,7 @@ def train_high_noise_expert(config: Trainer.Config, name: str, boundary: float) 
 
 
 def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Changes `config` in place to the tiny variant `name`: 9 frames, and tiny VAE and text encoder of the package."""
+    """Changes `config` in place to the tiny variant `name`: 9 frames, a tiny network on a CPU; returns `config`."""
     make_tiny_pipeline(config, name, architecture.tiny(), frames=9)
     model_config(config).text_encoder.max_length, config.objective.shift = 16, 1
     config.dataloader_train.max_samples_per_batch = 4

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 LEAF = re.compile(r"([^.]*[^.0-9][^.]*)?(\.?[0-9]+)*$")
-"""Matches the last component of a module path, and the one before a number, such as to_q or to_out.0."""
+"""Regex for the end of a module path: the last name and the numbers after it, such as `to_q` or `to_out.0`."""
 
 
 class Converter(Configurable, ABC):
@@ -40,7 +40,7 @@ class Converter(Configurable, ABC):
 
     class Config(Configurable.Config):
         training_only: ClassVar[bool] = False
-        """Whether the network computes the same without the converter, up to rounding; inference then omits it."""
+        """Whether the converter changes results only by rounding errors, so that inference omits it."""
 
         def check_run(self, run: Any) -> None:
             """Raises WrongValueError if the converter does not fit the run config `run`, a `Trainer.Config`."""
@@ -56,7 +56,8 @@ class Converter(Configurable, ABC):
                     modules.
 
             Returns:
-                Bytes of each quantized weight by layer path; {} if the converter quantizes none. None: not known.
+                Bytes of each quantized weight by layer path; {} if the converter quantizes none. None if the sizes
+                are known only once the network is built.
             """
             return None
 
@@ -96,7 +97,7 @@ class Conversion:
         if self.quantized_bytes:
             text += (
                 f"; their weights take {self.quantized_bytes / 2**20:.2f} MiB instead of "
-                f"{self.numbers * bytes_per_number / 2**20:.2f}"
+                f"{self.numbers * bytes_per_number / 2**20:.2f} MiB"
             )
         return text
 
@@ -131,8 +132,8 @@ def convert_network(
         if changed := shapes_of(network).items() ^ shapes.items():
             names = sorted({name for name, _ in changed})
             raise ValueError(
-                f"{where} changes name or shape of {len(names)} parameters, such as {names[0]}, but checkpoints "
-                "contain plain weights; keep a wrapped layer as `base_layer`, and add no parameters"
+                f"{where} changes the names or shapes of {len(names)} parameters, such as {names[0]}, but checkpoints "
+                "contain the original ones; store a wrapped layer as `base_layer`, and add no parameters"
             )
         quantized = [layer for name, layer in quantized_layers(network).items() if name not in held]
         numbers, size = (
@@ -144,12 +145,13 @@ def convert_network(
 
 
 def lasting(model: Any) -> list[str]:
-    """Returns the class tags of the converters that a trained model still needs for inference.
+    """Returns the converters of a config that inference with the trained model needs, as class tags.
 
-    A converter of an unknown class is included.
+    A class tag is the value of `type` in a config section: "package.module.Class". Converters that only affect training
+    (`training_only`) are omitted; a converter whose class cannot be imported is included.
 
     Args:
-        model: The config section `model` as plain data.
+        model: The config section `model` as nested dicts and lists.
     """
     config = model.get("config") if isinstance(model, Mapping) else None
     listed = config.get("converters") if isinstance(config, Mapping) else None
@@ -169,7 +171,7 @@ def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def quantized_layers(network: nn.Module) -> dict[str, QuantizedLayer]:
-    """Returns the layers with a quantized base weight, by the internal name of that weight."""
+    """Returns the layers of a network whose weight is quantized, by the internal parameter name of the weight."""
     from worldsmith.models.converters.quantized_layer import QuantizedLayer
 
     modules = network.named_modules()
@@ -198,7 +200,7 @@ def linear_layers(network: nn.Module, parts: NetworkParts, leave_out: Sequence[s
         if not any(pattern in path for path in found):
             close = nearest(pattern, list(dict.fromkeys(path.rpartition(".")[2] for path in found)))
             advice = f"; similar paths: {', '.join(close)}" if close else ""
-            raise ValueError(f"leave_out: no layer that would be changed has '{pattern}' in its path{advice}")
+            raise ValueError(f"leave_out: no layer that the converter can change has '{pattern}' in its path{advice}")
     return {path: module for path, module in found.items() if not any(pattern in path for pattern in leave_out)}
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from worldsmith.models.network_parts import NetworkParts
 
 MULTIPLE = 16
-"""Inputs and outputs of float8 matmuls must be multiples of this, as the hardware requires."""
+"""Required divisor of the input and output sizes of a layer with float8 matmuls on NVIDIA GPUs."""
 CAPABILITY = (8, 9)
-"""First compute capability of NVIDIA GPUs with float8 matmuls."""
+"""Minimum compute capability (major, minor) of NVIDIA GPUs with float8 matmuls."""
 
 
 class Float8(Converter):
@@ -50,7 +50,7 @@ class Float8(Converter):
             if importlib.util.find_spec("torchao") is None:
                 raise UserError(
                     "float8 training needs torchao, which is not installed: `pip install 'worldsmith[float8]'`, "
-                    "which needs torch for CUDA"
+                    "with a CUDA build of torch"
                 )
 
         def check_device(self, device: str) -> None:
@@ -58,7 +58,7 @@ class Float8(Converter):
 
             found = torch.cuda.get_device_capability(device) if device.startswith("cuda") else None
             if found is None or found < CAPABILITY:
-                kind = "no GPU" if found is None else f"one of {found[0]}.{found[1]}"
+                kind = "no GPU" if found is None else f"a GPU of {found[0]}.{found[1]}"
                 raise UserError(
                     "model.config.converters: Float8 needs a GPU of compute capability "
                     f"{CAPABILITY[0]}.{CAPABILITY[1]} or higher, but '{device}' is {kind}; omit the converter"

@@ -35,7 +35,7 @@ class FrozenBase(Converter):
         training_only: ClassVar[bool] = True
 
         bits: Literal[4, 8] = 4
-        """Bits per weight; 32 neighbors share a scale and a zero point."""
+        """Bits per quantized weight; 32 neighboring weights share a scale and a zero point."""
         leave_out: list[str] = field(default_factory=list)
         """Substrings of the names of layers that are not quantized, such as to_out or transformer_blocks.0."""
 

@@ -24,7 +24,7 @@ class QuantizedLayer(nn.Module, ABC):
 
     weight: Tensor
     device = torch.device("cpu")
-    """Device of the quantized weight; the model sets it."""
+    """Device of the quantized weight; set when the model allocates its network."""
     source_checksum: WeightSum | None = None
     """Checksum of the original weight, by which a checkpoint identifies it."""
     quantized_bytes: int

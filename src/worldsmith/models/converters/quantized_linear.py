@@ -16,7 +16,7 @@ from worldsmith.models.real_values import in_simulation
 from worldsmith.models.weight_sum import WeightSum
 
 FORMS = {bits: QuantizationArgs(num_bits=bits, type="int", symmetric=False, strategy="channel") for bits in (4, 8)}
-"""Bits -> settings of compressed-tensors. A block is passed as a "channel", so that any number of inputs fits."""
+"""Settings of compressed-tensors by bits per weight; each block of weights is passed as one row (a "channel")."""
 
 
 class QuantizedLinear(nn.Linear, QuantizedLayer):
@@ -69,7 +69,7 @@ class QuantizedLinear(nn.Linear, QuantizedLayer):
 
 
 class Product(torch.autograd.Function):
-    """Matmul of `QuantizedLinear`; the backward pass dequantizes the weight again instead of saving it."""
+    """Autograd function for x·Wᵀ + bias with a quantized W, which is dequantized again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: QuantizedLinear) -> Tensor:

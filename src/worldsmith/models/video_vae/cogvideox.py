@@ -27,7 +27,7 @@ STAGES = 4
 MIDDLE = {"block_1": "resnets.0", "block_2": "resnets.1"}
 TEMPORAL_FACTOR, SPATIAL_FACTOR = 4, 8
 DECODED_FRAMES = 2
-"""Latent frames that diffusers decodes together; therefore only clips of 8k+1 frames keep their length."""
+"""Number of latent frames that diffusers decodes together; only clips of 8k+1 frames keep their length."""
 
 
 class CogVideoXVAE(PosteriorVAE):
@@ -64,7 +64,7 @@ class CogVideoXVAE(PosteriorVAE):
             return file
 
         def substitute(self) -> SubstituteComponent:
-            """Describes the released VAE, which a simulation substitutes if `vae_path` does not exist."""
+            """Returns the config of the released VAE, which a simulation uses if `vae_path` is not available."""
             return vae_substitute("CogVideoX", COGVIDEOX)
 
     config: Config
@@ -102,7 +102,7 @@ class CogVideoXVAE(PosteriorVAE):
 
 
 def sat_to_diffusers(name: str) -> str | None:
-    """Maps a tensor name of SAT's file to `AutoencoderKLCogVideoX`; None if the file cannot have that name."""
+    """Converts a tensor name in SAT's VAE file to the name in `AutoencoderKLCogVideoX`; None for an unknown name."""
     match = re.fullmatch(r"(encoder|decoder)\.(.+)", name)
     if match is None:
         return None
@@ -122,7 +122,7 @@ def _inner(path: str) -> str:
 
 
 def diffusers_to_sat(name: str) -> str:
-    """Maps a tensor name of `AutoencoderKLCogVideoX` to SAT's file; the inverse of `sat_to_diffusers`."""
+    """Converts a tensor name in `AutoencoderKLCogVideoX` to SAT's VAE file; the inverse of `sat_to_diffusers`."""
     name = name.replace("conv_shortcut.", "nin_shortcut.")
     for block, resnet in MIDDLE.items():
         name = name.replace(f".mid_block.{resnet}.", f".mid.{block}.")
@@ -132,7 +132,9 @@ def diffusers_to_sat(name: str) -> str:
 
 
 def read_sat_config(file: Path) -> dict[str, Any]:
-    """Reads the JSON file next to a VAE file of SAT; empty if it does not exist (the released VAE).
+    """Returns the VAE config in the JSON file next to a SAT file, such as `3d-vae.json` for `3d-vae.pt`.
+
+    Without a JSON file, the result is {}, which stands for the config of the released VAE.
 
     Raises:
         FileNotFoundError: If the VAE file does not exist.
@@ -143,7 +145,9 @@ def read_sat_config(file: Path) -> dict[str, Any]:
 
 
 def read_pt(file: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a SAT file under diffusers' names, mapped from disk; without those of the training loss.
+    """Returns the VAE tensors of a SAT file by their names in diffusers, mapped from disk.
+
+    Tensors of the training loss, such as the discriminator, are omitted.
 
     Raises:
         ValueError: If the file is damaged, contains pickled code, or is not a VAE of CogVideoX.
@@ -155,7 +159,7 @@ def read_pt(file: Path) -> dict[str, Tensor]:
     unknown = [name for name, found in names.items() if found is None]
     if unknown or not names:
         raise ValueError(
-            f"{FIELD}: '{file}' is not a VAE of CogVideoX: {len(unknown)} of {len(names)} names are unknown"
+            f"{FIELD}: '{file}' is not a VAE of CogVideoX: {len(unknown)} of {len(names)} tensor names are unknown"
             + (f", such as '{unknown[0]}'" if unknown else "")
         )
     return {found: content[name] for name, found in names.items() if found is not None}

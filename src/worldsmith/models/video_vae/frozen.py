@@ -44,7 +44,7 @@ class FrozenVAE(Configurable):
 
     config: Config
     source: Path
-    """Folder or file of the weights; a subclass sets it before `__init__`."""
+    """Folder or file of the weights; a subclass sets it before it calls the base class's `__init__`."""
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu") -> None:
         import torch

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class PosteriorVAE(FrozenVAE):
     """Frozen VAE that encodes a clip to the mean and log variance of its latents.
 
-    Latents are sampled from both, then shifted by -`shift_factor` and multiplied by `scaling_factor`. The cache stores
-    mean and log variance, so that each epoch can sample other latents.
+    Raw latents are sampled from this normal distribution; normalized latents are (raw - `shift_factor`) ·
+    `scaling_factor`. The latent cache stores mean and log variance, so that each epoch can sample other latents.
 
     Raises:
         FileNotFoundError: If no VAE with that path or name exists.
@@ -30,17 +30,17 @@ class PosteriorVAE(FrozenVAE):
     """
 
     recipe: ClassVar[str]
-    """Part of the fingerprint: changed when the same weights would give other means and variances."""
+    """Version of the encoding in the fingerprint; to be changed when the same weights would give other results."""
     of_images: ClassVar[bool] = False
-    """Whether it only supports single images."""
+    """Whether the VAE only supports single images, not videos."""
 
     class Config(FrozenVAE.Config):
         class_name: ClassVar[str]
-        """Class name in diffusers."""
+        """Name of the VAE's class in diffusers."""
         returns_posterior: ClassVar[bool] = True
 
         scaling_factor: PositiveFactor | None = None
-        """Scaling factor of the latents; None: that of the VAE's config."""
+        """Scaling factor of the latents; None: the value in the VAE's config."""
 
         def check_files(self) -> None:
             """Raises FileNotFoundError or ValueError if `vae_path` does not name a VAE; downloads no files."""
@@ -94,7 +94,7 @@ class PosteriorVAE(FrozenVAE):
 
     @property
     def library_model(self) -> Any:
-        """Diffusers VAE whose config has the scaling factor that is used here."""
+        """Diffusers VAE for an exported pipeline: its config contains the `scaling_factor` of this object."""
         self.model.register_to_config(scaling_factor=self.scaling_factor)
         return self.model
 
@@ -161,7 +161,7 @@ class PosteriorVAE(FrozenVAE):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sha256 hash of what determines the result of `encode`: config without scale, weights, and precision."""
+        """Sha256 hash of everything that determines latents except the clip: weights, precision, most of the config."""
         return weights_digest(self.model, extra=(self.recipe, self.config.precision), ignored=("scaling_factor",))
 
 
@@ -175,5 +175,5 @@ class ImageVAE(PosteriorVAE):
         class_name: ClassVar[str] = "AutoencoderKL"
 
         def substitute(self) -> SubstituteComponent:
-            """Describes the released VAE of FLUX.1, which a simulation substitutes if `vae_path` does not exist."""
+            """Returns the config of FLUX.1's VAE, which a simulation uses if `vae_path` is not available."""
             return vae_substitute("FLUX.1", FLUX)

@@ -36,7 +36,7 @@ WAN21: dict[str, Any] = {
         3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
     ],
 }  # fmt: skip
-"""Config of the VAE of Wan 2.1 and of the experts of Wan 2.2 A14B (127 M parameters)."""
+"""Config of the VAE of Wan 2.1, which Wan 2.2 A14B uses too (127 M parameters)."""
 
 COGVIDEOX: dict[str, Any] = {
     "_class_name": "AutoencoderKLCogVideoX",
@@ -49,7 +49,7 @@ COGVIDEOX: dict[str, Any] = {
     "sample_width": 720,
     "scaling_factor": 0.7,
 }
-"""Config of the VAE of CogVideoX-5B; that of 2B differs in its scale (215 M parameters)."""
+"""Config of the VAE of CogVideoX-5B (215 M parameters); CogVideoX-2B has another scaling factor."""
 
 FLUX: dict[str, Any] = {
     "_class_name": "AutoencoderKL",
@@ -89,7 +89,7 @@ def find_vae_folder(name: str, class_name: str) -> Path:
 
 
 def require_vae_folder(name: str, class_name: str) -> None:
-    """Checks that `find_vae_folder` would find the VAE; downloads no files.
+    """Raises an error if the VAE `name` does not exist locally or on the hub; downloads no files.
 
     Args:
         name: Value of `vae_path`: a folder of the VAE or of a pipeline, or a hub repository.
@@ -115,7 +115,7 @@ def find_vae_within(path: Path, class_name: str) -> Path:
 def vae_substitute(
     model: str, settings: dict[str, Any], *, places: tuple[Any, ...] = (IN_PIPELINE, ALONE)
 ) -> SubstituteComponent:
-    """Describes a released VAE, which a simulation substitutes if it is missing.
+    """Returns the config of a released VAE as a substitute for simulations in which the VAE is not available.
 
     Args:
         model: Name of the released model, for messages.

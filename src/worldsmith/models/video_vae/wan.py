@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 GREY = 127.5
 """Pixel value that the VAE maps to 0."""
 RECIPE = "wan-mean-latents-2"
-"""Part of the fingerprint: increase it when the same weights would give other latents (last change: tile lengths)."""
+"""Version of the encoding in the fingerprint; to be increased when the same weights would give other latents."""
 
 
 class WanVAE(FrozenVAE):
@@ -39,7 +39,7 @@ class WanVAE(FrozenVAE):
 
     - Weights and arithmetic are in `precision`. Latents are the posterior mean, normalized with the channel means and
       standard deviations of the VAE's config.
-    - A clip is encoded in temporal tiles; their length depends on the frame size (see `window`).
+    - A clip is encoded in temporal tiles; the number of frames per tile depends on the frame size.
     - `compile_encoder` makes encoding faster after a warm-up; the latents then differ in their last bits.
 
     Raises:
@@ -72,7 +72,7 @@ class WanVAE(FrozenVAE):
             return SPATIAL_FACTOR
 
         def substitute(self) -> SubstituteComponent:
-            """Describes the released VAE with this spatial factor, which a simulation substitutes if it is missing."""
+            """Returns the config of the released VAE, which a simulation uses if `vae_path` is not available."""
             version, settings = ("2.2", RELEASED) if self.cell == SPATIAL_FACTOR else ("2.1", WAN21)
             return vae_substitute(f"Wan {version}", settings, places=PLACES)
 

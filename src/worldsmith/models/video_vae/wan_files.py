@@ -53,7 +53,7 @@ RELEASED: dict[str, Any] = {
     "latents_mean": LATENTS_MEAN,
     "latents_std": LATENTS_STD,
 }
-"""Config of the released VAE in diffusers (704.7 M parameters)."""
+"""Config in diffusers' format of the released VAE of Wan 2.2 (704.7 M parameters)."""
 CLASS_NAME = "AutoencoderKLWan"
 PTH_NAME = "Wan2.2_VAE.pth"
 SPATIAL_FACTOR, TEMPORAL_FACTOR = RELEASED["scale_factor_spatial"], RELEASED["scale_factor_temporal"]
@@ -84,7 +84,9 @@ def find_vae(name: str) -> Path:
 
 
 def require_vae(name: str, cell: int) -> None:
-    """Raises FileNotFoundError or ValueError if `vae_path` does not name a matching VAE; downloads no files.
+    """Raises FileNotFoundError or ValueError unless `vae_path` names a Wan VAE of the expected spatial compression.
+
+    Downloads no files: of a VAE that is only on the hub, the existence of the files is checked and not the config.
 
     Args:
         name: Value of `vae_path`.
@@ -97,7 +99,10 @@ def require_vae(name: str, cell: int) -> None:
 
 
 def vae_within(path: Path) -> Path:
-    """Returns the first VAE among `path`, its subfolder `vae` and its released file; `path` if none exists."""
+    """Returns the VAE in a downloaded or local folder.
+
+    Candidates are `path`, its subfolder `vae` and its file Wan2.2_VAE.pth; if none is a VAE, `path` is returned.
+    """
     found = (path, path / SUBFOLDER, path / PTH_NAME)
     return next((place for place in found if place.is_file() or holds_vae(place, CLASS_NAME)), path)
 
@@ -144,7 +149,10 @@ def read_vae_config(source: Path, cell: int = SPATIAL_FACTOR) -> dict[str, Any]:
 
 
 def require_statistics(settings: dict[str, Any], name: str, config: Path) -> None:
-    """Raises ValueError unless `name` in `settings` is one finite number (standard deviations: above 0) per channel."""
+    """Raises ValueError unless `settings[name]` is a list with one finite number per latent channel.
+
+    `settings`: VAE config; `name`: "latents_mean" or "latents_std" (numbers above 0); `config`: its file, for messages.
+    """
     values, channels = settings.get(name, []), settings.get("z_dim")
     length = len(values) if isinstance(values, list) else 0
     if length != channels:
@@ -186,7 +194,7 @@ def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, devic
 
 
 def released_to_diffusers(name: str) -> str | None:
-    """Maps a tensor name of the released file to `AutoencoderKLWan`; None if the file cannot have that name."""
+    """Converts a tensor name in Wan2.2_VAE.pth to the name in `AutoencoderKLWan`; None for an unknown name."""
     path, _, leaf = name.rpartition(".")
     tower, _, inner = path.partition(".")
     if path in ENDS:
@@ -200,7 +208,8 @@ def released_to_diffusers(name: str) -> str | None:
 def _stage_module(tower: str, inner: str) -> str | None:
     """Converts `downsamples.1.downsamples.0.residual.2` to `down_blocks.1.resnets.0.conv1`; also for `upsamples`.
 
-    `tower`: "encoder" or "decoder". None: `inner` is not such a module.
+    `inner`: module path in Wan2.2_VAE.pth within the encoder or decoder, which `tower` names. Returns the path in
+    diffusers; None if `inner` is not in a down- or upsampling stage.
     """
     side = "downsamples" if tower == "encoder" else "upsamples"
     match = re.fullmatch(rf"{side}\.(\d+)\.{side}\.(\d+)\.(.+)", inner)
@@ -217,7 +226,8 @@ def _stage_module(tower: str, inner: str) -> str | None:
 def _middle_module(inner: str) -> str | None:
     """Converts `middle.1.to_qkv` to `mid_block.attentions.0.to_qkv`, `middle.0.residual.6` to `….resnets.0.conv2`.
 
-    None: `inner` is not such a module.
+    `inner`: module path in Wan2.2_VAE.pth within the encoder or decoder. Returns the path in diffusers; None if `inner`
+    is not in the middle block.
     """
     match = re.fullmatch(r"middle\.([012])\.(.+)", inner)
     if match is None:
@@ -242,7 +252,7 @@ def read_pth(path: Path) -> dict[str, Tensor]:
     unknown = [name for name, found in names.items() if found is None]
     if unknown:
         raise ValueError(
-            f"vae_path: '{path}' is not a Wan 2.2 VAE: {len(unknown)} of {len(names)} names are unknown, such as "
-            f"'{unknown[0]}'; the VAE of Wan 2.1 has another architecture and does not fit this model"
+            f"vae_path: '{path}' is not a Wan 2.2 VAE: {len(unknown)} of {len(names)} tensor names are unknown, such "
+            f"as '{unknown[0]}'; the VAE of Wan 2.1 has another architecture and does not fit this model"
         )
     return {found: content[name] for name, found in names.items() if found is not None}

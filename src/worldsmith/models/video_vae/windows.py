@@ -20,8 +20,8 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 WINDOWS = ((256 * 320, 68), (640 * 640, 24), (1184 * 896, 8))
-"""(max pixels of a frame, frames per temporal tile) for the resolution buckets 256, 480, and 704 to 768; larger frames
-have `SHORTEST`."""
+"""(max pixels of a frame, frames per temporal tile) for the resolution buckets 256, 480, and 704 to 768; tiles of
+larger frames have `SHORTEST` frames."""
 SHORTEST = 4
 MOST_COMPILED_SHAPES = 64
 

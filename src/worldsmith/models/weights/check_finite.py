@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LISTED = 3
-"""Max names in a message."""
+"""Max number of tensor names in an error message."""
 
 
 def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:

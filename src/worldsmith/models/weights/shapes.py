@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 Shapes = dict[str, tuple[int, ...]]
-"""Internal parameter name of a parameter → its shape."""
+"""Shapes of parameters by internal parameter name."""
 
 
 def linear(path: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes:
@@ -30,6 +30,6 @@ def repeat_shapes(path: str, count: int, shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def matrices(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Returns the paths of the layers whose `weight` has two dimensions."""
+    """Returns the paths of the layers whose `weight` has two dimensions; `shapes` are by internal parameter name."""
     weights = (name for name, shape in shapes.items() if len(shape) == 2 and name.endswith(".weight"))
     return [name.removesuffix(".weight") for name in weights]

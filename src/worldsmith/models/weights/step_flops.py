@@ -86,7 +86,7 @@ class MatmulCounter:
         Args:
             width: Channels of all heads.
             own: Number of (query, key) pairs with the first group of keys.
-            other: Number of (query, key) pairs with the second group of keys.
+            other: Number of (query, key) pairs with the second group of keys; 0: one group only.
             q: Whether queries carry gradients.
             own_kv: Whether (keys, values) of the first group carry gradients.
             other_kv: Whether (keys, values) of the second group carry gradients.

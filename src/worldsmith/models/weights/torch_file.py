@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 FILE_ENDINGS = (".pth", ".pt", ".ckpt")
 CONTAINERS = ("module", "model", "state_dict")
-"""Keys under which checkpoint files store the tensors next to other data."""
+"""Keys under which checkpoint files of other tools store the dict of tensors."""
 
 
 def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]:

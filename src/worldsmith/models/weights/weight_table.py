@@ -29,9 +29,9 @@ class Weight:
     reached: bool
     """Whether the parameter receives gradients if it is trained, so that it has optimizer state."""
     exact: bool
-    """Whether the parameter stays in float32: adapters, and `full_precision` modules."""
+    """Whether the parameter stays in float32; True for adapters and for parameters of `full_precision` modules."""
     quantized_bytes: int | None = None
-    """Bytes of the quantized weight on every rank; None: the weight is not quantized."""
+    """Bytes of the weight in quantized form, stored on every rank; None: the weight is not quantized."""
 
     @property
     def numbers(self) -> int:
@@ -102,7 +102,7 @@ def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Ta
 def table_of(model: Model) -> Table:
     """Returns the weight table of a built model: each parameter's shape and training state.
 
-    The trained parameters must already be selected. The network may be on the meta device or sharded; shapes are
+    Call it after `requires_grad` was set. The network may be on the meta device or sharded; shapes are
     those of the complete parameters.
     """
     quantized = quantized_layers(model.network) if model.conversions else {}

@@ -19,15 +19,15 @@ from worldsmith.distributed.world import World, stop_world
 from worldsmith.planning.work import Collective
 
 STRIDED = "_propagate_use_strided_shard_flag"
-"""The function of DTensor that `check_strides_once` replaces."""
+"""Name of the private DTensor function that `check_strides_once` replaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class FakeWorld(World):
-    """A simulated rank whose collectives return results as if all other ranks had passed the same values."""
+    """A simulated rank; its collectives return results as if all other ranks had passed the same Python values."""
 
     note: Callable[[Collective, int], None] = field(default=lambda op, payload: None, compare=False)
-    """Function that is called with the name and bytes of each collective of this world; 0 bytes for Python objects."""
+    """Callback with the name and the bytes of each collective of Python values; 0 bytes for arbitrary objects."""
 
     def barrier(self) -> None:
         pass

@@ -49,13 +49,13 @@ class TrackedStorage:
     """A tensor storage, recorded when an operator first creates or reads it."""
 
     size: int
-    """Bytes; 0 once it is freed."""
+    """Size of the storage in bytes; 0 after it was freed."""
     phase: str
-    """Phase in which it was first seen."""
+    """Phase in which the storage was first recorded."""
     module: str
     """Innermost module whose forward pass created the storage; "" outside of modules."""
     kind: str
-    """Memory category inferred at creation; a tag of `MemoryTracker.tag` has precedence."""
+    """Memory category inferred when the storage was created; a category set by `MemoryTracker.tag` has priority."""
     in_host_ram: bool
     """Whether the storage is counted as host RAM, whatever the run's device is."""
 
@@ -68,8 +68,8 @@ class MemoryTracker(TorchDispatchMode):
     else "other".
 
     Args:
-        fake_mode: Simulate: tensors have no memory, and every value that is read back to the host is 1. Use the tracker
-            inside this mode. None: a real run.
+        fake_mode: Fake tensor mode of a simulation, in which the tracker is used; `Tensor.item` of a tensor without
+            values returns 1. None: tensors are real.
         only_traffic: Record collectives only, which is faster.
     """
 
@@ -78,7 +78,7 @@ class MemoryTracker(TorchDispatchMode):
         self.fake_mode, self.only_traffic = fake_mode, only_traffic
         self.storages: list[TrackedStorage] = []
         self.events: list[tuple[int, int, str]] = []
-        """(index into `storages`, change in bytes, phase) in temporal order; (-1, 0, phase) begins a phase."""
+        """Memory events (index into `storages`, change in bytes, phase) in order; (-1, 0, phase) begins a phase."""
         self.tags: dict[int, str] = {}
         self.traffic = TrafficRecorder()
         self.operations = OperationCounter()
@@ -161,7 +161,7 @@ class MemoryTracker(TorchDispatchMode):
         return sum(change for _, change, _ in self.events)
 
     def held_now(self) -> PhaseMemory:
-        """Returns the breakdown of the device memory that is allocated now."""
+        """Returns the breakdown of the device memory that is allocated now, by memory category and by module."""
         return memory_after(self._changes(self.events), self._phase)
 
     @property
@@ -193,7 +193,10 @@ class MemoryTracker(TorchDispatchMode):
         ]
 
     def stretches(self) -> Iterator[tuple[str, list[Change]]]:
-        """Yields (phase, list of (bytes added on the device, category, module)) per sequence of events in one phase."""
+        """Yields (phase, list of changes) for each sequence of consecutive events in the same phase.
+
+        A change is (bytes added on the device, memory category, module that created the storage).
+        """
         for phase, events in groupby(self.events, key=itemgetter(2)):
             if changes := list(self._changes(events)):
                 yield phase, changes
@@ -302,9 +305,9 @@ class MemoryTracker(TorchDispatchMode):
             self._modules.pop()
 
     def _changes(self, events: Iterable[tuple[int, int, str]]) -> Iterator[Change]:
-        """Yields (bytes added, category, module) for each event (storage index, bytes, phase) in device memory.
+        """Converts memory events to changes: (bytes added on the device, memory category, module).
 
-        Events in host RAM and starts of phases are skipped.
+        An event is (index into `storages`, change in bytes, phase). Host RAM and starts of phases are skipped.
         """
         for number, change, _ in events:
             if number >= 0 and not self.storages[number].in_host_ram:

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-"""CPU attention operator; `flop_registry` has the GPU ones only."""
+"""Name of PyTorch's CPU attention operator; torch's `flop_registry` only contains the GPU operators."""
 GROUPED_MM = "_grouped_mm"
-"""Grouped matmul over the experts of a mixture of experts; not in `flop_registry`."""
+"""Name of PyTorch's grouped matmul over the experts of an MoE; not in torch's `flop_registry`."""
 NO_DATA_ACCESS = re.compile(r"^(new_)?empty|^lift")
-"""Operators that only allocate memory or return an alias; they read and write no data."""
+"""Regex for names of operators that only allocate memory or return an alias and access no data."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class OperationCounter:
     skipped_flops: int = 0
     """Part of `attention_flops` that kernels do not execute: the masked half of causal attention."""
     moved_bytes: int = 0
-    """Bytes read and written by all other operators."""
+    """Bytes read and written by all operators except matmuls, convolutions and attention."""
 
     def extrapolate(self, start: OperationCounter, end: OperationCounter, repeats: int) -> OperationCounter:
         """Returns the counts as if the work between the snapshots `start` and `end` ran `repeats` more times."""
@@ -44,7 +44,7 @@ class OperationCounter:
     def record(
         self, func: Any, args: Sequence[Any], kwargs: Any, result: Any, tensors: Sequence[Tensor], *, recomputed: bool
     ) -> None:
-        """Adds one operator call.
+        """Adds the FLOPs, or else the bytes read and written, of one operator call to the counts.
 
         Args:
             func: Operator overload, as passed to `__torch_dispatch__`.

@@ -11,7 +11,7 @@ from operator import eq
 from worldsmith.planning.work import PhaseMemory
 
 Change = tuple[int, str, str]
-"""(bytes added on the device, memory category of the storage, module that created it)."""
+"""Memory change: (bytes added on the device, memory category of the storage, module that created the storage)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Stretch:
 
 
 class Timeline:
-    """Memory events of one step, divided into stretches: consecutive events of the same phase.
+    """Memory events of one step, divided into stretches (consecutive events of the same phase).
 
     Args:
         stretches: (phase, changes) of each stretch; a change is (bytes added on the device, memory category, module).
@@ -117,8 +117,8 @@ def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, Ph
 def match_events(own: Stretch, other: Stretch) -> list[int]:
     """Returns for each event of `own` the index of the matching event in `other`; -1 without a match.
 
-    Events match if they have the same distance from the start, or from the end, and all changes up to there are equal.
-    Of two matching events, the one with more memory is returned.
+    Two events match if all changes from the start of the stretches to the events are equal, or all changes from the
+    events to the end. If both ways give a match, the event of `other` with more memory is returned.
     """
     ahead = sum(1 for _ in takewhile(bool, map(eq, own.changes, other.changes)))
     behind = sum(1 for _ in takewhile(bool, map(eq, reversed(own.changes), reversed(other.changes))))

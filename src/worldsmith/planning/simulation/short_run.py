@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 COUNTS = ("num_hidden_layers", "num_layers", "num_single_layers", "depth")
 """Config fields of networks that state the number of repeated layers."""
 LAYERS = 3
-"""Layers that are simulated per list; with fewer, FSDP prefetching differs from that in the middle of many layers."""
+"""Number of layers to simulate per list; with fewer, FSDP prefetching would differ from that in a deep network."""
 LAYERS_AFTER_TOWER = 5
-"""Layers that are simulated after a vision tower, whose outputs are added to the first three of them."""
+"""Number of layers to simulate if outputs of a vision tower are added to the first three layers."""
 COUNTED = ("model_flops", "hardware_flops", "attention_flops", "skipped_flops", "moved_bytes", "samples", "tokens")
 
 
@@ -47,7 +47,8 @@ def short_work(
         batches: Batches of the step.
         ranks: Number of ranks of the run.
         phases: Other phases to simulate: "loading", "encoding", "validation", "sampling", "saving".
-        encodings: Memory of encoding phases by clip sizes, to share between calls; extended in place. None: not shared.
+        encodings: Cache of the results of encoding phases, by clip sizes, for several calls; extended in place.
+            None: no cache.
         lists: Number of layers by list, as from `repeated_layer_lists`; None: computed from `config`.
     """
     start = time.perf_counter()
@@ -155,7 +156,10 @@ def can_be_built(config: Trainer.Config | None) -> bool:
 
 
 def add_difference(work: StepWork, shallow: StepWork, deeper: StepWork, times: int) -> StepWork:
-    """Returns `work` plus `times` the difference of `deeper` and `shallow`, which have equal phases and groups."""
+    """Returns `work` extrapolated by `times` layers: `work` plus `times` · (`deeper` - `shallow`).
+
+    `deeper` has one more layer than `shallow`. All three must have the same phases and the same collectives.
+    """
 
     def add(name: str, *works: Any) -> int:
         own, less, more = (getattr(one, name) for one in works)

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 DIFFERENT = 3
-"""Batches of a step that are simulated if all are equal: the first, one that accumulates gradients, and the last."""
+"""Number of batches to simulate if all are equal: the first, one that accumulates gradients, and the last."""
 STEPS, NEW_TOKENS = 1, 2
-"""Solver steps and answer tokens that are simulated: more of them hardly change the peak."""
+"""Number of solver steps and of answer tokens to simulate; more of them hardly change the peak memory."""
 
 
 Encodings = dict[tuple[Any, ...], tuple[PhaseMemory, int]]
-"""Memory of the encoding phase without the rest of the run, and `StepWork.encode_bytes`, by the sizes of the clips."""
+"""Cache: sizes of the clips -> (memory of the encoding phase only, peak bytes of `worldsmith encode`)."""
 
 
 def simulate(
@@ -66,8 +66,8 @@ def simulate(
         rank: The simulated rank.
         phases: Other phases to simulate: "loading" before the step; "encoding", "validation", "sampling" and "saving"
             after it.
-        encodings: Memory of encoding phases by clip sizes, to share between calls with the same encoders; extended in
-            place. None: not shared.
+        encodings: Cache of the results of encoding phases, by clip sizes, for several calls with the same encoders;
+            extended in place. None: no cache.
         prepare: Called with the model before its network is sharded, to change it.
         timelines: The memory events of the step are appended to this list.
     """
@@ -83,9 +83,10 @@ def simulate(
 
 
 def select_different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
-    """Returns (batches to simulate, number of omitted batches); of equal batches, only three are simulated.
+    """Returns (batches to simulate, number of omitted batches).
 
-    The omitted batches are counted like the second one.
+    If all batches are the same object, only three are simulated, and the second one is counted again for each omitted
+    batch. Otherwise all are simulated.
     """
     alike = all(batch is batches[0] for batch in batches)
     simulated = batches[:DIFFERENT] if alike else batches
@@ -132,8 +133,8 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
     Args:
         run: The run after its step.
         names: Phases to simulate: "encoding", "validation", "sampling", "saving".
-        encodings: Results of earlier encoding phases by clip sizes; new ones are added in place. Runs with the same
-            encoders can share it, so that each encoding is simulated once.
+        encodings: Cache of the results of encoding phases, by clip sizes, for several runs with the same encoders;
+            extended in place. None: no cache.
     """
     found, runners, dummies = [], find_phases(run), run.task.dummy_data
     for name in filter(runners.__contains__, names):
@@ -161,7 +162,7 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
 
 
 def find_phases(run: TrackedRun) -> dict[str, Callable[[], None]]:
-    """Returns a function for each phase between steps that `run` has, by phase name, such as "validation"."""
+    """Returns the functions that run the phases between steps of `run`, by phase name, such as "validation"."""
     config, found = run.config, dict[str, Callable[[], None]]()
     if run.task.encoder_class is not None:
         found["encoding"] = partial(encode, run)
@@ -240,7 +241,7 @@ def evaluated(run: TrackedRun, *, use_ema: bool = True) -> Iterator[None]:
 
 
 def save(run: TrackedRun) -> None:
-    """Runs a save up to the first file write; a background save allocates its staging copy in host RAM."""
+    """Runs a save of a checkpoint without writing files; a background save allocates its staging copy in host RAM."""
     state: Any = run.state
 
     def keep(iteration: int, parts: Mapping[str, Mapping[str, Any]], *, background: bool, **others: Any) -> None:
@@ -257,7 +258,10 @@ def save(run: TrackedRun) -> None:
 
 @contextmanager
 def equal_sums_once() -> Iterator[None]:
-    """Context manager: checksums of equally shaped weights are computed once, since they need the same memory."""
+    """Context manager: checksums (`bit_sum`) of weights with equal shape, dtype and sharding are computed only once.
+
+    A simulation needs their memory and not their values.
+    """
     compute, known = weight_sum.bit_sum, dict[Any, int]()
 
     def bit_sum(tensor: Tensor) -> int:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from worldsmith.training.step import StepResult
 
 STORED = torch.bfloat16
-"""Dtype of released weights."""
+"""Assumed dtype of the weights in checkpoint files of released models."""
 
 
 class TrackedRun(Trainer):
@@ -77,9 +77,9 @@ class TrackedRun(Trainer):
         self.config, self.world, self.tracker, self.batches = config, world, tracker, batches
         self.pace = Throughput()
         self.begun: list[tuple[int, OperationCounter]] = []
-        """Cumulative number of collectives, and of calls per operator, when each batch of the last step begins."""
+        """(number of collectives so far, copy of the operation counts) at the start of each batch of the last step."""
         self.encode_bytes = 0
-        """`StepWork.encode_bytes`; set after clips were encoded."""
+        """Peak bytes of `worldsmith encode`; set after the encoding phase was simulated."""
         self.model: Model = config.model.config.build(device="meta")
         prepare(self.model)
         prepare_network(self.model, world)
@@ -122,7 +122,7 @@ class TrackedRun(Trainer):
 
     @property
     def finds_all_encoded(self) -> bool:
-        """Whether the samples contain latents, as from a latent cache."""
+        """Whether the batches contain latents of encoded clips, so that no clip has to be encoded."""
         return any(getattr(sample, "latents", None) is not None for batch in self.batches for sample in batch)
 
     def prime(self) -> None:
@@ -145,7 +145,7 @@ class TrackedRun(Trainer):
         self.tracker.tag("parameters", [*network.parameters(), *network.buffers(), *held])
 
     def step(self) -> StepResult:
-        """Runs one training step over `batches`; call `prime` before it so that the optimizer state exists."""
+        """Runs one training step over `self.batches`; call `prime` before, to create the optimizer state."""
         self.begun = []
         with self.tracker.phase("backward"):  # everything except forward passes and updates
             return self.training_step(iter(self.batches))
@@ -264,7 +264,7 @@ def conversion_key(layer: QuantizedLayer) -> Hashable:
 
 
 def copy_sizes(first: QuantizedLayer, layer: QuantizedLayer) -> None:
-    """Assigns empty tensors to `layer` with the sizes of the quantized weight of `first`."""
+    """Sets the tensors of `layer` to empty ones with the sizes of those of `first`; copies the weight checksum."""
     for name, value in vars(first).items():
         if torch.is_tensor(value):
             setattr(layer, name, torch.empty_like(value))
@@ -295,7 +295,7 @@ def as_simulated(config: Trainer.Config, *, batches: int | None = None) -> Train
 
 
 def group_names(degrees: Degrees, rank: int, ranks: int) -> dict[tuple[int, ...], str]:
-    """Returns the names of the process groups of `rank`, such as "dp_shard", by the tuple of their ranks."""
+    """Returns the names of the process groups that contain `rank`, such as "dp_shard", by their ranks (ascending)."""
     num_shards, context = degrees.weights, degrees.context
     start = rank // num_shards * num_shards
     names = {

@@ -40,7 +40,7 @@ class Sent:
     op: Collective
     ranks: tuple[int, ...]
     payload: int
-    """Bytes of the full tensor."""
+    """Bytes of the full (gathered or unscattered) tensor."""
     dtype: torch.dtype
     module: str
     """Module in whose forward pass the collective was called; "" outside of modules."""

@@ -42,7 +42,7 @@ SPEC_CAP = "policy.model_max_length"
 
 @dataclass(slots=True)
 class CheckResult:
-    """Result of `worldsmith check`: reports on the data, needs of the run, remarks (hints) and problems."""
+    """Result of `worldsmith check`: reports on the data, requirements of the run, remarks (hints) and problems."""
 
     reports: dict[str, DataReport] = field(default_factory=dict)
     """Reports on the training data and, if the run validates, on the validation data."""
@@ -298,15 +298,15 @@ class CheckData(RunAction):
 def too_few_steps(report: DataReport, packs_a_step: int) -> str:
     """Returns the remark that an epoch has less than one step on some ranks, with possible fixes.
 
-    `packs_a_step` is the number of packs of a rank per optimizer step.
+    `packs_a_step` is the number of packs (forward passes, each over several samples) of a rank per optimizer step.
     """
     ranks, packs, most = len(report.packs), min(report.packs), report.ranks_that_work
     ways = [f"at most {most} process{'es' * (most > 1)}"] if most else []
     ways += [f"trainer.grad_accum_iter = {packs} or less"] if packs else []
     step, data = counted(packs_a_step, "pack"), counted(report.kept or 0, "sample")
     return (
-        f"a step takes {step} on each process, but an epoch over {data} gives only {packs} to some of {ranks}: they "
-        "train twice on the same samples within one step. Possible fixes: "
+        f"a step takes {step} on each process, but an epoch over {data} gives only {packs} to some processes "
+        f"(of {ranks}), which train twice on the same samples within one step. Possible fixes: "
         f"{', '.join([*ways, 'smaller packs, or more data'])}"
     )
 

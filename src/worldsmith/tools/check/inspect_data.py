@@ -23,7 +23,7 @@ AHEAD = 4
 INDENT = " " * 13
 FILLED_UP = "the last pack is filled with samples of the next epoch"
 BAR, LONGEST = "█", 32
-"""Character of the bars of a histogram, and max length of a bar."""
+"""Character that forms the bars of a histogram, and max length of a bar in characters."""
 RANKS = 8
 """Max number of ranks that get a line of their own in the report if their numbers of packs differ."""
 
@@ -43,11 +43,11 @@ def read_data(
     """Reads the samples of the first epoch as the run would and reports on them.
 
     Args:
-        loader: The data loader of the run; its quarantine is `tally`.
-        tally: Collects the skipped samples.
+        loader: The data loader of the run, created with `tally` as its quarantine (`loader.quarantine`).
+        tally: Quarantine of `loader`: list of the skipped samples with the reasons, filled by this function.
         workers: Number of worker processes.
         ranks: Number of data-parallel ranks, among which the epoch is divided.
-        packs_a_step: Packs of a rank in an optimizer step.
+        packs_a_step: Number of packs (forward passes, each over several samples) of a rank per optimizer step.
         sample: Number of samples to inspect, evenly spaced; None: all.
         decode: Decode images and videos; False: read only headers, which are enough for tokens and sizes.
         cap_field: Name of the setting of the max tokens per sample, for messages; "": the field of the data loader.
@@ -100,11 +100,11 @@ class InspectedSample:
     key: str
     position: int
     num_tokens: int
-    """-1 if the sample was skipped before its tokens were counted."""
+    """Number of tokens of the sample; -1 if the sample was skipped before its tokens were counted."""
     seconds: float
     rejection: Rejection | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Names of the loader's counters that this sample increments -> message of the first count."""
+    """Counters of the data loader that this sample increments: counter name -> message about the sample."""
     features: Features = field(default_factory=dict)
     cells: int = 0
     """Number of latent positions (t·h·w) of the sample; 0 without latents."""
@@ -169,7 +169,7 @@ def find_problems(
     Args:
         report: Report on the data.
         loader: The data loader of the run.
-        tally: Skipped samples, with the reason why they would stop a run, if any.
+        tally: Skipped samples; its `refusal` is the error message if they would stop the run, else None.
         seen: Inspection results of all inspected samples.
     """
     found = [] if tally.refusal is None else [tally.refusal]
@@ -191,7 +191,7 @@ def find_problems(
 def larger_cap(report: DataReport) -> str:
     """Returns the advice, for messages, to increase the max tokens per sample so that all samples can be used."""
     least, now = (report.needed_cap or 0) - report.cap_included, (report.cap or 0) - report.cap_included
-    return f"set {report.cap_field} to at least {least} (now {now}) to use all of them, or use smaller or shorter clips"
+    return f"set {report.cap_field} to at least {least} (now {now}) to use all samples, or use smaller or shorter clips"
 
 
 def count_packs(
@@ -211,7 +211,7 @@ def count_packs(
         loader: The data loader of the run, with the settings of the packer.
         kept: Inspection results of the usable samples.
         ranks: Number of data-parallel ranks.
-        packs_a_step: Packs of a rank in an optimizer step.
+        packs_a_step: Number of packs (forward passes, each over several samples) of a rank per optimizer step.
         share: Fraction of the samples that was inspected, from which counts are extrapolated.
     """
     config = loader.config
@@ -232,17 +232,17 @@ def count_packs(
 
 
 def packs_when_full(packs: Sequence[Sequence[int]]) -> float:
-    """Returns the number of packs in which the last pack, often not full, counts only as a fraction.
+    """Returns the number of packs as a float; the last pack, which is often not full, counts as a fraction.
 
-    The fraction is its number of samples, divided by the mean number of samples in the other packs. `packs` contains
-    the token counts of the samples in each pack.
+    The fraction is the number of samples in the last pack, divided by the mean number of samples in the other packs.
+    `packs` contains, for each pack, the token counts of its samples.
     """
     full = sum(map(len, packs[:-1]))
     return sum(map(len, packs)) / full * (len(packs) - 1) if full else float(len(packs))
 
 
 def tokens_by_rank(kept: Sequence[InspectedSample], ranks: int) -> list[list[int]]:
-    """Distributes the usable samples over the ranks; returns the token counts of the samples of each rank."""
+    """Returns, for each of `ranks` ranks, the token counts of the usable samples `kept` that it reads in an epoch."""
     return [[item.num_tokens for item in kept if item.position % ranks == rank] for rank in range(ranks)]
 
 
@@ -347,7 +347,7 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
     """Yields the lines of the report about packs and steps of an epoch, of at most `width` columns."""
     if report.fill:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in report.fill.items())
-        told = f"filled to this fraction of the token limit, by packer: {shares} (this run uses {report.packer})"
+        told = f"fill ratio (fraction of the token limit) by packer: {shares} (this run uses {report.packer})"
         yield from wrap_labeled("packs", told, width)
     about = "" if report.looked_at >= report.positions else "about "
     kinds = sorted(set(zip(report.packs, report.steps)), reverse=True)

@@ -45,16 +45,17 @@ LEAST_SHARED = 64 * 2**20
 
 @dataclass(slots=True)
 class Needs:
-    """Disk space, memory, hub files and credentials that a run needs, compared with this machine, and problems."""
+    """Requirements of a run (disk, memory, hub files, credentials), what this machine has, and problems found."""
 
     disk: dict[str, int] = field(default_factory=dict)
-    """Bytes of a checkpoint, of cached latents and of downloads, free bytes on their disks, and kept checkpoints."""
+    """Sizes (bytes) of a checkpoint, of cached latents and of downloads, free bytes of their disks, and the number of
+    checkpoints that are kept (`checkpoints_kept`)."""
     machine: dict[str, Any] = field(default_factory=dict)
-    """Names of the GPUs, bytes of memory that each process needs before activations, and free bytes."""
+    """GPU names (`gpus`), memory in bytes that each process needs before activations (`needed`), free bytes (`free`)."""
     hub: list[dict[str, Any]] = field(default_factory=list)
-    """Model components on the hub: config field, repository, state, and bytes to download."""
+    """Model components on the hub: config `field`, repository `name`, `state` and, unless cached, download `bytes`."""
     credentials: dict[str, bool] = field(default_factory=dict)
-    """Credentials that the run may need, by name: whether they are set."""
+    """Whether each credential that the run may need, such as `WANDB_API_KEY`, is set."""
     remarks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -120,7 +121,7 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
     from worldsmith.models.hub import TOKEN, MissingPartError, ask_hub, has_token
 
     for name, hub, patterns in names_on_hub(tree):
-        fact: dict[str, Any] = {"field": name, "name": str(hub), "state": "not to be had"}
+        fact: dict[str, Any] = {"field": name, "name": str(hub), "state": "not available"}
         if cached(hub, patterns) is not None:
             fact["state"] = "in the cache"
         elif not any(f"{hub}: {LOOKED}" in problem for problem in needs.problems):

@@ -28,7 +28,7 @@ from worldsmith.files.atomic import write_text
 PROVENANCE = ".provenance.json"
 FPS, ORIGIN = "video_fps", "video_fps_from"
 STREAM = "stream"
-"""Source name of frame rates that were read from the video file."""
+"""Value of `video_fps_from` in records whose frame rate was read from the video stream."""
 READERS = 8
 
 
@@ -44,9 +44,9 @@ class AnnotateFps(Action):
 
     class Config(Action.Config):
         source: str
-        """The file of records, or its folder."""
+        """Source file of conversations (annotations.json or messages.jsonl), or its folder."""
         out: str
-        """The new file; it must not exist."""
+        """Path of the new file, which must not exist."""
         media_root: str = ""
         """Folder that media paths are relative to; "": the folder of the source."""
         replace: bool = False

@@ -77,7 +77,7 @@ class ImportClips(Action):
         min_frames: Count = 1
         """Windows with fewer frames are skipped; training has its own limit."""
         camera: list[str] = field(default_factory=list)
-        """Video key of a LeRobot dataset; the flag may be repeated. None: all except depth videos."""
+        """Camera (video key) to import from a LeRobot dataset; may be repeated. None: all except depth videos."""
         path_column: str | None = None
         """Table column with the paths; null: file_name, path, video or another common name."""
         caption_column: str | None = None
@@ -173,8 +173,9 @@ class ImportClips(Action):
         limits = VideoDataset.Config()
         if made.longest > limits.max_duration:
             yield (
-                f"the longest file has {made.longest:.1f} s; training skips files over {limits.max_duration:g} s "
-                f"unless you add -- dataloader_train.dataset.max_duration={made.longest + 1:.0f}"
+                f"the longest file has a duration of {made.longest:.1f} s; training skips files over "
+                f"{limits.max_duration:g} s unless you add -- "
+                f"dataloader_train.dataset.max_duration={made.longest + 1:.0f}"
             )
         if made.left_out:
             yield f"skipped clips are listed in {Path(self.config.out, LEFT_OUT)}"
@@ -250,7 +251,7 @@ CHOICES = {
     "lerobot": ("camera",),
     "sat_shards": ("caption_column",),
 }
-"""Fields of `Choices` that apply to a layout."""
+"""Import options (fields of `Choices`) that have an effect, by name of the layout."""
 
 
 def find_layout(source: Path, wanted: str) -> tuple[str, str]:

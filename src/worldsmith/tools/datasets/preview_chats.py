@@ -157,7 +157,7 @@ class TokenSpan:
     tokens: int
     supervised: bool
     kind: Literal["text", "image", "video"]
-    """Token type; placeholder tokens of an image or a video share one `text`."""
+    """Type of the tokens; for placeholder tokens of an image or a video, `text` has the placeholder only once."""
 
 
 def token_spans(sample: ChatSample, tokenizer: Any) -> list[TokenSpan]:

@@ -117,7 +117,7 @@ class Encode(RunAction):
     def encode_share(
         self, rank: int, size: int, shown: Callable[[int], None], *, local_rank: int | None = None
     ) -> Encoded:
-        """Encodes every `size`-th sample of the stream, starting with sample `rank`, and returns the counts.
+        """Encodes every `size`-th sample of each split and epoch, starting with sample `rank`; returns the counts.
 
         Args:
             rank: Number of the process.

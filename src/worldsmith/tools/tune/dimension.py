@@ -27,7 +27,7 @@ class Dimension:
     path: str
     mark: Search
     hint: Any
-    """The field's type."""
+    """Declared type of the config field that the dimension sets."""
 
     @cached_property
     def is_whole(self) -> bool:
@@ -74,7 +74,7 @@ class Dimension:
 
         Args:
             drawn: The suggestion, as returned by `suggest`.
-            base: Value of the other field, which a ratio is multiplied with; None if the dimension is not a ratio.
+            base: Value of the field that a ratio refers to (`mark.ratio_of`); None if the dimension is not a ratio.
         """
         mark = self.mark
         if mark.choices:
@@ -90,7 +90,7 @@ class Dimension:
 
         Args:
             value: Value of the field.
-            base: Value of the other field, which a ratio is multiplied with; None if the dimension is not a ratio.
+            base: Value of the field that a ratio refers to (`mark.ratio_of`); None if the dimension is not a ratio.
         """
         mark, numbers = self.mark, isinstance(value, (int, float)) and not isinstance(value, bool)
         if mark.ratio_of:

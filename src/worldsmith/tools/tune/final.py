@@ -32,18 +32,21 @@ VALIDATION = "dataloader_val"
 
 @dataclass(frozen=True, slots=True)
 class FinalData:
-    """Final evaluation of a study on data that no trial uses; the overrides `data` select it."""
+    """Evaluation of the best trial and the baseline of a study on final data, which no trial uses (`--final-data`).
+
+    The overrides `data` select the final data; `metric` is the name of the objective.
+    """
 
     source: Source
     data: Sequence[str]
     metric: str
     evaluate: Sequence[str] = ()
-    """Settings of `worldsmith evaluate` if it computes the objective; empty: validation does."""
+    """Overrides of `worldsmith evaluate` if it computes the objective; empty: it is a validation metric."""
 
     def check(self) -> None:
-        """Raises UserError if the final data cannot be read, or if the trials use some of its samples.
+        """Raises UserError if the `--final-data` cannot be read, or if trials train or validate on samples of it.
 
-        Data of `worldsmith evaluate` is not checked.
+        Nothing is checked if `worldsmith evaluate` computes the objective.
         """
         if not self.evaluate:
             run_in_child(self.require_unseen)
@@ -144,10 +147,10 @@ class FinalData:
 
     @property
     def changes(self) -> list[str]:
-        """Overrides of the run that make the final data its validation data: `data` with the prefix "dataloader_val.".
+        """Overrides of a run that validates on the final data: those in `data`, with the prefix "dataloader_val.".
 
-        For a spec, overrides whose name does not begin with a field of dataloader_val are keys of the spec, and get no
-        prefix.
+        If the run is described by a training spec, overrides in `data` that do not begin with a field of
+        dataloader_val set keys of the spec and get no prefix.
         """
         if not self.source.is_spec:
             return [f"{VALIDATION}.{word}" for word in self.data]

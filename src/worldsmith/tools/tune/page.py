@@ -22,7 +22,7 @@ TICKS = 4
 FEWEST = 2
 """Min completed trials for a chart."""
 Lines = Sequence[Mapping[str, Any]]
-"""Trials, as in trials.jsonl."""
+"""Ended trials of a study, each as a dict with the content of its line in trials.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tup
     if len(complete) < FEWEST:
         there = f"there {'is' if len(complete) == 1 else 'are'} {len(complete)}"
         named = ", ".join((history_title, *titles.values(), "all settings"))
-        return [], [f"No chart, because each needs at least {FEWEST} completed trials and {there}: {named}."]
+        return [], [
+            f"No chart is shown, because each chart needs at least {FEWEST} completed trials and {there}: {named}."
+        ]
     settings = {path: setting_axis(path, lines, space) for path in titles}
     drawn: list[dict[str, Any]] = [chart("history", history_title, history(lines, direction), over="trial")]
     same: list[str] = []
@@ -213,7 +215,7 @@ def scaled(value: float | None, axis: Mapping[str, Any]) -> float | None:
 
 
 def chart(name: str, title: str, lines: list[dict[str, Any]], **about: Any) -> dict[str, Any]:
-    """Returns a chart as a dict for the HTML templates; `lines` are its curves, `about` has further entries."""
+    """Returns a chart as a dict for the HTML templates; `name` is its id, `lines` are curves, `about` further keys."""
     return {"id": name, "title": title, "unit": "", "log": False, "more": 0, "lines": lines, **about}
 
 
@@ -236,7 +238,7 @@ def curve(label: str, pairs: Sequence[tuple[float, float]], *, points: bool = Fa
 
 
 def shown(value: Any) -> str:
-    """Returns a setting's value formatted as in an override."""
+    """Returns a setting's value as text, formatted as in an override (NAME=VALUE)."""
     return value if isinstance(value, str) else write(value, WORD)
 
 

@@ -113,7 +113,7 @@ def trial_as_line(trial: FrozenTrial, run: Path) -> dict[str, Any]:
     """Returns an ended trial as plain data, in the format of trials.jsonl; `run` is the folder of its run.
 
     `settings` are values by path and `words` the same as overrides; `validations` are metric values, None if not
-    finite; `refused` are configurations that were rejected before the trial.
+    finite; `refused` are configurations that were rejected before the trial, as dicts of `settings` and `reason`.
     """
     about = trial.user_attrs
     return {
@@ -153,7 +153,7 @@ def ended(
         state: "complete", "pruned" or "failed".
         value: Objective value, for a pruned trial its last validation metric; None if the trial failed.
         reported: Validation metrics of the trial, in order.
-        notes: Attributes that the pruner needs for later trials.
+        notes: Optuna system attributes, which the pruner reads when it decides on later trials.
         reason: Reason of a failure or of pruning.
         seconds: Duration of the run.
     """

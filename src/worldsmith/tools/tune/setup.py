@@ -24,15 +24,18 @@ from worldsmith.tools.tune.trial_run import visible_devices
 from worldsmith.training.run_folder import given_root
 
 LOSSES = ("loss", "perplexity", "error")
-"""Name parts of metrics for which smaller is better."""
+"""Components of metric names that mark metrics for which smaller values are better."""
 
 
 @dataclass
 class StudySetup:
-    """Objects that follow from the settings of `worldsmith tune`; invalid settings raise ConfigError or UserError."""
+    """Source, search space, strategy and other objects of a study, built on first access from the command's config.
+
+    Invalid settings raise ConfigError or UserError.
+    """
 
     config: Any
-    """`Tune.Config`."""
+    """Config of the command `worldsmith tune` (`Tune.Config`)."""
 
     @cached_property
     def folder(self) -> Path:
@@ -56,14 +59,14 @@ class StudySetup:
 
     @cached_property
     def given(self) -> Source:
-        """Recipe, file or run folder that the command names, with its overrides, unchanged."""
+        """Recipe, file or run folder that the command line names, with the overrides of the command line only."""
         return Source(self.config.source, self.route.words, self.config.parent_run)
 
     @cached_property
     def source(self) -> Source:
-        """Recipe, file or run folder with overrides, from which each trial is trained as a new run.
+        """Source of each trial: `given` with overrides that load the weights of the parent run and disable resuming.
 
-        Raises ConfigError or UserError.
+        If no search is requested, it is `given` itself. Raises ConfigError or UserError.
         """
         return self.given.with_parent_found().as_new_run() if self.route.search else self.given
 
@@ -149,7 +152,10 @@ class StudySetup:
         assert self.space.dimensions
         is_validation = config.metric.startswith(("val/", "val_ema/"))
         if is_validation and config.evaluate:
-            raise UserError(f"--evaluate needs one of its own metrics, but {config.metric} is a validation metric")
+            raise UserError(
+                f"--metric {config.metric} is a validation metric: with --evaluate, name a metric of "
+                "`worldsmith evaluate`"
+            )
         if not is_validation and not config.evaluate:
             raise UserError(
                 f"--metric {config.metric}: validation metrics are named val/… or val_ema/…; a metric of "

@@ -50,7 +50,10 @@ class SpecFields:
             yield replace(found, path=spec_key(parse_path(found.path)), marks=marks)
 
     def replaced_by(self, key: str, paths: Sequence[Path]) -> Path | None:
-        """Returns the first of the run fields `paths` that sets the same value as the spec key `key`, else None."""
+        """Returns the first of the run fields `paths` that the spec key `key` also sets; None if it sets none of them.
+
+        A field counts if it is one of the fields in `targets[key]`, contains one, or is contained in one.
+        """
         targets = self.targets.get(key, ())
         return next((path for path in paths for to in targets if starts_with(to, path) or starts_with(path, to)), None)
 
@@ -65,7 +68,7 @@ class Source:
     name: str
     words: Sequence[str] = ()
     parent: str | None = None
-    """Run or result with the initial weights (--parent of the command); None: none, or as the spec states."""
+    """Run or result whose weights initialize the trials (--parent); None: the parent that the spec states, if any."""
 
     def with_parent_found(self) -> Source:
         """Returns a source whose overrides load the weights of its parent run and, for a spec, set the parent's model.
@@ -152,7 +155,7 @@ class Source:
 
 
 RESUMES = (RESUME, "job.resume_newest")
-"""Key of a spec and field of a run that request resuming the last saved run."""
+"""Key of a training spec, and field of a run's config, that request resuming the last saved run."""
 FOLDERS = ("results_dir", "train.output_dir")
 """Spec keys that name the folder of the results; the first one that is set is used."""
 

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 _WORD_FORM = re.compile(r"([^=]+?)(?:=(.+?))?(?:\s+if\s+(.+=.*))?", re.DOTALL)
 _SPAN = re.compile(r"(?:(log|pow2):)?([^|]+?)\.\.([^|]+)")
 _RATIO = re.compile(r"([A-Za-z_][\w.]*)\s*\*\s*(.+)")
-FORMS = "LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C (B@3: three times as likely) or OTHER*A|B"
+FORMS = (
+    "LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C (B@3: three times as likely) or OTHER*A|B (multiples of the field "
+    "OTHER)"
+)
 
 
 class Space:

@@ -44,7 +44,7 @@ class TrialPlan:
     drawn: dict[str, Any] = field(default_factory=dict)
     distributions: dict[str, BaseDistribution] = field(default_factory=dict)
     refused: list[dict[str, Any]] = field(default_factory=list)
-    """Rejected configurations before this trial: settings and reason."""
+    """Configurations that were rejected before this trial, as dicts of `settings` (values by path) and `reason`."""
 
     def to_json(self) -> str:
         """Returns the plan as JSON, the content of its file."""

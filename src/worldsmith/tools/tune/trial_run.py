@@ -23,7 +23,7 @@ METRICS = "metrics.jsonl"
 REASON = re.compile(r"(?:worldsmith: )?error: (.*)|((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)")
 """Matches a log line that states why a run failed."""
 LONGEST = 500
-"""Max characters of a reason."""
+"""Max number of characters of the text that states why a trial failed."""
 
 
 class ValidationReader(MetricsReader):
@@ -39,12 +39,15 @@ class ValidationReader(MetricsReader):
         super().__init__(path)
 
     def begin(self, inode: int | None) -> None:
-        """Clears the values before a new file is read; `inode`: inode number of the file, None if it does not exist."""
+        """Clears `values` and `names`, before the metrics file is read from its start.
+
+        `inode` is the inode number of the file, by which a replaced file is recognized; None if no file exists yet.
+        """
         super().begin(inode)
         self.values: list[float | None] = []
-        """The metric after each validation, without those before the first step; None if it is not finite."""
+        """Value of the metric at each validation after the first step; None if it is not finite."""
         self.names: set[str] = set()
-        """Names of all metrics of the validations."""
+        """Names of all validation metrics in the file (val/… and val_ema/…)."""
 
     def add_line(self, line: bytes) -> None:
         """Adds the metric in one line of metrics.jsonl to `values`, if the line is that of a validation."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 POLL = 0.2
-"""Seconds between two checks of the runs."""
+"""Seconds between two checks of the running trials."""
 NOT_FINITE = "the metric is not finite"
 FAILURES = 5
 """Number of consecutive failed trials that stops the study."""
@@ -50,7 +50,7 @@ class Trials:
     record: Record
     setup: StudySetup
     changed: Callable[[], None]
-    """Called when a trial has been recorded."""
+    """Callback without arguments, called after each trial that has been recorded."""
     at_work: dict[int, RunningTrial] = field(default_factory=dict)
     waiting: dict[int, FrozenTrial] = field(default_factory=dict)
     """Ended trials that are not recorded yet, because a trial with a lower number has not ended."""

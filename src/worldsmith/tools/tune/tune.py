@@ -38,9 +38,10 @@ BEST_RUN = "best.yaml"
 class Tune(Action):
     """Searches for good settings of a run. Each trial is a run; trial 0 is the unchanged run (the baseline).
 
-    SOURCE is a recipe's name, a recipe TOML, a YAML config, a nested spec or a run folder; overrides change it, as
-    for `worldsmith train`. Searched settings are the fields that are marked as searchable, and those of --search,
-    such as optimizer.lr=log:1e-6..1e-3. The same command continues a study that was stopped or killed.
+    SOURCE is a recipe's name, a recipe TOML, a YAML config, a training spec of Cosmos-RL or TAO, or a run folder;
+    overrides change it, as for `worldsmith train`. Searched settings are the fields that are marked as searchable, and
+    those of --search, such as optimizer.lr=log:1e-6..1e-3. The same command continues a study that was stopped or
+    killed.
     """
 
     places: ClassVar[tuple[str, ...]] = ("source", "words")
@@ -48,7 +49,7 @@ class Tune(Action):
 
     class Config(Action.Config):
         source: Annotated[str, Example("videophy2_nano_tiny")]
-        """The run: a recipe's name, a recipe TOML, a YAML config, a nested spec or a run folder."""
+        """Run to tune: recipe name, recipe TOML, YAML config, training spec of Cosmos-RL or TAO, or run folder."""
         words: list[str] = field(default_factory=list)
         """Overrides of the run, such as trainer.max_iter=200."""
         parent_run: Annotated[str | None, Example("outputs/train/demo/questions/first:best")] = None
@@ -57,10 +58,10 @@ class Tune(Action):
         out: Annotated[str | None, Example("studies/first")] = None
         """Folder of the study; null: `tune` in the results_dir, or else the train.output_dir, of a spec."""
         search: list[str] = field(default_factory=list)
-        """Field to search, with its range: PATH=LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C, A|B@3 or OTHER*A|B,
-        optionally followed by "if PATH=VALUE"."""
+        """Field to search, with its range: PATH=LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C, A|B@3 (B three times
+        as likely) or OTHER*A|B (multiples of the field OTHER), optionally followed by "if PATH=VALUE"."""
         keep: list[str] = field(default_factory=list)
-        """Searchable fields that are not searched."""
+        """Fields marked as searchable that keep their value and are not searched."""
         marked: bool = True
         """Whether the fields that are marked as searchable are searched in addition to those of `search`."""
         trials: Annotated[int, Range(ge=2)] = 20
@@ -79,7 +80,7 @@ class Tune(Action):
         """Overrides that select the data of the final evaluation, which no trial sees: of dataloader_val (or of
         `evaluate`), such as dataset.path=DIR, or of keys of a spec."""
         sampler: SAMPLERS = "tpe"
-        """Optuna sampler."""
+        """Optuna sampler, which selects the settings of each trial."""
         startup: Count = 10
         """Number of random trials before the sampler uses their values."""
         pruner: PRUNERS = "none"
@@ -91,7 +92,7 @@ class Tune(Action):
         seed: Seed = 0
         """Seed of the search; each run has a seed of its own."""
         request: str = ""
-        """Request in natural language, such as "plain training"; automl_policy=auto|off in `words` has precedence."""
+        """Request in natural language, such as "plain training"; the override automl_policy=auto|off has precedence."""
         schemas: str | None = None
         """Folder that `worldsmith schema --all` wrote; without a readable schema and template in it, the run is trained
         without a search."""

@@ -87,7 +87,7 @@ class Callback(Configurable):
         """Called after `on_training_step_end` of all callbacks; their `metrics` can be read."""
 
     def on_validation_end(self, trainer: TrainingRun, validation: Validation) -> None:
-        """Called after the validation at step `trainer.iteration`; a resumed run may repeat the validation of a step."""
+        """Called after the validation at step `trainer.iteration`; a resumed run may repeat a validation."""
 
     def on_save_checkpoint_end(self, trainer: TrainingRun, checkpoint: Path) -> None:
         """Called after a complete checkpoint was published by an atomic rename."""
@@ -126,7 +126,7 @@ class Callback(Configurable):
 
 
 class Outcome(enum.Enum):
-    """Result of `Trainer.train`: FINISHED (no step is left), or STOPPED by a request, so that the run can be resumed."""
+    """Result of `Trainer.train`: FINISHED (no step is left) or STOPPED (by a request; the run can be resumed)."""
 
     FINISHED = "finished"
     STOPPED = "stopped"

@@ -81,7 +81,7 @@ class BadBatches(Callback):
 
     class Config(Callback.Config):
         most: Count = 20
-        """Max number of skipped steps that are recorded."""
+        """Max number of skipped steps that each process records."""
 
     config: Config
     written = 0

@@ -48,7 +48,7 @@ def clip_gradients(
         parameters: Trained parameters; those without a gradient are ignored.
         clip_norm: Max global L2 norm; None: the gradients are only measured.
         force_finite: If the norm is not finite, set NaN and infinite entries to zero and measure again.
-        known_norm: Global L2 norm of the gradients, if it is known: (0-d tensor on their device, float); None: compute it.
+        known_norm: Global L2 norm before scaling, as (0-d tensor on the device, float); None: it is computed.
 
     Returns:
         Global L2 norm before scaling, whether the gradients can be used, and the number of entries set to zero.
@@ -58,7 +58,7 @@ def clip_gradients(
     """
     import torch
 
-    from worldsmith.training.step import GradNorm
+    from worldsmith.training.step import GradNorm, global_norm
 
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm must be positive, found {clip_norm}; omit it to disable clipping")
@@ -75,15 +75,6 @@ def clip_gradients(
     if usable and clip_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(with_gradient, clip_norm, total)
     return GradNorm(norm=norm, finite=usable, zeroed=zeroed)
-
-
-def global_norm(gradients: list[Tensor]) -> Tensor:
-    """Returns the L2 norm over all gradients as a 0-d tensor. Collective if they are sharded (DTensor)."""
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    total = torch.nn.utils.get_total_norm(gradients)
-    return total.full_tensor() if isinstance(total, DTensor) else total
 
 
 def zero_nonfinite(gradients: list[Tensor]) -> int:

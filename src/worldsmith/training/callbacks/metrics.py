@@ -132,7 +132,7 @@ def nest_by_key(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def learning_rates_by_factor(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Returns {"lr_groups": {"x<factor>": lr}}, the lr of each factor on `optimizer.lr`; {} if all factors are equal."""
+    """Returns {"lr_groups": {"x<factor>": lr}} with the factors on `optimizer.lr`; {} if all factors are equal."""
     base, groups = trainer.config.optimizer.lr, trainer.state.optimizer.param_groups
     starts = [group.get("initial_lr", base) for group in groups]
     if len(set(starts)) == 1:

@@ -24,7 +24,7 @@ class IterSpeed(Callback):
     """Shows step, loss, tokens/s, remaining time and the current activity in the terminal, on rank 0."""
 
     class Config(Callback.Config):
-        """Config of the callback, which has no settings. A terminal shows one updated line; a file gets lines at intervals."""
+        """Config without settings. A terminal shows one line, which is updated; a file gets lines at intervals."""
 
     view: TerminalView | None = None
 

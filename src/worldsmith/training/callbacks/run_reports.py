@@ -175,7 +175,8 @@ class RunPlan(Callback):
                 self.child.wait()
                 self.child = None
                 logger.info(
-                    "the run ends before its plan is complete; to create the plan: worldsmith plan %s", trainer.run_folder
+                    "the run ends before its plan is complete; to create the plan: worldsmith plan %s",
+                    trainer.run_folder,
                 )
             else:
                 self._move_plan(trainer.run_folder, self.child.returncode)

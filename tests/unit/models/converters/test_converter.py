@@ -100,7 +100,7 @@ def test_adapters_are_put_on_converted_layers_that_are_linear_still() -> None:
     [
         ([Idle.Config()], r"converters\[0\] \(Idle\) matches no layer"),
         ([Scale.Config(), Idle.Config()], r"converters\[1\] \(Idle\)"),
-        ([Renamer.Config()], r"\(Renamer\) changes name or shape of 4 .* layers\.0\.0\.bias.*`base_layer`"),
+        ([Renamer.Config()], r"\(Renamer\) changes the names or shapes of 4 .* layers\.0\.0\.bias.*`base_layer`"),
     ],
     ids=["idle", "second", "renamer"],
 )
@@ -129,7 +129,7 @@ def test_a_conversion_names_kinds_of_layers_and_bytes() -> None:
     paths = ["blocks.0.to_q", "blocks.0.to_out.0", "blocks.1.to_q", "blocks.1.to_out.0"]
     done = Conversion("FrozenBase", paths, numbers=3 << 20, quantized_bytes=1 << 20)
     assert done.describe(4) == (
-        "FrozenBase: 4 layers (2 × to_q, 2 × to_out.0); their weights take 1.00 MiB instead of 12.00"
+        "FrozenBase: 4 layers (2 × to_q, 2 × to_out.0); their weights take 1.00 MiB instead of 12.00 MiB"
     )
     scaled = Conversion("Scale", ["layers.0", "layers.1"], numbers=0, quantized_bytes=0)
     assert scaled.describe(4) == "Scale: 2 layers (1 × layers.0, 1 × layers.1)"

@@ -80,7 +80,7 @@ def test_more_processes_than_samples_is_said(run_file: Path, capsys: pytest.Capt
     assert code == 0
     assert facts["data"]["train"]["packs"] == [1] * 6 + [0] * 2
     (remark,) = [remark for remark in facts["remarks"] if "a step takes" in remark]
-    assert "a step takes 2 packs on each process, but an epoch over 6 samples gives only 0 to some of 8" in remark
+    assert "but an epoch over 6 samples gives only 0 to some processes (of 8)" in remark
     assert "Possible fixes: at most 1 process, smaller packs" in remark
     one_pack = "--", "trainer.grad_accum_iter=1"
     assert facts_of(capsys, str(run_file), "--processes", "2", *one_pack)[1] == 0

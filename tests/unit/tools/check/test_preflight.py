@@ -290,7 +290,7 @@ def test_weights_of_the_hub(world: Path, tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv("HF_TOKEN", "hf_hidden")
         hub.tokens = {"hf_hidden": set()}
         facts, code, text = check(config, headers=True)
-        assert (code, facts["hub"][0]["state"], len(facts["problems"])) == (2, "not to be had", 1)
+        assert (code, facts["hub"][0]["state"], len(facts["problems"])) == (2, "not available", 1)
         assert "is gated, and the token has no access to it" in facts["problems"][0]
         assert "HF_TOKEN is set" in text
         assert "hf_hidden" not in text + json.dumps(facts)
@@ -372,8 +372,8 @@ def test_a_step_that_is_more_than_a_pass_is_told(world: Path, tmp_path: Path) ->
     assert (code, facts["can_start"]) == (0, True)
     assert "note" in text
     assert any(
-        "an epoch over 6 samples gives only 2 to some of 1: they train twice on the same samples within one step. "
-        "Possible fixes: "
+        "an epoch over 6 samples gives only 2 to some processes (of 1), which train twice on the same samples "
+        "within one step. Possible fixes: "
         "trainer.grad_accum_iter = 2 or less, smaller packs" in remark
         for remark in facts["remarks"]
     )

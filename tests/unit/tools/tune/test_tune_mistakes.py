@@ -35,7 +35,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "unknown whether smaller or larger values are better. Add --direction min or max",
         ),
         (["--metric", "accuracy", "--direction", "max"], "needs --evaluate"),
-        (["--evaluate", "dataset=LlavaDataset"], "--evaluate needs one of its own metrics"),
+        (["--evaluate", "dataset=LlavaDataset"], "with --evaluate, name a metric of `worldsmith evaluate`"),
         (["trainer.run_validation=false"], "the run does not validate"),
         (["--metric", "val_ema/loss"], "keeps no EMA weights"),
         (["--pruner", "asha", "trainer.validation_iter=50"], "validates only at its end"),

@@ -48,7 +48,7 @@ def test_without_values_there_are_no_charts(tmp_path: Path) -> None:
     assert charts == []
     assert text.count("No chart") == 1
     assert (
-        "No chart, because each needs at least 2 completed trials and there are 0: val/loss by trial, "
+        "No chart is shown, because each chart needs at least 2 completed trials and there are 0: val/loss by trial, "
         "val/loss over scheduler, val/loss over optimizer.lr, all settings." in text
     )
 

@@ -24,9 +24,9 @@ from worldsmith.families.cosmos3.attention.modes import AxisWindow
 
 BLOCK = 128
 VERSIONS = 32
-"""Max number of compiled versions of the kernel: each gradient requirement and autograd mode needs its own."""
+"""Recompile limit of the FlexAttention kernel: each gradient requirement and autograd mode has its own version."""
 OPERATIONS = {1: "na1d", 2: "na2d", 3: "na3d"}
-"""NATTEN functions by number of axes."""
+"""Names of the NATTEN functions by number of token grid axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class FlexPlan:
     """FlexAttention inputs for packed samples: a mask with which queries attend only to keys of their own sample."""
 
     key_rows: Tensor
-    """Rows of k and v, sample after sample, int64 [N_kv]."""
+    """Row indices of the keys in k and v, sample after sample, int64 [N_kv]."""
     block_mask: BlockMask
 
     def to(self, dtype: torch.dtype) -> FlexPlan:
@@ -161,13 +161,13 @@ class NattenSegment:
     """Rows of one sample in the concatenated text and latent tokens, with its token grid and attention windows."""
 
     latents: slice
-    """Rows of the sample in the latent tokens of all samples."""
+    """Rows of the sample in the concatenated latent tokens of all samples."""
     text: slice
-    """Rows of the sample in the text tokens of all samples."""
+    """Rows of the sample in the concatenated text tokens of all samples."""
     grid: tuple[int, ...]
     """Number of latent tokens along each axis longer than 1."""
     windows: tuple[AxisWindow, ...]
-    """Neighborhood along those axes; empty: each latent attends to all latents of the sample."""
+    """Attention window along each axis longer than 1; empty: each latent attends to all latents of the sample."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class NeighborhoodConfig(Config):
         used = [name for name in given if name in counts], [name for name in given if name in shares]
         if all(used):
             why = f"{', '.join(used[0])} are numbers of tokens and {', '.join(used[1])} are fractions of the grid"
-            raise wrong(self, *used[0], *used[1], why=why, remedy="use one kind")
+            raise wrong(self, *used[0], *used[1], why=why, remedy="use only numbers or only fractions")
         if not self.window_size and not self.window_size_float:
             raise wrong(self, *given, why="the window is missing", remedy="add window_size or window_size_float")
         window = "window_size" if self.window_size else "window_size_float"
@@ -66,7 +66,12 @@ class NeighborhoodConfig(Config):
         for axis, size in enumerate(self.window_size):
             stride, dilation = _item(self.stride, axis, 1), _item(self.dilation, axis, 1)
             if size == -1 and dilation != 1:
-                raise wrong(self, f"dilation[{axis}]", f"window_size[{axis}]", why="the latter covers all tokens")
+                raise wrong(
+                    self,
+                    f"dilation[{axis}]",
+                    f"window_size[{axis}]",
+                    why="a window of the complete axis has no dilation",
+                )
             if size != -1 and stride > size:
                 raise wrong(self, f"stride[{axis}]", f"window_size[{axis}]", why="the stride is larger than the window")
 
@@ -82,7 +87,7 @@ class AxisWindow:
 
 
 Windows = tuple[AxisWindow, AxisWindow, AxisWindow]
-"""A neighborhood along time, height and width."""
+"""Attention windows of a neighborhood along time, height and width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +98,11 @@ class AttentionPattern:
     """
 
     profiles: Mapping[int, NeighborhoodConfig]
-    """Number of axes -> neighborhood; grids with other numbers of axes use dense attention."""
+    """Neighborhood by the number of token grid axes longer than 1; grids with another number use dense attention."""
     temporal_causal: bool = False
     """Whether latents attend only to the same and earlier frames."""
     where: str = ""
-    """Config path of the setting."""
+    """Config path of the setting that defines the pattern, for error messages."""
 
     def windows(self, grid: Grid) -> Windows | None:
         """Returns the attention windows along time, height and width; None if attention is dense.
@@ -183,8 +188,8 @@ def attention_modes(
     if given and implementation != "three_way":
         raise WrongValueError(
             {given[0]: settings[given[0]], "joint_attn_implementation": implementation},
-            why="the former restricts the attention of latents, which this implementation does not support",
-            remedy="set joint_attn_implementation = 'three_way', or omit it",
+            why="only the implementation three_way can restrict the attention of latents",
+            remedy="set joint_attn_implementation = 'three_way', or omit the first",
         )
     if len(given) == 2:
         raise WrongValueError(
@@ -200,7 +205,7 @@ def attention_modes(
         raise WrongValueError(
             {"natten_parameter_list": natten_parameter_list, "network.num_hidden_layers": num_layers},
             why="there must be one item per layer",
-            remedy="write one per layer, {} for a dense one",
+            remedy="write one item per layer, {} for dense attention",
         )
     patterns: list[AttentionPattern] = []
     layers = []

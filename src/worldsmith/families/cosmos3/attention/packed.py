@@ -31,9 +31,9 @@ class SegmentGroup:
     """Attention segments of similar size that one batched call computes, padded by repeating their last row."""
 
     queries: Tensor
-    """Rows of q, [batch * q_length]."""
+    """Row indices of the queries in q, [batch * q_length]."""
     keys: Tensor
-    """Rows of k and v, [batch * kv_length]."""
+    """Row indices of the keys in k and v, [batch * kv_length]."""
     batch: int
     mask: Tensor | None
     """Attention mask, broadcastable to [batch, heads, q_length, kv_length]: True or 0 keeps a key, False or -inf masks
@@ -52,9 +52,9 @@ class SegmentPlan:
     restore: Tensor | None
     """For each row of q its row in the concatenated outputs of all groups, [N_q]; None if the order is the same."""
     query_rows: Tensor | None
-    """Rows of q, segment after segment, [N_q]; None if the segments are consecutive in q."""
+    """Row indices of the queries in q, segment after segment, [N_q]; None if the segments are consecutive in q."""
     key_rows: Tensor | None
-    """Rows of k and v, segment after segment; None if the segments are consecutive in k and v."""
+    """Row indices of the keys in k and v, segment after segment; None if the segments are consecutive in k and v."""
     cu_q: Tensor
     """Cumulative query lengths, int32 [segments + 1]."""
     cu_kv: Tensor
@@ -62,10 +62,10 @@ class SegmentPlan:
     max_q: int
     max_kv: int
     masked: bool = False
-    """Whether some queries of a segment may not attend to all of its keys, in addition to causality."""
+    """Whether masks other than causal ones exclude keys from the attention of some queries."""
 
     def to(self, dtype: torch.dtype) -> SegmentPlan:
-        """Returns the plan with additive masks (0, -inf) of this dtype, which are thus not converted in every layer."""
+        """Returns a plan whose masks are additive (0, -inf) and have this dtype, so that no layer must convert them."""
         if not self.masked:
             return self
         made: dict[int, Tensor] = {}

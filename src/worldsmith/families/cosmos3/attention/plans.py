@@ -158,7 +158,7 @@ def plan_masked(
 
 
 def stream_rows(grids: Sequence[Grid], text_lengths: Sequence[int]) -> tuple[list[slice], list[slice]]:
-    """Returns the rows of each sample in the concatenated latent tokens, and in the concatenated text tokens."""
+    """Returns the row slices of each sample in two tensors: all latent tokens, and all text tokens, concatenated."""
     lengths = [frames * rows * columns for frames, rows, columns in grids], text_lengths
     latents, text = (
         [slice(end - length, end) for end, length in zip(accumulate(own), own, strict=True)] for own in lengths

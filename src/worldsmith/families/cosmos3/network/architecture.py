@@ -88,12 +88,12 @@ class NetworkConfig(Config):
         return self.latent_patch_size**2 * self.latent_channel
 
     def check(self) -> None:
-        """Raises ValueError if sizes contradict each other; the message names both fields."""
+        """Raises WrongValueError if fields of this config contradict each other."""
         if self.num_attention_heads % self.num_key_value_heads:
             names = "num_attention_heads", "num_key_value_heads"
             raise wrong(self, *names, why="the first must be a multiple of the second")
         if self.head_dim % 2:
-            raise wrong(self, "head_dim", allowed="even for rotary positions")
+            raise wrong(self, "head_dim", allowed="an even number")
         slots = self.head_dim // 2
         if sum(self.mrope_section) != slots:
             raise wrong(self, "mrope_section", "head_dim", why=f"the sections must sum to head_dim / 2 = {slots}")
@@ -107,9 +107,16 @@ class NetworkConfig(Config):
                 )
         if self.use_und_k_norm_for_gen and self.qk_norm_for_text:
             names = "use_und_k_norm_for_gen", "qk_norm_for_text"
-            raise wrong(self, *names, why="the former normalizes raw text keys", remedy="set qk_norm_for_text = false")
+            raise wrong(
+                self,
+                *names,
+                why="the first normalizes text keys that are not normalized yet",
+                remedy="set qk_norm_for_text = false",
+            )
         if self.attention_bias:
-            raise wrong(self, "attention_bias", why="it is not supported in this family", remedy="leave it false")
+            raise wrong(
+                self, "attention_bias", why="a bias in attention is not supported for Cosmos3", remedy="leave it false"
+            )
 
 
 def edge() -> NetworkConfig:

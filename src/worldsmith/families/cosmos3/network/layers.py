@@ -53,7 +53,7 @@ class SquaredReluMLP(nn.Module):
 
 
 class MoTAttention(nn.Module):
-    """Projections and head norms of grouped-query attention, with separate weights for text and for latents.
+    """Projections and query/key norms of grouped-query attention, with separate weights for text and for latents.
 
     Text attends to earlier text; latents attend to their text and to each other.
     """
@@ -229,19 +229,19 @@ class MoTDecoderLayer(nn.Module):
 
 
 def stream_norm(config: NetworkConfig) -> RMSNorm:
-    """Builds an RMSNorm over the hidden size; an Edge-style norm if the config has the activation relu2."""
+    """Builds an RMSNorm over the hidden size; if `hidden_act` is relu2 (Edge), its weight is applied in float32."""
     return RMSNorm(config.hidden_size, config.rms_norm_eps, scale_in_fp32=config.hidden_act == "relu2")
 
 
 def head_norm(config: NetworkConfig) -> RMSNorm:
-    """Builds an RMSNorm over the channels of a head; an Edge-style norm if the config has the activation relu2."""
+    """Builds an RMSNorm over the channels of a head; if `hidden_act` is relu2 (Edge), the weight is applied in fp32."""
     return RMSNorm(config.head_dim, config.rms_norm_eps, scale_in_fp32=config.hidden_act == "relu2")
 
 
 class RMSNorm(nn.Module):
     """RMSNorm over the last axis, x / rms(x) * weight, computed in float32.
 
-    Qwen-style: the result is cast back before the multiplication by `weight`. With `scale_in_fp32` (Edge): after it.
+    The result is cast to the input's dtype before the multiplication by `weight`; with `scale_in_fp32` (Edge) after it.
     """
 
     def __init__(self, size: int, eps: float, *, scale_in_fp32: bool) -> None:

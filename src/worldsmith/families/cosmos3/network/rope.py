@@ -38,12 +38,14 @@ def video_positions(
 ) -> Tensor:
     """Computes the positions of each sample's (t, rows, columns) token grid after its text.
 
-    Latent frame i is at text_length + margin + i * base_fps / fps; rows and columns count from 0.
+    Latent frame i is at time text_length + margin + i * base_fps / fps, where margin is the config field
+    `unified_3d_mrope_temporal_modality_margin`. Rows and columns count from 0, or from text_length + margin if
+    `unified_3d_mrope_reset_spatial_ids` is false.
 
     Args:
         grids: Token grid of each sample.
         text_lengths: Number of text tokens of each sample.
-        fps: Frames per second of each sample; None: one position per latent frame, as without modulation.
+        fps: Frames per second of each sample; None: latent frames are 1 apart, as if `enable_fps_modulation` is false.
         config: Config of the network.
 
     Returns:

@@ -131,17 +131,17 @@ class PackedSequence:
     text_ids: Tensor
     """Caption ids + EOS + vision-start of all samples, int64 [N_und]."""
     text_lengths: tuple[int, ...]
-    """Tokens of each sample in the text stream."""
+    """Number of text tokens of each sample, including EOS and vision-start."""
     grids: tuple[tuple[int, int, int], ...]
-    """(t, rows, columns) of each sample's latent tokens, in raster order in the latent stream."""
+    """Grid (t, rows, columns) of each sample's latent tokens, which are in raster order in the latent stream."""
     und_positions: Tensor
-    """[3, N_und] float32."""
+    """Positions (time, height, width) of the text tokens, float32 [3, N_und]."""
     gen_positions: Tensor
-    """[3, N_gen] float32."""
+    """Positions (time, height, width) of the latent tokens, float32 [3, N_gen]."""
     timestep_rows: Tensor
     """Index of the sample of each latent token, or n for tokens of clean frames, int64 [N_gen]."""
     clean: Tensor
-    """True at latent tokens of clean frames, [N_gen, 1]."""
+    """Mask that is True at latent tokens of clean conditioning frames, bool [N_gen, 1]."""
     patterns: tuple[AttentionPattern, ...]
     """Attention patterns for which the plans of `geometry` were built."""
     geometry: Geometry

@@ -70,7 +70,7 @@ TOKENIZER, VAE = "text_tokenizer", "vae"
 KEPT_IN_FLOAT32 = "time_embedder."
 
 EDGE_ACTIVATION = "relu2"
-"""Activation that only the Edge tier has."""
+"""MLP activation that only Cosmos3-Edge has."""
 ADAPTER_LAYOUT = AdapterLayout(FAMILY, native_to_diffusers, diffusers_to_native, "diffusers", diffusers_header)
 """LoRA adapters in PEFT's format for `diffusers.Cosmos3OmniTransformer`.
 
@@ -86,7 +86,7 @@ class Cosmos3Formats(FamilyFormats):
     transformers' format). It exports diffusers pipelines, native exports, and LoRA adapters for PEFT.
     """
 
-    reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Edge reasoner folder (safetensors)"
+    reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Cosmos3-Edge reasoner folder (safetensors)"
     tower = "language_model.visual."
     native_type = NATIVE_TYPE
 
@@ -101,7 +101,7 @@ class Cosmos3Formats(FamilyFormats):
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
         """Returns a model spec with the network settings of a run; all other settings have default values.
 
-        No class that the run's config names is imported.
+        Classes that are named in the run's config are not imported: an earlier version may have had others.
 
         Args:
             model: Section `model` of the run's config, as plain data.
@@ -325,11 +325,11 @@ def require_exportable(config: Cosmos3Generator.Config, defaults: GenerationDefa
         )
     if defaults.shift is None:
         raise ValueError(
-            "the schedule of an exported pipeline needs a shift, but the training run does not have a single one; "
+            "an exported pipeline needs one shift for its noise schedule, but the run's config does not define one; "
             "set it with --shift"
         )
     if not (defaults.shift > 0 and math.isfinite(defaults.shift)):
-        raise ValueError(f"the schedule of an exported pipeline needs a positive shift, found {defaults.shift}")
+        raise ValueError(f"the noise schedule of an exported pipeline needs a positive shift, found {defaults.shift}")
 
 
 def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Tensor]:

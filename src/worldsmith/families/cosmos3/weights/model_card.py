@@ -136,7 +136,7 @@ def format_facts(about: Mapping[str, Any]) -> str:
 
 
 def metadata_advice(generation: Mapping[str, Any]) -> str:
-    """Returns a paragraph on how prompts should end, so that they have the format of the training captions.
+    """Returns a paragraph (Markdown) with the sentences that a prompt should end with, as training captions do.
 
     Args:
         generation: Generation defaults, the section `generation` of worldsmith.json.

@@ -24,23 +24,24 @@ HEADS = {
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_action_dim",
          "num_embodiment_domains", "sound_dim")  # fmt: skip
-"""Settings that change tensor shapes. Other sizes are checked when names and shapes of tensors are compared."""
+"""Network settings that change tensor shapes. Other sizes are checked when names and shapes of tensors are compared."""
 MEANINGS = ("hidden_act", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "qk_norm_for_text",
             "use_und_k_norm_for_gen", "rope_theta", "mrope_section", "latent_channel", "latent_patch_size",
             "timestep_scale")  # fmt: skip
-"""Settings that change the output of the same weights although all shapes match."""
+"""Network settings that change the output of the same weights although all shapes match."""
 CHOICES = ("base_fps", "enable_fps_modulation", "unified_3d_mrope_reset_spatial_ids",
            "unified_3d_mrope_temporal_modality_margin", "temporal_compression_factor", "sound_latent_fps")  # fmt: skip
-"""Position settings that fine-tuning may change, with a warning."""
+"""Settings of temporal and spatial positions that may differ from those of the loaded weights, with a warning."""
 
 
 def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> NetworkDifference:
-    """Returns the differences between stored network settings and a network, sorted by their consequence.
+    """Returns the differences between stored network settings and a network, in three lists.
 
-    Each difference is a clause such as `head_dim is 64 in the weights and 128 in the config`.
+    `meanings` change the outputs and `sizes` the tensor shapes, which are errors; `choices` are allowed. Each
+    difference is a clause such as `head_dim is 64 in the weights and 128 in the config`.
 
     Args:
-        stored: Settings that the weights state; missing or None: not compared.
+        stored: Network settings stored with the weights, by field name; missing or None: not compared.
         network: Config of the network that loads the weights.
     """
 
@@ -104,7 +105,7 @@ def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig
 
 
 def released_tier(shapes: Mapping[str, list[int]]) -> NetworkConfig | None:
-    """Returns the released network config (Edge, Nano, Super) whose towers have these shapes; None if no one has.
+    """Returns the released network config (Edge, Nano, Super) whose towers have these shapes, or None.
 
     Args:
         shapes: Shape of every weight by internal name; action and sound heads are not compared.

@@ -30,7 +30,8 @@ TRANSFORMER_CLASS = "Cosmos3OmniTransformer"
 TOWER = "_moe_gen"
 HEADS = ("vae2llm.", "llm2vae.", "time_embedder.", "action2llm.", "llm2action.", "action_modality_embed", "sound2llm.",
          "llm2sound.", "sound_modality_embed")  # fmt: skip
-"""Prefixes of parameters outside of the language model; a reasoner's checkpoint has none of them."""
+"""Name prefixes of generator parameters outside of the language model; a checkpoint with only the language model
+(reasoner) contains none of them."""
 HEAD = "language_model.lm_head.weight"
 QWEN_STACK, QWEN_HEAD = "model.language_model.", "lm_head.weight"
 
@@ -40,7 +41,7 @@ def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
 
     Args:
         keys: Tensor names in the folder.
-        formats: Weight formats of the family; its name and its reader of native settings are used.
+        formats: Weight formats of the family; only `family` and `native_settings` are used.
     """
     prefix = next((prefix for prefix in (NATIVE_PREFIX, "net.") if any(key.startswith(prefix) for key in keys)), None)
     if prefix is not None:
@@ -56,7 +57,7 @@ def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
     ):
         if f"{STACK}layers.0.self_attn.q_proj.weight" in names:
             if read_config is diffusers_settings and is_reasoner(names):
-                describe = "Edge reasoner"
+                describe = "Cosmos3-Edge reasoner"
             return naming_with_copies(formats.family, describe, names, partial(read_network_settings, read_config))
     return None
 
@@ -101,16 +102,17 @@ def read_network_settings(
 def naming_with_copies(
     family: str, describe: str, names: Mapping[str, str], read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> Naming:
-    """Returns a naming scheme; for a reasoner, its tensors also initialize the generation tower.
+    """Returns the naming scheme of a folder's tensors, which includes weight copies if they belong to a reasoner.
 
-    A reasoner has only the understanding tower: its weights are copied to the generation tower. Generation heads, and
-    norms without counterpart in the understanding tower, are marked as weights that a reasoner never contains.
+    A reasoner (language model) has only the understanding tower. Its weights also initialize the generation tower.
+    The field `lacks` of the result is then true for weights that are never in a reasoner: generation heads, and norms
+    without counterpart in the understanding tower.
 
     Args:
         family: Name of the model family.
-        describe: Name of such a folder in messages.
+        describe: Name of the folder's format in messages, such as "native export".
         names: Internal parameter name → name in the file.
-        read_config: Reads the network settings from the content of config.json.
+        read_config: Function from the content of config.json to the network settings, by field of `NetworkConfig`.
     """
     if not is_reasoner(names):
         return Naming(family, describe, names, read_config)
@@ -122,17 +124,17 @@ def naming_with_copies(
 
 
 def is_reasoner(names: Iterable[str]) -> bool:
-    """Returns whether no internal parameter name is of the generation tower, so the weights are of a reasoner."""
+    """Returns whether weights with these internal names lack the generation tower, as those of a reasoner do."""
     return not any(TOWER in name for name in names)
 
 
 def is_generation(name: str) -> bool:
-    """Returns whether the weight with this internal name is never in a reasoner: generation tower and heads."""
+    """Returns whether a weight with this internal name is in the generation tower or heads, which a reasoner lacks."""
     return name.startswith(HEADS) or TOWER in name or "k_norm_und_for_gen" in name
 
 
 def copies_of_understanding(names: Iterable[str]) -> dict[str, str]:
-    """Maps weights of the generation tower to the weights of the understanding tower that they copy.
+    """Maps names of generation-tower weights to the names of the understanding-tower weights that they copy.
 
     Args:
         names: Internal names of the weights of the understanding tower.
@@ -183,7 +185,7 @@ def reasoner_name(key: str) -> str | None:
 def nemotron_name(key: str) -> str | None:
     """Converts a tensor name of a Nemotron reasoner to the internal name; None for other tensors.
 
-    Nemotron counts blocks: an attention block (even) and an MLP block (odd) are one layer here.
+    Nemotron's blocks 2n (attention) and 2n + 1 (MLP) become layer n.
     """
     if key.startswith("mtp."):  # heads that predict tokens further ahead count their own layers
         return None
@@ -209,7 +211,7 @@ NEMOTRON_ENDS = {
 
 
 def diffusers_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns network settings from the content of `transformer/config.json`, or of the config.json of a reasoner."""
+    """Returns the fields of `NetworkConfig`, by name, from `transformer/config.json` or a reasoner's config.json."""
     if config.get("_class_name") == TRANSFORMER_CLASS:
         network = network_config_from_diffusers({k: v for k, v in config.items() if not k.startswith("_")})
         fields = asdict(network)
@@ -219,7 +221,10 @@ def diffusers_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the network settings in the content of a transformers config.json with a Qwen3-VL or Edge text model."""
+    """Returns the fields of `NetworkConfig`, by name, that a config.json of Qwen3-VL or Cosmos3-Edge states.
+
+    Raises ValueError if the text model is of another type. Returns {} if the config states no network settings.
+    """
     text = section(config, "text_config") or config
     settings = read_shared_fields(text)
     settings |= {name: text[name] for name in ("num_hidden_layers", "rms_norm_eps") if text.get(name) is not None}
@@ -229,7 +234,7 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = str(text.get("model_type", config.get("model_type", "")))
     is_edge = text.get("hidden_act") == "relu2"
     if not is_edge and "qwen3" not in kind and kind != NATIVE_TYPE:
-        raise ValueError(f"model_type is '{kind}'; expected a Qwen3-VL, Edge or Nemotron text model")
+        raise ValueError(f"model_type is '{kind}'; expected a Qwen3-VL, Cosmos3-Edge or Nemotron text model")
     if "moe" in kind:
         raise ValueError(f"model_type is '{kind}': mixture-of-experts reasoners are not supported")
     settings |= EDGE_STYLE if is_edge else QWEN_STYLE
@@ -237,9 +242,9 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nemotron_settings(config: Mapping[str, Any], *, layers: int) -> dict[str, Any]:
-    """Returns the network settings from a Nemotron-H config of transformers or of the Edge reasoner.
+    """Returns the fields of `NetworkConfig`, by name, from a Nemotron-H or Cosmos3-Edge config of transformers.
 
-    If head_dim is that of the Edge network, its rotary settings replace missing ones, with a warning in the log.
+    If head_dim is that of Cosmos3-Edge, missing rotary settings get the values of Edge, with a warning in the log.
 
     Args:
         config: Content of config.json.
@@ -261,9 +266,7 @@ def nemotron_settings(config: Mapping[str, Any], *, layers: int) -> dict[str, An
     absent = {name: getattr(tier, name) for name in ("rope_theta", "mrope_section") if name not in rope}
     if absent and settings.get("head_dim") == tier.head_dim:
         shown = ", ".join(f"{name} = {value}" for name, value in absent.items())
-        logger.warning(
-            "the Nemotron config lacks %s; values of the Edge network are used: %s", " and ".join(absent), shown
-        )
+        logger.warning("the Nemotron config lacks %s; values of Cosmos3-Edge are used: %s", " and ".join(absent), shown)
         rope |= absent
     return settings | rope
 
@@ -271,11 +274,11 @@ def nemotron_settings(config: Mapping[str, Any], *, layers: int) -> dict[str, An
 EDGE_STYLE = {"hidden_act": "relu2", "qk_norm_for_text": False, "use_und_k_norm_for_gen": True}
 QWEN_STYLE = {"hidden_act": "silu", "qk_norm_for_text": True, "use_und_k_norm_for_gen": False}
 BLOCKS = {"*": "attention", "-": "mlp", "full_attention": "attention", "M": "mamba", "E": "moe"}
-"""Types of Nemotron blocks by the letters and words in its configs."""
+"""Type of a Nemotron block by the letter or word that stands for it in a Nemotron-H config."""
 
 
 def read_shared_fields(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a transformers text config that have the same name in `NetworkConfig`."""
+    """Returns the values of a transformers text config that are fields of `NetworkConfig` with the same name."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
              "initializer_range")  # fmt: skip
     return {name: text[name] for name in names if text.get(name) is not None}
@@ -284,7 +287,7 @@ def read_shared_fields(text: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_biases(text: Mapping[str, Any]) -> None:
     for switch in ("attention_bias", "mlp_bias", "use_bias"):
         if text.get(switch):
-            raise ValueError(f"{switch} is true, but networks of this family have no such biases")
+            raise ValueError(f"{switch} is true, but Cosmos3 networks do not have these biases")
 
 
 def rope_settings(text: Mapping[str, Any]) -> dict[str, Any]:

@@ -300,7 +300,7 @@ def caption_files(source: Path) -> Named:
 
 
 def group_by_name(named: Iterable[tuple[Path, Path]]) -> Named:
-    """Returns name → paths for (path, name) pairs."""
+    """Groups (path, name) pairs by name; returns a dict from each name to the list of its paths."""
     found: dict[Path, list[Path]] = {}
     for path, name in named:
         found.setdefault(name, []).append(path)
@@ -352,7 +352,9 @@ def media_and_captions(source: Path) -> tuple[Named, Named]:
 
 
 def read_caption_file(path: Path) -> dict[str, Any]:
-    """Returns the captions in a .txt or .json file by window key (`caption`, `caption_json`); empty if it is blank.
+    """Reads a .txt or .json caption file; returns {"caption": text, "caption_json": object}, without missing keys.
+
+    The dictionary is empty if the file is blank.
 
     Raises:
         SampleError: With the reason unreadable, bad_json or bad_caption.

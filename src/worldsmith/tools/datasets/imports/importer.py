@@ -34,7 +34,7 @@ class Import:
     """Content of an imported dataset: records to write, skipped clips, and notes for the user."""
 
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Records by split."""
+    """Records of the dataset files by name of the split."""
     left_out: list[Rejection] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     files: dict[str, VideoInfo] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Import:
 
     @property
     def lengths(self) -> list[int]:
-        """Number of frames of each window, ascending."""
+        """Numbers of frames of all clip windows (frame ranges into which clips are split), ascending, not distinct."""
         windows = (w for records in self.records.values() for r in records for w in r["t2w_windows"])
         return sorted(w["end_frame"] - w["start_frame"] + 1 for w in windows)
 
@@ -87,11 +87,11 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Settings for splitting clips into windows; default: no splitting."""
+    """Settings for splitting clips into windows (frame ranges, each a training sample); default: no splitting."""
 
     scenes: bool = False
     threshold: float = THRESHOLD
-    """Frame-to-frame change at which a new scene begins."""
+    """Frame-to-frame change at which a new scene begins, in the unit of PySceneDetect's `ContentDetector`."""
     frames: int | None = None
     """Length of a window in frames."""
     seconds: float | None = None
@@ -99,7 +99,7 @@ class Cut:
     overlap: float = 0.0
     """Fraction of a window that the next window repeats, at least 0 and below 1."""
     min_frames: int = 1
-    """Windows with fewer frames are skipped by `add_clip`."""
+    """Min number of frames of a window; shorter windows are skipped."""
 
 
 def gather(

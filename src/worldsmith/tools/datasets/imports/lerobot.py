@@ -68,7 +68,7 @@ class Dataset:
 
     source: Path
     info: dict[str, Any]
-    """Content of meta/info.json."""
+    """Content of the dataset's meta/info.json."""
     is_v3: bool
     videos: list[str]
     """Video keys of all cameras."""

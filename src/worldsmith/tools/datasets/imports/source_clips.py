@@ -35,18 +35,18 @@ class Clip:
     """Frame range of a media file with its caption. The file has not been opened unless the layout requires it."""
 
     path: Path
-    """Absolute."""
+    """Absolute path of the media file."""
     captions: dict[str, Any]
-    """Captions by window key: `caption`, `caption_json`; empty without captions."""
+    """Captions of the clip: `caption` (text) and `caption_json` (structured caption); missing captions have no key."""
     split: str = "train"
     key: str = ""
     """Name of the clip; "": the relative path of the file."""
     frames: range | None = None
     """Frame range; None: all frames of the file."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further keys of the record."""
+    """Further entries of the clip's record in the dataset file."""
     linked: dict[str, Path] = field(default_factory=dict)
-    """Key of an object in `extra` → file whose path, relative to the dataset file, becomes its `path`."""
+    """Further files of the clip by key of `extra`: `extra[key]["path"]` becomes the relative path of `linked[key]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Choices:
 
 
 Found = Clip | Rejection | str
-"""Output of a layout: a clip, a clip that must be skipped, or a note for the user about the source."""
+"""Item that the reader of a layout yields: a clip, a skipped clip, or a note (str) for the user about the source."""
 
 
 def split_of(relative: Path) -> str:
@@ -88,7 +88,9 @@ def is_media(path: Path) -> bool:
 
 
 def caption_of(value: Any) -> dict[str, Any]:
-    """Returns captions by window key (`caption`, `caption_json`); empty if the value is blank.
+    """Returns {"caption": text, "caption_json": object} for a caption in a source; missing captions have no key.
+
+    The dictionary is empty if the value is blank.
 
     Args:
         value: A string; an object with `caption_json` or a string under `caption`, `text` or `prompt`; or a structured
@@ -142,9 +144,10 @@ def media_path(folder: Path, text: Any) -> Path:
 
 
 def split_within(source: Path, media: Path, listed_in: Path) -> str:
-    """Returns the split of a media file in a list: from its path if it is in `source`, else from the list's path.
+    """Returns the split ("train", "val" or "test") of the media file `media`, which the file `listed_in` lists.
 
-    `listed_in` is the path of the list.
+    The split follows from the path of `media` relative to the imported folder `source` or, if `media` is outside of
+    `source`, from the path of `listed_in`; see `split_of`.
     """
     path = Path(os.path.normpath(media))
     return split_of((path if path.is_relative_to(source) else listed_in).relative_to(source))

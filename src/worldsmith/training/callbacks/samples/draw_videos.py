@@ -355,7 +355,8 @@ def read_requests(files: Sequence[str], defaults: GenerationDefaults, model: Any
         decided = decide(entry, nothing, defaults, cells, "the run", model.modes)
         if any(args.strength is not None for args in decided):
             raise ValueError(
-                f"{entry.layers[0].source}: video-to-video is not supported for samples of a run; set vision_path to an image, or omit it"
+                f"{entry.layers[0].source}: video-to-video is not supported for samples of a run; set vision_path to "
+                "an image, or omit it"
             )
         found += [args.request(cells) for args in decided]
     return found

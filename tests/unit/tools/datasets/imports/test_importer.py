@@ -202,7 +202,7 @@ def test_unevenly_spaced_frames_and_long_files_are_said(tmp_path: Path, write_cl
     assert main(["dataset", "import", str(tmp_path / "source"), "-o", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "on average, unevenly spaced (1 file)" in said
-    assert "the longest file has 70.0 s" in said
+    assert "the longest file has a duration of 70.0 s" in said
     assert "dataloader_train.dataset.max_duration=71" in said
 
 
