@@ -219,7 +219,10 @@ def evaluate(
 
 
 def _run_for_model(name: str, settings: Mapping[str, Any]) -> Result:
-    """Runs the class of the command `name` that supports the output type of the model `settings["model"]`."""
+    """Runs the command `name` with the class for the model `settings["model"]` (video generator or reasoner).
+
+    `settings`: value by field name of that class, such as "model", "out" and "device".
+    """
     with user_errors():
         base = settings.get("base")
         kind = command_class_for_model(name, fspath(settings["model"]), base=None if base is None else fspath(base))

@@ -43,16 +43,18 @@ ATTRIBUTE = "DIALECT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDialect:
-    """Reader for the config files of another training system, each set of which describes a complete run.
+    """Config format of another training system: the functions that recognize its files and read them as a run config.
 
-    `claims` and `read` are given as "package.module:name", so that they are imported only when needed.
+    `claims` and `read` contain the name of a function as "package.module:function", so that it is imported only when
+    it is needed. `claims` gets the list of file paths and returns a bool. `read` gets the file paths and the overrides,
+    and returns a `Draft` with the config before references are resolved.
     """
 
     name: str
     recipe: str
     """Recipe from which the config starts; it provides the settings for which these files have no key."""
     suffixes: tuple[str, ...]
-    """Suffixes of its files, in lower case. For other files, `claims` is not called."""
+    """Suffixes of the dialect's files, in lower case. For files with other suffixes, `claims` is not called."""
     claims: str
     """Function (files) -> bool: returns whether the content of the files belongs to this dialect."""
     read: str
@@ -90,14 +92,15 @@ class RunDialect:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A format of merged YAML files: a function that moves their keys to the typed config.
+    """Format of YAML files that are merged in order, with the function that moves their keys to the typed config.
 
     Attributes:
         name: Name of the format, which a file can give in the key ``dialect``.
-        doc: First line of the function's docstring.
-        claims: Returns whether merged data is in this format.
-        read: Moves the keys; None: the files already use the keys of this package.
-        module: Module of the function.
+        doc: Description in one line.
+        claims: Function that returns whether the merged data (nested dicts) is in this format.
+        read: Function that moves the keys of the `StackTranslation` that it gets; None: the files already use the keys
+            of this package.
+        module: Module that registered the dialect.
     """
 
     name: str
@@ -126,7 +129,7 @@ class Translation:
         node[str(target[-1])] = value
 
     def get_warnings(self) -> list[str]:
-        """Returns the warnings about the conversion that are printed even if the full report on it is not."""
+        """Returns the warnings for the user about the conversion, without the complete report on all keys."""
         return self.warnings
 
 

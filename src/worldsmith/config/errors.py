@@ -34,9 +34,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in a config, with what to do about it.
-
-    If `path` is that of a section, `concerns` are the paths of the values in it that the message is about.
+    """One mistake in a config, with a suggestion for the user.
 
     Attributes:
         path: Path of the value; "" for the config as a whole.
@@ -45,7 +43,8 @@ class Problem:
         found: Description of the value that was found, appended to the message.
         hint: What the user should do.
         place: Source position of the value.
-        concerns: Paths of the values in a section that contradict each other.
+        concerns: If `path` is a section: paths of the values in it that the message is about, such as values that
+            contradict each other.
     """
 
     path: str

@@ -40,13 +40,13 @@ def load(
     """Loads, overrides, resolves and checks a config of any format.
 
     Args:
-        source: Path of a TOML, YAML or JSON file, run folder or nested spec, or the name of a recipe; several files are
-            merged as a YAML stack.
+        source: Path of a TOML, YAML or JSON file, of a run folder, or of a nested training spec of Cosmos-RL or TAO; or
+            the name of a recipe. Several YAML files are merged in order.
         words: Overrides of the command line, such as ``trainer.max_iter=100``.
         keep_unset: Treatment of references to unset environment variables. False: errors; True: they stay references;
             "names": replaced by $NAME in string fields, errors elsewhere.
-        spec_words: Overrides of a nested spec or SAT stack, which are applied before the file is converted. Not None: a
-            file is read as a spec.
+        spec_words: Overrides in the key names of a nested spec or of SAT config files, applied before the files are
+            converted. Not None: a file is read as a spec.
 
     Returns:
         The resolved config with the source position of each value.
@@ -68,9 +68,11 @@ def read_draft(
     The override ``job.experiment=NAME`` selects the recipe for every type of source.
 
     Args:
-        source: Path of a file, run folder or nested spec, or the name of a recipe; several files are a YAML stack.
+        source: Path of a config file, run folder or nested spec, or the name of a recipe; several YAML files are merged
+            in order.
         overrides: Parsed overrides; those that select a recipe are used here.
-        spec_words: Overrides of a nested spec or SAT stack, in its own names. Not None: a file is read as a spec.
+        spec_words: Overrides in the key names of a nested spec or of SAT config files. Not None: a file is read as a
+            spec.
 
     Returns:
         The unresolved config with the mistakes in its content, and the overrides that remain to be applied.

@@ -76,7 +76,10 @@ class SpecForm:
     wrapper: str = ""
     """A key that may enclose the complete spec."""
     instead: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Top-level key that replaces sections -> the values of these sections if the spec omits them."""
+    """Top-level key -> default values by section (section -> key -> value) that apply only if the spec sets this key.
+
+    It makes keys of these sections optional: `datasets` replaces `dataset`, for example.
+    """
     left_open: Mapping[str, Any] = field(default_factory=dict)
     """Keys with their placeholder value in templates: a key with this value counts as omitted."""
     free: tuple[str, ...] = ()
@@ -142,7 +145,7 @@ class ReportLine:
     stated: bool
     """Whether the spec sets the key; otherwise its value is the other system's default."""
     warn: bool = False
-    """Whether the line is also a warning, whatever its outcome is."""
+    """Whether the line is also printed as a warning, even if its outcome alone does not require a warning."""
 
 
 @dataclass

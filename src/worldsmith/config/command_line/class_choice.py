@@ -15,12 +15,13 @@ from worldsmith.config.tree.suggest import did_you_mean
 
 
 def class_choices(hint: Any) -> dict[str, list[str]]:
-    """Returns the classes, among those imported, that a section can have: short name -> dotted names.
+    """Returns the classes that a config section can have, as short class name -> dotted names.
 
-    A short name has several dotted names if several modules use it. Abstract classes are omitted.
+    A short name has several dotted names if several modules use it. Abstract classes, and classes of modules that are
+    not imported yet, are omitted.
 
     Args:
-        hint: Type of the field with the section.
+        hint: Type of the config field that contains the section.
     """
     found: dict[str, list[str]] = {}
     todo = list(nested_config_classes(hint))

@@ -212,7 +212,10 @@ class _Parser:
         return text
 
     def bare(self, stops: str) -> str:
-        """Parses unquoted text up to one of the characters `stops`; a reference such as ${oc.env:A,b} is not split."""
+        """Reads and returns unquoted text up to one of the characters in `stops`, which a ${…} reference may contain.
+
+        Raises ValueError if the text is empty.
+        """
         start, depth = self.position, 0
         while letter := self.peek():
             if self.text.startswith("${", self.position):

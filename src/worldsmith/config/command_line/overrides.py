@@ -106,11 +106,11 @@ def chosen_recipe(override: Override) -> Config:
 
 
 def fixed_recipe_problem(override: Override, name: str) -> Problem:
-    """Returns the problem of an override that selects a recipe for a file whose config is already complete.
+    """Returns the problem of an override that selects a recipe although the file contains a complete config.
 
     Args:
         override: Override that selects the recipe.
-        name: Recipe from which the file was made, for the message.
+        name: Recipe from which the config in the file was built, for the message.
     """
     message = f"the file is a complete config, built from the recipe '{name}'; an override cannot select another recipe"
     return Problem("job.experiment", message, hint="name the recipe instead of the file", place=override.place)
@@ -215,7 +215,12 @@ def set_value(
             return
     elif below is ABSENT:
         if isinstance(parent, list):
-            problems.append(Problem(format_path(path), f"the list has {len(parent)} items; write the complete list"))
+            problems.append(
+                Problem(
+                    format_path(path),
+                    f"the list has {len(parent)} items, numbered from 0; to add items, set the complete list",
+                )
+            )
             return
         if nested_config_classes(hint) and not (isinstance(raw, dict) and "type" in raw):
             problems.append(no_such_key(tree, path))
@@ -269,7 +274,7 @@ def no_such_key(tree: Config, path: Path, depth: int | None = None) -> Problem:
     Args:
         tree: Config.
         path: Path that does not exist.
-        depth: Index of the first part that does not exist; None: the last one.
+        depth: Index in `path` of the first key that does not exist; None: only the last key does not exist.
     """
     missing = path if depth is None else path[: depth + 1]
     near = did_you_mean_path(path, all_paths(tree)) or did_you_mean_path(missing, all_paths(tree))

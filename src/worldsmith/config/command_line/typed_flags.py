@@ -164,7 +164,7 @@ class _Target:
     hint: Any
     node: Any = None
     new: bool = False
-    """Whether the override adds a new key to a table (dict), not changes an existing one."""
+    """Whether the override adds a new key to a table (dict) instead of changing an existing key."""
     unused: bool = False
     """Whether the path is a key of the recipe TOML that has no effect for the task of the config."""
 

@@ -245,7 +245,7 @@ def unknown_field(cls: type, name: str) -> str:
 def children(node: Any) -> list[tuple[Any, Any]]:
     """Returns (name or index, value) of the values directly below a section, table or list; empty for a leaf.
 
-    The opaque field `custom` of the root is omitted.
+    The field `custom` of the root, which stores uninterpreted data of the user, is omitted.
     """
     if isinstance(node, Config):
         return [(name, getattr(node, name)) for name in field_names(type(node)) if name != OPAQUE]

@@ -22,14 +22,15 @@ TIMES = "times "
 
 @dataclass(frozen=True, slots=True)
 class Popular(Mark):
-    """Annotation of a config field that most users set; the short lists of fields contain it."""
+    """Annotation of a config field that most users set; JSON Schemas mark the field with ``x-popular``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example(Mark):
     """Annotation of a config field with an example value; for a section, the value is a dict of its fields.
 
-    The template of a spec has this value if the field has no default; else it shows the value as a comment.
+    In a generated template of a spec file (Cosmos-RL, TAO), a field without a default has the example as its value;
+    for a field with a default, the example is shown in a comment.
     """
 
     value: Any = field(hash=False)
@@ -41,10 +42,11 @@ class Example(Mark):
 class Search(Mark):
     """Annotation of a config field with the values that `worldsmith tune` may try: `low` to `high`, or `choices`.
 
-    It is written as ``Annotated[float, Search(low=1e-5, high=1e-3)]``. `ratio_of` and `when` refer to another field: to
-    one of the same section by its name, such as ``lora_rank``, to any other field by its path from the root of the
-    config, such as ``policy.lora.r``. If a field has several of these annotations, the first one whose condition `when`
-    is true applies. Raises ValueError if the annotation has no values or contradicts itself.
+    It is written as ``Annotated[float, Search(low=1e-5, high=1e-3)]``. With `ratio_of`, the sampled number is
+    multiplied by the value of another field. With `when`, the field is searched only if another field has a given
+    value. The other field is named by its name in the same section, such as ``lora_rank``, or by its path from the
+    root of the config, such as ``policy.lora.r``. If a field has several of these annotations, the first one whose
+    condition `when` is true applies. Raises ValueError if the annotation has no values or contradicts itself.
     """
 
     low: float | None = None
@@ -92,7 +94,7 @@ class Search(Mark):
         return list(dict.fromkeys(path for path in (self.ratio_of, self.condition[0]) if path))
 
     def candidates(self) -> list[Any]:
-        """Returns all values that can be tried, for `choices` or powers of two; empty for a continuous range."""
+        """Returns all values that a search can try: `choices` or powers of two; empty for a continuous range."""
         if not (self.power_of_two and self.low and self.high):
             return list(self.choices)
         return [2**n for n in range(int(self.low).bit_length() - 1, int(self.high).bit_length())]
@@ -164,7 +166,9 @@ def search_marks(hint: Any) -> list[Mark]:
 
 
 def marks_schema(hint: Any) -> dict[str, Any]:
-    """Returns the JSON Schema keywords for the `Mark` annotations of a field: ``x-automl``, ``examples`` and others.
+    """Returns JSON Schema keywords for the `Mark` annotations of a field.
+
+    They are ``x-automl``, ``x-depends-on``, ``examples`` and ``x-popular``; a keyword without content is omitted.
 
     Args:
         hint: Type of the field with its annotations.

@@ -30,12 +30,12 @@ _LOADED: dict[tuple[str, str, str], list[Problem]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A registered recipe.
+    """Registration of a recipe: a named function that builds a complete run config.
 
     Attributes:
         name: Name of the recipe.
-        make: Builds a new config.
-        module: Module of the function.
+        make: Function without arguments that returns a new config, with unresolved references.
+        module: Module that defines the recipe's function.
         doc: First line of the function's docstring.
     """
 
@@ -46,7 +46,7 @@ class Recipe:
     starts_from: str | None = None
     """Name of the recipe whose config this recipe changes; None for a recipe that builds its own config."""
     aliases: tuple[str, ...] = ()
-    """Other names of the recipe; lists and configs contain `name`."""
+    """Other names that users can write for the recipe; recipe lists and saved configs always contain `name`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variable -> how to get its value, for the error if the variable is not set."""
 

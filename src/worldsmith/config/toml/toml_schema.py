@@ -105,8 +105,8 @@ EXCLUDED: dict[Path, str] = {
     ("model", "activation_checkpointing", "layer_fraction"): ADDED_LATER,
     ("model", "parallelism", "reduce_every_pack"): f"{ADDED_LATER}; set it with an override",
 }
-"""Fields that are not keys of the format although all others of their class are, each with the reason. `toml_keys` can
-add them."""
+"""Config fields that are not keys of the recipe TOML, although the other fields of their class are: path of the key ->
+reason. `toml_keys` can add them."""
 
 
 def _reachable(section: str, config: type[Config]) -> list[str]:
@@ -214,7 +214,7 @@ FIELDS: tuple[TomlField, ...] = (
 REFUSED = {
     ("job", "upload_reproducible_setup"): "runs are not uploaded to an object store; write false or remove the key",
 }
-"""Keys of the format that are not supported and must be false, each with the reason."""
+"""Keys of the recipe TOML that are not supported and must be false: path of the key -> reason."""
 
 _MODEL = ("model",)
 _CONFIG = ("model", "config")
@@ -236,7 +236,8 @@ REMAPS: dict[str, dict[Path, Path | None]] = {
         ("scheduler", "verbosity_interval"): None,
     },
 }
-"""Per task: prefix of a TOML path -> prefix in the config, or None if the key has no effect. Others are unchanged."""
+"""Per task: prefix of a TOML path -> prefix in the config, or None if the key has no effect. Other paths
+are unchanged."""
 
 _CLIPS = ("dataloader_train", "dataloader", "datasets", "video", "dataset")
 PUBLISHED_PATHS: dict[Path, Path] = {

@@ -172,7 +172,10 @@ class _Scanner:
         return False
 
     def key(self) -> tuple[list[str], int, int]:
-        """Parses a dotted key; returns its names, and the offsets of its first and after its last character."""
+        """Parses a dotted key at the current position.
+
+        Returns (names, start, end): the character offsets of the key in the text, with `end` after its last character.
+        """
         names: list[str] = []
         begin = end = self.position
         while match := _KEY.match(self.text, self.position):

@@ -12,7 +12,10 @@ from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_w
 from worldsmith.config.tree.plain import class_defaults
 
 MAX_PROBLEMS = 20
-"""Max number of problems per section, since a check may fail again after each repair."""
+"""Max number of problems that are reported for one section.
+
+After each problem, the invalid values are reset to their defaults, and the check of the section runs again.
+"""
 
 
 def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:

@@ -355,7 +355,7 @@ class Reader:
         others = [key for key in above if key not in (TARGET, PARAMS)]
         if others:
             message = f"a section with '{node[0]}' can have no keys except {TARGET} and {PARAMS}"
-            advice = f"move '{others[0]}' into {PARAMS}, or write {TAG} and the fields without {PARAMS}"
+            advice = f"move '{others[0]}' into {PARAMS}, or write {TAG} instead of {TARGET}, and all fields next to it"
             self.refuse(Problem(format_path((*path, others[0])), message, hint=advice), (*source, others[0]))
             return None
         params = above.get(PARAMS)

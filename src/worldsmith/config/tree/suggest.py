@@ -46,9 +46,9 @@ def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def nearest_path(path: Path, candidates: Iterable[Path]) -> Path | None:
-    """Returns the valid path that is most similar to `path`; None if none is similar.
+    """Returns the path in `candidates` that is most similar to the wrong path `path`; None if none is similar.
 
-    Considers typos in the key or the section, and the same key in another section.
+    It considers typos in the key or the section, and the same key in another section.
     """
     name, section = str(path[-1]), format_path(path[:-1])
     best: tuple[float, float, Path] | None = None

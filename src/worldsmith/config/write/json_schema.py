@@ -37,7 +37,8 @@ def tree_schema(trees: Mapping[str, Config]) -> Schema:
     """Returns the JSON Schema of the configs of several recipes.
 
     Args:
-        trees: Unresolved config by name of the recipe. The values of a single recipe become the defaults of the schema.
+        trees: Unresolved config by name of the recipe. If there is only one recipe, the values of its config become the
+            defaults in the schema.
     """
     writer = TreeSchema()
     roots = list(dict.fromkeys(type(tree) for tree in trees.values()))
@@ -58,7 +59,7 @@ def tree_schema(trees: Mapping[str, Config]) -> Schema:
 def value_schema(hint: Any) -> Schema:
     """Returns the JSON Schema of a field type that contains no sections.
 
-    The schema allows no reference instead of the value itself, see `with_reference`.
+    The schema rejects references such as ``${trainer.max_iter}``; `with_reference` adds them.
     """
     return _Types().value(hint)
 

@@ -53,7 +53,7 @@ class Syntax:
     text: Callable[[str], str]
     key: Callable[[str], str]
     item: Callable[[str], str] | None = None
-    """Writes a string inside a list or table; None: as elsewhere."""
+    """Writes a string inside a list or table; None: strings there are written by `text` too."""
     null: str | None = "null"
     truth: tuple[str, str] = ("false", "true")
     odd_number: Callable[[float], str] | None = repr
@@ -185,7 +185,7 @@ def shorten(text: str, limit: int = LONGEST) -> str:
 
 
 def escape_odd(text: str) -> str:
-    """Escapes characters in JSON text that JSON readers may misinterpret."""
+    """Writes control characters, line separators, byte order marks and noncharacters of JSON text as escapes."""
     return _ODD_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

@@ -90,7 +90,7 @@ class TaskTable(Config):
         Literal["", "binary", "bcq", "mcq", "letter", "text", "freeform", "its_directionality", "metropolis_sgd"],
         Popular(),
     ] = ""
-    """"" = detected from the ground truth: yes or no, letters, or text. its_directionality: left, right or straight."""
+    """Answer type; "" = detected in the ground truth (yes/no, letter, text). its_directionality: left, right, straight."""
 
 
 class SoftAccuracyTable(Config):

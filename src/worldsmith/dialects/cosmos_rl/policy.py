@@ -20,7 +20,7 @@ from worldsmith.config.tree.suggest import did_you_mean
 Policy = Literal["auto", "off"]
 KEY = "automl_policy"
 MANIFEST, SCHEMA, TEMPLATE = "manifest.json", "schemas/{}.schema.json", "spec_template_{}.yaml"
-"""Files of a schema folder, the last two by action."""
+"""Paths in a schema folder: manifest, and JSON Schema and spec template of an action; {} is the name of the action."""
 NOT_RUNNABLE = "AutoML is enabled but not runnable until schemas are generated (worldsmith schema --all -o DIR)"
 
 _SEARCH = r"(?:auto[- ]?ml|hpo|hyper-?parameter (?:search|tuning|optimi[sz]ation))"

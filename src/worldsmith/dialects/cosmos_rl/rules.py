@@ -103,7 +103,9 @@ def move_unless_empty(t: SpecTranslation, key: str, to: str, otherwise: str) -> 
 
 
 def model_rule(model: str) -> KeyRule:
-    """Returns the rule for a model key, and for `enable_lora` and `base_model_path` in the same section.
+    """Returns the rule that sets the model or adapter from a model key and its neighbors.
+
+    The neighbors are `enable_lora` and `base_model_path` in the same section.
 
     Args:
         model: Dotted key of the model's path or hub name.
@@ -195,7 +197,9 @@ def put_total_pixels(t: SpecTranslation, section: str) -> None:
 
 
 def drop_overridden(t: SpecTranslation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:
-    """Removes limits of frames and pixels that are overridden, and adds a problem for a height without a width.
+    """Removes video settings without effect from `given`; adds a problem for a height without a width or vice versa.
+
+    A fixed size (height and width) replaces the pixel limits, and a fixed number of frames replaces the frame limits.
 
     Args:
         t: The translation, to which problems and report lines are added.
@@ -210,7 +214,7 @@ def drop_overridden(t: SpecTranslation, section: str, given: dict[str, Any], *, 
         t.refuse(f"{section}{name}", f"a size needs {other} too", f"{section}{other}=PIXELS, or ~{section}{name}")
     overruled = [(name, f"{' and '.join(RESIZED)} replace it") for name in PIXELS if len(size) == 2]
     overruled += [
-        (name, "it only limits the number of frames that fps gives, but this number is fixed")
+        (name, "it limits the number of frames only if fps is set, but the number of frames is fixed")
         for name in BOUNDS
         if not by_fps
     ]

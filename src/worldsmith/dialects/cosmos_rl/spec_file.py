@@ -323,7 +323,7 @@ def _rename(
 
 
 def _is_table_of_aliases(form: SpecForm, path: Path) -> bool:
-    """Returns whether the format has aliases below this key path."""
+    """Returns whether an alias of the format (alternative spelling of a key) lies below the key path `path`."""
     return any(starts_with(parse_path(alias), path) and parse_path(alias) != path for alias in form.aliases)
 
 

@@ -65,7 +65,11 @@ def put_rate(t: SpecTranslation, folder: bool) -> None:
         t.report(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = sat: {why}")
     else:
         t.put(f"{DATASET}frame_selection_mode", "random", source=f"{DATA}target")
-        t.report(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = target_fps, random start")
+        t.report(
+            RATE,
+            "renamed",
+            f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = target_fps; the first frame is random",
+        )
     short = (
         ("; where SAT would repeat a clip's last frame, fewer frames are skipped at the ends, or the clip is skipped")
         if folder
@@ -119,7 +123,7 @@ def train_data(t: SpecTranslation) -> None:
         t.refuse(key, f"'{folders[0]}' does not exist", f"{key}=[PATH]")
         return
     if os.path.isdir(os.path.join(folders[0], "labels")):
-        why = f"'{folders[0]}' is a folder for SAT, with videos/ and labels/"
+        why = f"'{folders[0]}' has the folder layout of SAT, with videos/ and labels/, which a run cannot read"
         t.refuse(key, why, f"worldsmith dataset import {folders[0]} -o DIR, and {key}=[DIR]")
         return
     t.put(f"{DATASET}path", folders[0], source=key)

@@ -16,13 +16,16 @@ PAIRS = {(1.15258426, 3.0), (0.7, 1.0)}
 """(latent scaling factor, noise schedule shift) of the released models."""
 OURS_SAMPLING, GUIDER = "model.config.sampling.", f"{SAMPLER}params.guider_config."
 ELSEWHERE = (POSITIONS, LORA, f"{DENOISER}params.weighting_config.", SAMPLER, GUIDER, "data.")
-"""Components whose `target` is reported by the rule of the component."""
+"""Prefixes of the components whose key `target` is translated together with the other keys of the component."""
 PARTS = tuple(component for component in TARGETS if component not in ELSEWHERE)
 
 
 @computed(*(f"{component}target" for component in PARTS))
 def components(t: SpecTranslation) -> None:
-    """Reports in `t` which components the SAT config selects by their `target`."""
+    """Reports in `t` the class names (`target` keys) that the SAT config sets, each with its replacement in Worldsmith.
+
+    Unsupported class names are reported earlier, when the files are read.
+    """
     for component in PARTS:
         if t.is_stated(f"{component}target"):
             what = TARGETS[component][t.get(f"{component}target")]
@@ -122,12 +125,12 @@ def noise_schedule(t: SpecTranslation) -> None:
     """Sets the shift of the noise schedule in `t`; adds a problem if the three keys that state it differ."""
     found = [t.get(key) for key in SHIFTS]
     if len(set(found)) > 1:
-        why = f"its three copies differ: {', '.join(f'{value:g}' for value in found)}"
+        why = f"the three keys for the shift of the noise schedule differ: {', '.join(f'{value:g}' for value in found)}"
         t.refuse(SHIFTS[0], why, " ".join(f"{key}={found[1]:g}" for key in SHIFTS))
         return
     t.put("objective.shift_scale", found[0], source=SHIFTS[0])
     for key in SHIFTS:
-        t.report(key, "renamed", f"objective.shift_scale = {found[0]:g}, as in the other two copies")
+        t.report(key, "renamed", f"objective.shift_scale = {found[0]:g}; all three keys for it are equal")
     scale = t.get(f"{MODEL}scale_factor")
     if (scale, found[0]) not in PAIRS:
         text = (

@@ -51,7 +51,7 @@ class Needs:
     """Sizes (bytes) of a checkpoint, of cached latents and of downloads, free bytes of their disks, and the number of
     checkpoints that are kept (`checkpoints_kept`)."""
     machine: dict[str, Any] = field(default_factory=dict)
-    """GPU names (`gpus`), memory in bytes that each process needs before activations (`needed`), free bytes (`free`)."""
+    """GPU names (`gpus`), bytes of memory that a process needs before activations (`needed`), free bytes (`free`)."""
     hub: list[dict[str, Any]] = field(default_factory=list)
     """Model components on the hub: config `field`, repository `name`, `state` and, unless cached, download `bytes`."""
     credentials: dict[str, bool] = field(default_factory=dict)

@@ -91,7 +91,9 @@ def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tup
             (same if len(points) == len(complete) else few).append(titles[path])
     drawn.append(parallel_coordinates(complete, list(settings.values()), metric, direction))
     reasons = {"all completed trials have the same value of the setting": same, "too few trials have a value": few}
-    return drawn, [f"No chart, because {reason}: {', '.join(named)}." for reason, named in reasons.items() if named]
+    return drawn, [
+        f"No chart is shown, because {reason}: {', '.join(named)}." for reason, named in reasons.items() if named
+    ]
 
 
 def history(lines: Lines, direction: str) -> list[dict[str, Any]]:

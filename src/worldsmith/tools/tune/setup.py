@@ -24,7 +24,7 @@ from worldsmith.tools.tune.trial_run import visible_devices
 from worldsmith.training.run_folder import given_root
 
 LOSSES = ("loss", "perplexity", "error")
-"""Components of metric names that mark metrics for which smaller values are better."""
+"""Substrings of metric names: smaller values are better for a metric whose name contains one of them."""
 
 
 @dataclass

@@ -19,7 +19,7 @@ OUTPUT, RESULTS, TIMESTAMP, RESUME = "train.output_dir", "results_dir", "train.t
 PROJECT, GROUP, EXPERIMENT = (f"logging.{name}_name" for name in ("project", "group", "experiment"))
 VISION = "custom.vision"
 FALLBACK = {"fps": 1.0, "max_pixels": 81_920}
-"""Video settings of the data script of TAO and Cosmos-Reason1."""
+"""Default video settings of the data script of TAO and Cosmos-Reason1: name -> value."""
 LOADERS = ("dataloader_train", "dataloader_val")
 FRAMES = ("fps", "nframes", *BOUNDS, *PIXELS, *RESIZED)
 
@@ -51,7 +51,10 @@ def tensor_parallelism(t: SpecTranslation) -> None:
 
 @computed("train.fsdp_offload", "train.activation_offload")
 def offload(t: SpecTranslation) -> None:
-    """Adds a problem to `t` for CPU offloading, with the settings that save GPU memory and are not used yet."""
+    """Adds a problem to `t` if the spec enables offloading of weights or activations to host RAM.
+
+    The suggestion of the problem lists other settings that save GPU memory and that the spec does not use yet.
+    """
     batch, adapters = "train.train_policy.mini_batch", "policy.lora"
     others = [
         ("policy.model_gradient_checkpointing=true", not t.get("policy.model_gradient_checkpointing")),
@@ -151,7 +154,7 @@ def names(t: SpecTranslation) -> None:
             t.report(
                 key,
                 "renamed",
-                f"job.group = {format_value('/'.join(given.values()))}; the run's own name is its start time",
+                f"job.group = {format_value('/'.join(given.values()))}; it does not change the run name (job.name)",
             )
         elif t.is_stated(key):
             t.report(key, "unneeded", "the name is missing")

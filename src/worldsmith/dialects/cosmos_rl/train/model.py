@@ -86,7 +86,7 @@ def learning_rates(t: SpecTranslation) -> None:
         t.report(
             LR,
             "approximated",
-            f"{text}; the deepest module of a parameter sets its rate; each module must have parameters",
+            f"{text}; the deepest matching module sets the rate of a parameter; each module must have parameters",
         )
         return
     t.assign(LR, "optimizer.lr", rates)

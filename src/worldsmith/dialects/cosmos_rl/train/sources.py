@@ -61,7 +61,10 @@ def names_files(t: SpecTranslation, key: str) -> bool:
 
 
 def put_files(t: SpecTranslation, key: str, loader: str) -> None:
-    """Sets a dataset from a table of the spec that names files in one of three layouts.
+    """Sets a dataset from a spec table that names data files.
+
+    The files are LLaVA annotations (`annotation_path`), a dataset saved with `save_to_disk` (`path`), or a folder with
+    a manifest (`dataset_root`).
 
     Args:
         t: The translation, modified in place.
@@ -240,7 +243,10 @@ def put_named_dataset(t: SpecTranslation, key: str, loader: str) -> None:
 
 
 def report_unused_names(t: SpecTranslation, key: str, why: str) -> None:
-    """Reports the stated keys of the dataset table `key` as unneeded for the reason `why`, except the test size."""
+    """Reports the keys of the dataset table `key` that the spec sets, except `test_size`, as unneeded.
+
+    `why`: reason, which is the text of the report lines.
+    """
     names = (f"{key}.{name}" for name in FIELDS)
     t.report_stated("unneeded", why, *(name for name in names if name != TEST_SIZE))
 

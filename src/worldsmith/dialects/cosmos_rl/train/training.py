@@ -57,7 +57,10 @@ class Ckpt(Config):
 
 
 class DatasetNames(Config):
-    """Dataset by name: a hub repository or a folder. If `custom` names data files, the name is only that of a cache."""
+    """Dataset that is named by a hub repository or folder.
+
+    If the spec's table `custom` names data files, these are read, and `name` is only the name of a cache.
+    """
 
     name: str = ""
     """Repository, or name of the cache."""

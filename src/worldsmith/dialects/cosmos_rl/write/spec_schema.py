@@ -123,7 +123,10 @@ def _from_root(path: str, section: Path) -> Path:
 
 
 def _leave_open(properties: dict[str, Schema], key: str, value: Any) -> None:
-    """Changes the schema of `key` in place so that it allows the placeholder `value`, unless it is a string anyway."""
+    """Changes the schema of `key` in `properties` in place so that it also allows the placeholder `value`.
+
+    A schema that accepts any string is not changed for a string.
+    """
     field = properties[key]
     if field.get("type") == "string" and isinstance(value, str):
         return
