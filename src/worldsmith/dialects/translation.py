@@ -74,7 +74,7 @@ class SpecForm:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Aliases in files and on the command line: alias -> key. Both are dotted; an alias has at most two parts."""
     wrapper: str = ""
-    """A key that may enclose the complete spec."""
+    """Top-level key that may enclose the complete spec; "" = no such key."""
     instead: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Top-level key -> default values by section (section -> key -> value) that apply only if the spec sets this key.
 

@@ -162,9 +162,10 @@ def record_file(place: Path, action: str) -> Path:
 
 
 def describe_input(entry: Input) -> dict[str, Any]:
-    """Builds the record entry of an input: a dict with `role`, `path`, `fingerprint`, `record` and its `facts`.
+    """Builds the entry of an input in a lineage record: a dict with `role`, `path`, `fingerprint` and `record`.
 
-    `record` is the path of the lineage record of the input. `fingerprint` and `record` are None if they do not exist.
+    `record` is the path of the lineage record of the input, or None. `fingerprint` is None if the path does not exist
+    on this machine. The items of `entry.facts` are added to the dict.
     """
     path = Path(entry.path)
     if not path.exists():
@@ -181,7 +182,12 @@ def describe_input(entry: Input) -> dict[str, Any]:
 
 
 def describe_output(folder: Path, name: str) -> dict[str, Any]:
-    """Builds the record entry of the output `name` in `folder`: a dict with its path, size in bytes and fingerprint."""
+    """Builds the entry of an output in a lineage record: a dict with `path`, `bytes` (size) and `fingerprint`.
+
+    Args:
+        folder: Folder of the result.
+        name: Path of the output file or folder, relative to `folder`.
+    """
     path = folder / name
     files = (
         [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and not is_record(file.name)]
@@ -190,7 +196,10 @@ def describe_output(folder: Path, name: str) -> dict[str, Any]:
 
 
 def record_of(path: Path) -> Path | None:
-    """Returns the path of the lineage record of a file or folder, for a checkpoint that of its run; else None."""
+    """Returns the path of the lineage record of a file or folder; None if there is no record.
+
+    The record of a checkpoint folder is that of its run.
+    """
     if path.parent.name == "checkpoints":
         path = path.parent.parent
     if path.is_dir():

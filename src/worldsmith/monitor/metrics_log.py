@@ -74,9 +74,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], bool] = lambda record: False) -> None:
-    """Removes the lines of a metrics file that a run resumed at `step` writes again, and invalid lines; atomic.
+    """Removes the lines that a run writes again after it resumes at `step`, and invalid lines, from a metrics file.
 
-    These are the lines of later steps, and those of `step` for whose record (dict) `is_redone` returns True.
+    The run writes all lines of later steps again, and those lines of `step` for which `is_redone`, called with the
+    parsed line, returns True. The file is replaced atomically.
     """
     kept, dropped, broken = [], 0, 0
     for line, record in records(path):

@@ -71,8 +71,9 @@ def write_origins(path: Path, origins: Mapping[str, Mapping[str, Any]] | None) -
 
     Args:
         path: File to write.
-        origins: By path of a config value, a dict with `origin` and optionally `changed` and `was`, from
-            `describe_origins`. None: the origins are not known, and an existing file is removed.
+        origins: Path of a config value -> dict with `origin` (text), `changed` (True if the value differs from the
+            recipe or default; else omitted) and `was` (value in the recipe, if it differs). None: the origins are not
+            known, and an existing file is removed.
     """
     if origins is None:
         path.unlink(missing_ok=True)
@@ -85,9 +86,10 @@ def write_origins(path: Path, origins: Mapping[str, Mapping[str, Any]] | None) -
 
 
 def describe_environment(*, world_size: int, seed: int | None, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the content of `job_env.yaml`: a dict on host, packages, torch, git and environment variables.
+    """Returns the content of `job_env.yaml` as a dict; secrets are redacted.
 
-    Secrets are redacted.
+    The keys are host, platform, python (version), cpu_count, world_size, seed, distributed (variables of the launcher,
+    by name), packages (versions by name), torch, git (None without a repository) and environment (variables by name).
     """
     return {
         "host": socket.gethostname(),
@@ -131,7 +133,11 @@ def describe_torch() -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Returns `commit`, `branch`, `remote` and `changed_files` of the git repository of `folder`; None without one."""
+    """Returns the state of the git repository that contains `folder`; None if there is no repository.
+
+    The keys are `commit` (full hash), `branch`, `remote` (URL of origin, or None) and `changed_files` (list of paths of
+    tracked files).
+    """
     commit = git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -156,7 +162,7 @@ def git(folder: Path, *arguments: str) -> str | None:
 def earlier_launches(path: Path) -> list[dict[str, Any]]:
     """Returns the launches recorded in the `launch_info.yaml` at `path` as dicts, oldest first; [] without the file.
 
-    An invalid file is returned as {"unreadable": text}.
+    If the file is not valid YAML, the list has one dict: {"unreadable": text of the file}.
     """
     if not path.exists():
         return []

@@ -9,7 +9,7 @@ WEIGHTS_NAMES = {"live": "raw weights", "ema": "EMA weights", "untrained": "untr
 """Names of weights for messages, by their names in settings and files."""
 
 MEMORY_NAMES = {"moments": "optimizer state", "average": "EMA weights", "gathered": "all-gathered parameters"}
-"""Names in messages of memory categories; other categories are shown under their own name."""
+"""Text for each memory category in messages; a category that is missing here is shown under its internal name."""
 
 FEW_SAMPLES = 10
 """Number of samples below which the 95 % interval of a mean is too narrow to be reliable."""

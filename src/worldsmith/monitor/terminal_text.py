@@ -51,8 +51,9 @@ def text_width() -> int:
 def fit_width(text: str, width: int | None) -> str:
     """Returns the text with lines wrapped between words at `width` characters; None: returns the text unchanged.
 
-    In a line with a label and a text, the text continues in its column. Long words, source lines and commands are not
-    broken. A word that is too long for its column is indented by `NARROW` characters, or not at all.
+    If a line consists of a label, at least two spaces and a text, wrapped lines of the text are indented to the column
+    in which it begins, unless that is right of the middle. Long words, source lines and commands are
+    not broken. A word that is too long for its column is indented by `NARROW` characters, or not at all.
     """
     if width is None:
         return text

@@ -28,7 +28,7 @@ class Throughput:
     def __init__(self, *, window: int = 50, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.recent: deque[tuple[float, int, bool]] = deque(maxlen=window)
-        """(seconds, tokens, whether it was unusual) of each recent step."""
+        """(seconds, tokens, whether the step included one-time work such as compilation) of each recent step."""
         self.last: float | None = None
 
     def step(self, tokens: int, *, unusual: bool = False) -> None:

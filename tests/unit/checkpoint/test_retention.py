@@ -96,8 +96,8 @@ def test_a_run_that_went_back_does_not_fall_into_what_it_left(tmp_path: Path, ca
         (tmp_path / damaged / "model" / "__0_0.distcp").unlink()
         assert one.latest().name == f"iter_0000000{taken}"
     assert (
-        "iter_000000040 is used, although it is later than iter_000000030, which latest_checkpoint.txt names"
-        in messages(caplog)
+        "iter_000000040 is used, although it is of a later step than iter_000000030, which latest_checkpoint.txt names "
+        "as the latest checkpoint" in messages(caplog)
     )
 
 

@@ -18,13 +18,13 @@ METADATA = ".metadata"
 
 
 COPY_AHEAD = 10_000_000
-"""Bytes that are copied from a GPU while others are written; DCP's default."""
+"""Max bytes that are copied from a GPU ahead of the disk write: default `per_thread_copy_ahead` of DCP."""
 
 
 def planner_of(state: Mapping[str, Any]) -> SavePlanner:
-    """Returns DCP's default save planner for the tensors of `state`: tensor name -> tensor or DTensor.
+    """Returns DCP's default save planner for the tensors in `state` (tensor name -> tensor or DTensor).
 
-    Each shard is written once; a plain tensor is written by one rank only.
+    With this planner, each shard of a DTensor is written once, and a plain tensor by one rank only.
     """
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 

@@ -232,7 +232,11 @@ def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
 
 
 def state_versions(format: str, *packages: str) -> dict[str, Any]:
-    """Returns the first entries of `worldsmith.json`: the versions of Worldsmith and `packages`, and the format."""
+    """Returns the first entries of `worldsmith.json` as a dict.
+
+    The keys are `worldsmith` (its version), `versions` (package name -> version, for `packages`) and `format` (name
+    of the export format).
+    """
     return {"worldsmith": __version__, "versions": {name: version(name) for name in packages}, "format": format}
 
 
@@ -297,7 +301,7 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 def add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
     """Updates the hashlib object `digest` with name, dtype, shape and bytes of a tensor.
 
-    Call this function for the tensors in the order of their names, so that the digest does not depend on the order.
+    The caller adds the tensors sorted by name, because the digest depends on the order of the calls.
     """
     import torch
 
@@ -321,7 +325,8 @@ def origin(about: Mapping[str, Any], what: str) -> str:
 
     Args:
         about: Content of the export's `worldsmith.json`.
-        what: Noun for the weights: "weights", or "ones" if the surrounding sentence already contains the noun.
+        what: Noun in the phrase, as in "the EMA weights of the run …": "weights", or "ones" in a sentence that
+            already contains the noun.
     """
     source = about["source"]
     run = f" of the run `{source['run']}`" if source["run"] else ""

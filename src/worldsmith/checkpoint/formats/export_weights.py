@@ -140,7 +140,8 @@ def tower_of(model: StoredModel, place: str) -> WeightSource:
 
     Args:
         model: Model to export.
-        place: Path of weights with a vision tower; "own": the initial weights of the run, or without a run the model.
+        place: Value of `--vision-tower`: path of weights with a vision tower, or "own" for the initial weights of the
+            run that trained `model` (for `model` itself if it does not come from a run).
     """
     if place != OWN:
         source = open_weights(place, field="--vision-tower")

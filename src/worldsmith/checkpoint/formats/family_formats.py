@@ -114,7 +114,8 @@ class FamilyFormats(WeightFormats):
         Args:
             config: Model config.
             folder: Exported folder.
-            tree: Config of the run as plain data, whose settings may be stored, too; None without a run.
+            tree: Config of the run as plain data, from which some families also store settings, such as limits of image
+                sizes; None if the model does not come from a run.
         """
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class FamilyFormats(WeightFormats):
         raise self.not_converted(format)
 
     def not_converted(self, format: str) -> UserError:
-        """Returns the error to raise if weights of the family cannot be converted to `format`."""
+        """Returns, but does not raise, a UserError: weights of the family cannot be converted to `format`."""
         return UserError(
             f"weights of the family '{self.family}' cannot be converted to {format}; use --to dcp or native"
         )
@@ -179,18 +180,24 @@ class FamilyFormats(WeightFormats):
 
 @runtime_checkable
 class AddsHeads(Protocol):
-    """Formats of a family whose networks can get output heads that the weights lack (`convert --heads`)."""
+    """Formats of a family for which `convert --heads` can add output heads that the weights lack, such as "action"."""
 
     def head_names(self, source: WeightSource, heads: Sequence[str]) -> list[str]:
-        """Returns the name prefixes of the weights of those heads in `heads` that `source` does not contain."""
+        """Returns the parameter name prefixes of the output heads that must be initialized.
+
+        Args:
+            source: Weights on disk.
+            heads: Names of the requested output heads, such as "action" or "sound". Heads that `source` contains are
+                omitted from the result.
+        """
 
 
 @runtime_checkable
 class NamesLibraryShapes(Protocol):
-    """Formats of a family whose library stores other tensors in files than those in the network's state dict."""
+    """Formats of a family whose model files have other tensor names or shapes than the state dict of the network."""
 
     def library_shapes(self, config: Configurable.Config) -> Mapping[str, Sequence[int]]:
-        """Returns tensor name -> shape for every tensor that the library reads from the files of a model."""
+        """Returns tensor name -> shape for every tensor that transformers expects in the weight files of a model."""
 
 
 @runtime_checkable
@@ -198,10 +205,10 @@ class LoadsPipelineAdapters(Protocol):
     """Formats of a family whose diffusers pipeline loads adapters (`load_lora_weights`)."""
 
     adapter_layout: AdapterLayout
-    """Tensor names in adapter files for the pipeline."""
+    """Mapping between internal names of LoRA tensors and their names in files for `load_lora_weights`."""
 
     def adapts(self, layers: Sequence[str]) -> bool:
-        """Returns whether `layers`, the paths of adapted layers in the library, all exist in the family's pipeline."""
+        """Returns whether the diffusers pipeline of the family has all `layers`, given as module paths in diffusers."""
 
 
 @runtime_checkable

@@ -65,9 +65,9 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
     """Finds a model and reads its config, but not its weights. The checksums of a run's checkpoint are verified.
 
     Args:
-        path: A run folder (its newest intact checkpoint is used), one of its checkpoints/iter_… folders, an exported
-            pipeline or native export, the Hub name of one of the last two, or a PEFT folder of LoRA adapters, which
-            stands for the base model with the adapters.
+        path: A run folder (its newest intact checkpoint is used), one of its checkpoints/iter_… folders, an export
+            (pipeline or native), the Hub name of an export, or a PEFT folder of LoRA adapters (the result is then their
+            base model with the adapters).
         weights: "ema": EMA weights; "live": raw weights; "untrained": initial weights of the run; "auto": EMA weights
             if they exist, else raw weights.
         base: Path or Hub name of the base weights of adapters or of a checkpoint with trained weights only; None: as
@@ -115,8 +115,8 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
         base: Path or Hub name of the base model of adapters; None: as stated in the adapters' files.
 
     Returns:
-        (model, checkpoint folder if `path` is one, else None). For adapters, both are those of the base model, with the
-        adapter folder in `StoredModel.adapter`.
+        (model, checkpoint folder). The checkpoint folder is `path` if that is one, else None. If `path` contains
+        adapters, the pair is that of their base model, and the model's field `adapter` is the adapter folder.
 
     Raises:
         FileNotFoundError: If `path` contains no model.

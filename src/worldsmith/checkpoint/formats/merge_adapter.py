@@ -118,7 +118,7 @@ def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> 
 
 
 def base_folders(model: StoredModel) -> list[Path]:
-    """Returns the folders that a run that starts from `model` may record as its base model."""
+    """Returns the folders whose fingerprints may be recorded as base model in the lineage of adapters for `model`."""
     if model.weights == "untrained":
         start = model.base or (model.start.path if model.start is not None else str(model.folder))
         return [Path(start) if is_local(start) else model.folder]
@@ -135,7 +135,7 @@ def inputs_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def may_be_named(folder: Path, name: str) -> bool:
-    """Returns whether `folder` may be the base model `name`, a path or Hub name, according to its path only."""
+    """Returns whether the path of `folder` matches the base model `name` (path or Hub name); reads no file."""
     if is_local(name):
         return folder.resolve().is_relative_to(Path(name).resolve())
     repository = name.removeprefix("hf://").partition("@")[0].rstrip("/")

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = ADAPTER_CONFIG, "adapter_model.safetensors"
 BASE_WEIGHTS = "base_weights"
-"""Key in `worldsmith.json` for the base weights that the adapters belong to, "ema" or "live"; missing: raw weights."""
+"""Key in `worldsmith.json` that states which weights of the base model the adapters belong to: "ema" (EMA weights) or
+"live" (raw weights); raw weights if the key is missing."""
 UNSUPPORTED = (
     *("use_dora", "use_qalora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias"),
     *("bias", "fan_in_fan_out", "layer_replication", "alora_invocation_tokens"),

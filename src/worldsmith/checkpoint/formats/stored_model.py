@@ -39,14 +39,14 @@ class StoredModel:
     """A model on disk whose config is read, and whose weights are chosen (EMA, raw or initial) but not read yet."""
 
     folder: Path
-    """Folder of the checkpoint or of the export; for untrained weights, the run folder."""
+    """Folder of the checkpoint or export that contains the model; for initial weights of a run, the run folder."""
     spec: ModelSpec
     defaults: Any
     """Default generation settings, such as the size of videos: a dataclass of the model family, or None."""
     run: str
     """Name of the run that trained the model, project/group/name; empty if it is not known."""
     iteration: int
-    """Number of optimizer steps of the weights; 0 for untrained ones."""
+    """Number of optimizer steps for which the model was trained; 0 for the initial weights of a run."""
     weights: Literal["ema", "live", "untrained"]
     tree: Mapping[str, Any] | None
     """Complete config of the run as plain data; None for an exported folder."""

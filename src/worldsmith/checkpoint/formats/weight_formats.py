@@ -67,11 +67,11 @@ class NetworkDifference:
     """
 
     meanings: Sequence[str] = ()
-    """Differences that change the output of the same weights although all shapes match: errors."""
+    """Clauses on settings that change the output of the network but no weight shape; each is an error."""
     sizes: Sequence[str] = ()
-    """Differences that also change the shapes of weights: errors."""
+    """Clauses on settings that change the shapes of weights; each is an error."""
     choices: Sequence[str] = ()
-    """Differences that a fine-tuning run may have; they are only reported."""
+    """Clauses on settings that fine-tuning may change; they are only reported."""
     is_required: Callable[[str], bool] = lambda name: False
     """Called with the internal name of a stored weight that the network lacks; returns whether skipping it is an
     error."""
@@ -139,7 +139,12 @@ class WeightFormats:
         return None
 
     def set_component_folder(self, config: Configurable.Config, folder: Path) -> None:
-        """Changes the paths in the model config `config`, in place, to the components in the exported folder."""
+        """Sets the paths of tokenizer, VAE and other components in the model config to those in an exported folder.
+
+        Args:
+            config: Model config, which is changed in place.
+            folder: Exported folder with the components.
+        """
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> Any:
         """Returns the default generation settings (a dataclass) from a run's config as plain data.
@@ -158,8 +163,8 @@ class WeightFormats:
     def published_defaults(self, config: Configurable.Config, folder: Path) -> Any:
         """Returns the default generation settings (a dataclass) for a model folder of diffusers or transformers.
 
-        They are read from the folder's files if these state them, else they are those of the released model; None if
-        the family has no such settings.
+        Settings that the files of the folder do not state get the values of the released model. Returns None if the
+        family has no generation settings.
         """
         return self.read_defaults({})
 
@@ -233,9 +238,10 @@ class EarlierRuns(Protocol):
     """Protocol for the formats of a family that can also read model configs of earlier versions of Worldsmith."""
 
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
-        """Returns name and config of a model with the same network as `model`, the section `model` of a run's config.
+        """Returns name and config of a model with the same network as that of a run of an earlier version.
 
-        Settings other than those of the network may differ.
+        Only the network settings are taken from `model`, the section `model` of the run's config as plain data; all
+        other settings have default values.
         """
 
 
@@ -255,7 +261,7 @@ def find_naming(keys: Iterable[str], config: Mapping[str, Any], *, wanted: str =
 
     Args:
         keys: Names of the tensors in the files.
-        config: Content of config.json in the folder; may be empty. That of a native export states the family.
+        config: Content of config.json in the folder; may be empty. In a native export, it names the model family.
         wanted: Model family that is tried first, because several families may have such names; "": no preference.
     """
     keys = list(keys)
@@ -284,9 +290,10 @@ def describe_readable() -> str:
 
 
 def full_name(name: str) -> str:
-    """Returns the Hub name of a released model from its short name, and the best checkpoint of `RUN/checkpoints/best`.
+    """Resolves the short name of a released model to its Hub name; returns other names and paths unchanged.
 
-    Any other path or name is returned unchanged.
+    `RUN/checkpoints/best` is resolved to the path of the run's best checkpoint. Raises FileNotFoundError if the run has
+    recorded none.
     """
     name = best_of(name)
     if is_local(name):

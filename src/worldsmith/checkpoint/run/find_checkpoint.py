@@ -168,7 +168,10 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
             named = found.pointer.checkpoint
             if named is not None and is_later(candidate, named):
                 logger.warning(
-                    "%s is used, although it is later than %s, which %s names", candidate.name, named.name, POINTER
+                    "%s is used, although it is of a later step than %s, which %s names as the latest checkpoint",
+                    candidate.name,
+                    named.name,
+                    POINTER,
                 )
             return candidate
         problems.append(f"{candidate.name}: {problem}")

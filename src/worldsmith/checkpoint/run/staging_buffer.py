@@ -34,7 +34,7 @@ class StagedLayout:
     plans: dict[str, SavePlan]
     """Part of the checkpoint, such as "model" -> DCP save plan of this rank."""
     starts: dict[str, dict[MetadataIndex, int]]
-    """Part of the checkpoint -> tensor -> offset of its first byte in the buffer."""
+    """Part of the checkpoint -> DCP index of a tensor -> offset in bytes of the tensor in the buffer."""
     size: int
     """Size of the buffer in bytes."""
 
@@ -43,7 +43,10 @@ class StagedLayout:
         return {part: staged_planner(plan, partial(self.view, buffer, part)) for part, plan in self.plans.items()}
 
     def view(self, buffer: Tensor, part: str, item: WriteItem) -> Tensor:
-        """Returns a tensor of the staging buffer as a view with a storage of its own, because DCP copies other views.
+        """Returns a tensor in the staging buffer, without a copy.
+
+        The storage of the returned tensor covers only its own bytes of the buffer's memory, because DCP copies a tensor
+        whose storage is larger than the tensor.
 
         Args:
             buffer: The staging buffer.

@@ -282,13 +282,16 @@ class WriterProcess:
 
 
 class Memory(NamedTuple):
-    """Message to the writer process: the file descriptor that follows is the shared memory, `size` bytes."""
+    """Message to the writer process: map shared memory of `size` bytes, whose file descriptor is sent next."""
 
     size: int
 
 
 class Job(NamedTuple):
-    """Message to the writer process: write a checkpoint, as rank `rank`, from the memory and layout sent last."""
+    """Message to the writer process: write the checkpoint `save` as rank `rank` of `size` ranks.
+
+    The tensors are in the shared memory and have the layout that the process has received most recently.
+    """
 
     save: Save
     rank: int

@@ -26,7 +26,7 @@ ABOUT = "worldsmith.json"
 class CheckpointWeights(WeightSource):
     """Weights in a torch.distributed.checkpoint folder: raw weights `net.*` and optionally EMA weights `net_ema.*`.
 
-    Weights that a checkpoint with trained weights only does not contain are read from the base weights `below`.
+    If the checkpoint omits the frozen weights, they are read from the base weights `below`.
     """
 
     def __init__(self, folder: Path, model: Any = None, below: WeightSource | None = None) -> None:

@@ -159,7 +159,10 @@ def find_model_folder(root: Path, world: World) -> Path | None:
 
 
 def own_model_folder(root: Path) -> Path | None:
-    """Returns `root` or `root/model` if it is a DCP folder, even a damaged one that has a manifest; else None."""
+    """Returns the DCP folder of a checkpoint: `root` or `root/model`; None if neither is a DCP folder.
+
+    A folder `model` without DCP metadata counts as damaged and is returned if its parent has a manifest.
+    """
     for model in (root, root / "model"):
         if (model / METADATA).is_file() or (model.name == "model" and model.is_dir() and has_checksums(model.parent)):
             return model

@@ -17,7 +17,8 @@ def with_classes_of(stored: Any, present: Any) -> Any:
 
     Args:
         stored: Plain data in which tags are missing, as in a base checkpoint or from an earlier version.
-        present: Plain data with all tags. A tag is added where the class in `stored` is missing or has the same name.
+        present: Plain data with all tags. A tag is copied to the result if `stored` has no tag at this path or one with
+            the same class name, such as that of a class that was moved to another module.
     """
     if not isinstance(stored, dict) or not isinstance(present, dict):
         return stored

@@ -66,7 +66,9 @@ def open_tower(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str])
     """
     for key in keys.values():
         if not files[key].is_file():
-            raise FileNotFoundError(f"{folder} lacks the weight file {files[key].name}, with the vision tower's {key}")
+            raise FileNotFoundError(
+                f"{folder} lacks the weight file {files[key].name}, which contains {key} of the vision tower"
+            )
     return SafetensorsWeights(folder, files, Naming("", "vision tower in", keys, lambda config: {}), {})
 
 

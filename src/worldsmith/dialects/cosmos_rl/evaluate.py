@@ -64,7 +64,7 @@ class ModelTable(Config):
     save_folder: str = "cr1_1_zero_shot"
     """Folder of the results below results_dir."""
     tokenizer_model_name: str = ""
-    """Tokenizer of another model."""
+    """Another model whose tokenizer is used."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
     """Number format of the weights."""
     max_length: Annotated[int, Range(ge=1024, le=1_000_000)] = 128_000
@@ -90,7 +90,7 @@ class TaskTable(Config):
         Literal["", "binary", "bcq", "mcq", "letter", "text", "freeform", "its_directionality", "metropolis_sgd"],
         Popular(),
     ] = ""
-    """Answer type; "" = detected in the ground truth (yes/no, letter, text). its_directionality: left, right, straight."""
+    """Answer type; "" = from the ground truth (yes/no, letter or text). its_directionality: left, right or straight."""
 
 
 class SoftAccuracyTable(Config):
@@ -120,7 +120,7 @@ class EvaluationTable(Config):
     batch_size: Annotated[int, Range(ge=1, le=500), Popular()] = 50
     """Number of records per batch."""
     soft_accuracy: SoftAccuracyTable = field(default_factory=SoftAccuracyTable)
-    """Threshold of text similarity."""
+    """Soft matches of text answers."""
     shard_strategy: Literal["stride", "media_balanced"] = "stride"
     """Strategy that distributes records over processes."""
     barrier_timeout_seconds: Count = 14_400
@@ -168,9 +168,9 @@ class GenerationTable(Config):
     max_retries: Annotated[int, Range(ge=0, le=50)] = 10
     """Max number of retries of a failed request."""
     max_tokens: Annotated[int, Range(ge=1, le=8192), Search(low=4, high=1024, power_of_two=True), Popular()] = 1024
-    """Longest answer."""
+    """Max tokens of an answer."""
     temperature: Annotated[float, Range(ge=0, le=2), Search(low=0.0, high=1.0)] = 0.0
-    """0 = greedy decoding."""
+    """Sampling temperature; 0 = greedy decoding."""
     repetition_penalty: Annotated[float, Range(ge=0.1, le=2), Search(low=1.0, high=1.2)] = 1.0
     """Values above 1 make tokens less likely that already occurred."""
     presence_penalty: Ratio = 0.0
@@ -202,7 +202,7 @@ class ResultsTable(Config):
     save_confusion_matrix: bool = True
     """Write a confusion matrix image."""
     save_metrics_summary: bool = True
-    """The metrics."""
+    """Write the metrics."""
 
 
 class EvaluateSpec(Config):

@@ -42,7 +42,7 @@ class InferenceSpec(Config):
     prompt: Annotated[str, Example("Describe the video."), Popular()]
     """The question."""
     max_new_tokens: Annotated[Count, Popular()] = 32
-    """Longest answer."""
+    """Max tokens of an answer."""
     enable_lora: bool = False
     """Whether model_path is an adapter."""
     base_model_path: str = ""

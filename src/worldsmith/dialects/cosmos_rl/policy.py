@@ -44,7 +44,7 @@ class Route:
     message: str
     """Reason, for messages."""
     words: tuple[str, ...] = ()
-    """Text of the request without the policy."""
+    """Overrides of the request without `automl_policy`."""
 
 
 def choose_policy(explicit: str | None, request: str = "") -> Policy:

@@ -60,7 +60,7 @@ class MethodTable(Config):
     smoothing_strength: Share = 0.8
     """SmoothQuant strength: fraction of the activation range that is moved into the weights."""
     skip_test_generation: bool = False
-    """Skip the check of the result."""
+    """Skip the test of the quantized model."""
 
 
 class QuantizeSpec(Config):

@@ -19,7 +19,7 @@ FOLDER = "data_dir"
 QA_PAIRS = "QaPairsDataset"
 BENCHMARK_PROMPT = "Answer the questions."
 WITHOUT = {ONE: {"annotation_path": ""}}
-"""Keys that a spec with `datasets` omits."""
+"""Values of keys that a spec with `datasets` may omit: section -> key -> value."""
 
 
 @computed(*(f"{ONE}.{name}" for name in (*FIELDS, RATES)), SEVERAL, FOLDER)

@@ -39,7 +39,7 @@ class Key:
     """Type and default of one key of a SAT config."""
 
     hint: Any
-    """The type with its limits."""
+    """Type of the key with its limits."""
     default: Any
 
     @property

@@ -42,7 +42,7 @@ WARM_STEPS = 100
 """Number of first steps of a SAT fine-tuning that have 5 % of the learning rate."""
 EMA = "sat.ops.FusedEmaAdam"
 RATES = {True: (5e-5, 2e-3), False: (1e-6, 5e-5)}
-"""Usual learning rates with adapters, and without."""
+"""Whether adapters are trained -> min and max of usual learning rates."""
 SAMPLES = "the files are for generating videos: expected finetune or pretrain, found inference"
 
 

@@ -37,7 +37,7 @@ class SatStack(ForeignSpec):
     """Merged YAML config files of SAT after reading: their values, source positions and mistakes."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    """Stated keys. Null sections are omitted."""
+    """Value by key, for keys that the files or overrides set; null sections are omitted."""
     places: dict[str, Place] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     overridden: dict[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ MOST_LINES = 12
 FEWEST_SMOOTHED = 20
 """Number of points above which a curve may be smoothed."""
 NOISY = 5
-"""A curve is noisy if the sum of its changes is this many times its range."""
+"""Min ratio of total variation (sum of absolute changes) to value range for which a curve counts as noisy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Chart:
 
     title: str
     figures: str
-    """Regular expression that matches the names of its metrics."""
+    """Regular expression that matches the names of the metrics in the chart."""
     unit: str = ""
     """Unit of the shown values; "": no unit."""
     factor: float = 1.0

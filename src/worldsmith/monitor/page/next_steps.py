@@ -15,7 +15,7 @@ from worldsmith.monitor.page.run_files import RunFiles, lookup
 from worldsmith.monitor.page.status import Status
 
 OTHER_CLIPS, OTHER_DATA = "VAL_CLIPS", "VAL_DATA"
-"""Placeholders in commands for the path of data that the run was not trained on."""
+"""Placeholders in commands for the paths of clips and of other data that the run was not trained on."""
 TRAINED = "training caption"
 """Label of a sample in samples.jsonl whose caption the run was trained on."""
 CAPTION = "a caption of your training clips"
@@ -145,10 +145,10 @@ def full_precision(run: RunFiles) -> tuple[str, ...]:
 
 
 def trained_prompt(run: RunFiles) -> str | None:
-    """Returns the prompt of a sample generated for a training caption, else for a prompt in the config; else None.
+    """Returns the prompt of a generated sample: a training caption, else a prompt from the config; None without one.
 
-    A sample without the label `source` has a prompt of the config, or was written by an earlier version, which
-    generated samples for held-out captions if the run had validation.
+    Never returns a held-out caption. Samples of earlier versions do not state the source of their prompt, so these are
+    ignored if the run has validation and its config has no prompts.
     """
     trained = next((str(sample.get("prompt")) for sample in run.samples if sample.get("source") == TRAINED), None)
     if trained is not None:
@@ -180,7 +180,7 @@ def command(name: str, *words: object, of: RunFiles | None = None, here: bool = 
 
     Args:
         name: Subcommand of `worldsmith`.
-        words: Arguments, which are converted to strings and quoted.
+        words: Arguments of the subcommand, which are converted to strings and quoted for the shell.
         of: Run that the command is for; None: a command that needs neither options nor start folder of a run.
         here: The command starts in the current folder: paths in that folder are relative, without a `cd`.
     """

@@ -80,7 +80,7 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
     if gpu_names(run):
         yield Check("memory", "Peak memory", planned, planned, used, "tensors on the GPU", comparable)
     else:
-        about = "of tensors; measured: growth of the process since before its network was built, including libraries"
+        about = "planned: tensors; measured: growth of the process since before its network was built, with libraries"
         yield Check("memory", "Peak memory", planned, planned, used, about, comparable and planned >= LEAST)
     steps = steady_values(run, "step_seconds")
     about = f"median of {len(steps)} logged steps without the first ones, waiting for data included"
@@ -89,7 +89,7 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
         yield Check("seconds", "Seconds of a step", fast, slow, median_of(steps), about, comparable)
     tokens = [rate * length for rate, length in zip(steady_values(run, "tokens_per_second"), steps, strict=False)]
     expected = lookup_number(plan, "step.tokens")
-    about = "of all processes; measured: median of the logged steps"
+    about = "sum over all processes; measured: median of the logged steps"
     yield Check("tokens", "Tokens of a step", expected, expected, rounded(median_of(tokens)), about, comparable)
     peak_flops = lookup_number(plan, "gpu.peak_flops")
     if fast and peak_flops:
@@ -140,7 +140,8 @@ def list_advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
                 )
             case "seconds":
                 text = (
-                    "the GPU reaches more of its peak than the plan assumes; its assumed efficiencies are in plan.json"
+                    "the GPU reaches a larger fraction of its peak FLOP/s than the plan assumes; see the assumed "
+                    "efficiencies in plan.json"
                 )
             case "tokens":
                 text = f"memory and seconds were planned with: {run.plan.get('data', '')}"
@@ -186,9 +187,10 @@ def gpu_names(run: RunFiles) -> list[str]:
 
 
 def steady_values(run: RunFiles, metric: str) -> list[float]:
-    """Returns the logged values of a metric without the warm-up (the fraction `FIRST_STEPS`, at least one value).
+    """Returns the logged values of a metric without those of the warm-up.
 
-    A downsampled metric yields the means of its buckets.
+    The warm-up is the first value, or the fraction `FIRST_STEPS` of all values if that is more. For a downsampled
+    metric, the values are means of several steps.
     """
     series = run.metrics.series.get(metric)
     values = [] if series is None else [bucket.total / bucket.count for bucket in series.buckets]

@@ -287,7 +287,7 @@ def data_section(run: RunFiles) -> Section:
 
 
 def named_counts(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a data report (a `DataReport` as dict) with the descriptions in `REPORT` as keys."""
+    """Returns a data report (a `DataReport` as dict) with its field names replaced by the descriptions in `REPORT`."""
     return {REPORT.get(name, name): value for name, value in report.items()}
 
 

@@ -143,7 +143,7 @@ class Shown:
     missing: str | None = None
     """Message with the file that is not shown and the reason; None if it is shown."""
     run: int | None = None
-    """Index of its run in a comparison, which selects its color."""
+    """Index of the run of this sample in a comparison of runs, which selects the color."""
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class PromptSamples:
     """`src` of the media of a question."""
     media_is_video: bool = False
     real: Shown | None = None
-    """The clip of the data whose caption is the prompt."""
+    """Real clip of the dataset, whose caption was used as the prompt."""
     shown: list[Shown] = field(default_factory=list)
     more: int = 0
     """Samples that the page omits."""
@@ -271,7 +271,15 @@ def show(run: RunFiles, sample: dict[str, Any], budget: PageBudget, caption: str
 
 
 def media(run: RunFiles, file: str, budget: PageBudget, caption: str) -> Shown:
-    """Returns the entry of the report for a video or image of the run folder; a missing file has the reason instead."""
+    """Returns the report entry of a video or image in the run folder.
+
+    Args:
+        run: Files of the run.
+        file: Path of the video or image, relative to the run folder. If the file does not exist, the entry contains the
+            reason instead.
+        budget: Embeds or links the file.
+        caption: Caption of the entry.
+    """
     source = budget.source(run, file)
     return Shown(caption, source=source, is_video=is_video(file), missing=None if source else missing(run, file))
 

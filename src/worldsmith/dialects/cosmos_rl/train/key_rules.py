@@ -288,7 +288,7 @@ ALIASES = {
     "learning_rate": "train.optm_lr",
     "mini_batch": "train.train_policy.mini_batch",
 }
-"""Short name → key."""
+"""Alias of a spec key -> dotted spec key."""
 RL_RULES = read_key_rules("cosmos_rl", "reinforcement_learning")
 FORM = SpecForm(
     "train",

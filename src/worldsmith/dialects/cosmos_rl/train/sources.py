@@ -27,7 +27,7 @@ MANIFEST = "ManifestDataset"
 FORMS = ("annotation_path", "path", "dataset_root")
 """Keys that name data files, one per layout: LLaVA annotations, a saved dataset, a folder with a manifest."""
 MEDIA = ("media_path", "media_root")
-"""Both names of the media folder."""
+"""Alternative keys for the media folder."""
 FIELDS = ("name", "subset", "revision", "split", "test_size", "local_dir")
 
 

@@ -19,23 +19,23 @@ class Parallelism(Config):
     tp_size: Count = 1
     """Degree of tensor parallelism, which is not supported; the default in Cosmos-RL is 2."""
     cp_size: Count = 1
-    """Context parallelism."""
+    """Degree of context parallelism."""
     ep_size: Count = 1
-    """Expert parallelism."""
+    """Degree of expert parallelism."""
     dp_shard_size: Annotated[Degree, Popular()] = 1
     """Sharding (FSDP) degree; -1: all remaining processes."""
     dp_replicate_size: Annotated[Count, Popular()] = 1
     """Number of replicas of the sharded groups."""
     pp_size: Count = 1
-    """Pipeline parallelism."""
+    """Degree of pipeline parallelism."""
     pp_dynamic_shape: bool = False
-    """Pipeline parallelism only."""
+    """Dynamic tensor shapes in pipeline parallelism."""
     pp_micro_batch_size: Count = 1
-    """Pipeline parallelism only."""
+    """Micro-batch size of pipeline parallelism."""
     pp_schedule: Literal["1F1B", "GPipe", "Interleaved1F1B"] = "Interleaved1F1B"
-    """Pipeline parallelism only."""
+    """Schedule of pipeline parallelism."""
     pp_layers_per_stage: Count = 2
-    """Pipeline parallelism only."""
+    """Layers per stage of pipeline parallelism."""
 
 
 class Lora(Config):
@@ -54,9 +54,9 @@ class Lora(Config):
     init_lora_weights: bool | str = True
     """Initialization of the adapters."""
     alpha_pattern: dict[str, float] | None = None
-    """Other LoRA alphas by name."""
+    """LoRA alphas that differ from lora_alpha, by module name."""
     r_pattern: dict[str, int] | None = None
-    """Other ranks by name."""
+    """LoRA ranks that differ from r, by module name."""
     lora_names: list[str] = field(default_factory=lambda: ["default"])
     """Names of the adapters."""
     lora_path: str | None = None
@@ -79,7 +79,7 @@ class Policy(Config):
     model_gradient_checkpointing: bool = True
     """Gradient checkpointing."""
     is_diffusers: bool = False
-    """A generator, not a reasoner."""
+    """Whether the model is a generator, not a reasoner."""
     parallelism: Parallelism = field(default_factory=Parallelism)
     """Parallelism degrees."""
     lora: Lora | None = None
@@ -89,13 +89,13 @@ class Policy(Config):
     trainable_pattern: list[str] | None = None
     """Regular expressions: parameters that match none are frozen."""
     trainable_map: dict[str, bool] | None = None
-    """Module name = whether it is trained."""
+    """Whether a module is trained, by module name."""
     enable_liger_kernel: bool = False
-    """Kernels of another package."""
+    """Use the kernels of Liger Kernel."""
     enable_liger_cross_entropy: bool = False
-    """Kernels of another package."""
+    """Use the cross entropy of Liger Kernel."""
     enable_liger_fused_cross_entropy: bool = False
-    """Kernels of another package."""
+    """Use the fused cross entropy of Liger Kernel."""
     aux_loss_coeff: Factor = 0.0
     """Weight of the loss that balances experts."""
 
@@ -106,11 +106,11 @@ class ValidationTable(Config):
     val_before_train: bool = False
     """Also validate before the first step."""
     freq: Count = 20
-    """Interval in steps."""
+    """Validation interval in steps."""
     freq_in_epoch: NotNegative = 0
-    """Interval in epochs; replaces freq if above 0."""
+    """Validation interval in epochs; replaces freq if above 0."""
     batch_size: Count | None = None
-    """Batch size."""
+    """Validation batch size."""
     dataset: DatasetNames = field(default_factory=DatasetNames)
     """The dataset, unless `custom` names files."""
     dataloader_num_workers: NotNegative = 0
@@ -131,11 +131,11 @@ class Logging(Config):
     multi_modal_log_interval: Count | None = None
     """Steps between logged samples."""
     project_name: str = "cosmos_rl"
-    """First level of the run's name."""
+    """First level of the run name."""
     group_name: str | None = None
-    """Second level."""
+    """Second level of the run name."""
     experiment_name: str | None = None
-    """Last level."""
+    """Last level of the run name."""
     report_mfu: bool = False
     """Log GPU utilization."""
     wandb_run_id: str | None = None
@@ -182,13 +182,13 @@ class DataFiles(Config):
     media_path: Annotated[str, Popular()] = ""
     """Folder that images and videos are relative to, or its archive; "": the folder of the annotations."""
     media_root: str = ""
-    """Newer name of the media folder."""
+    """Media folder; newer name of media_path."""
     path: str = ""
     """Instead of annotations: a folder written by `save_to_disk` of the datasets library."""
     dataset_root: str = ""
     """Instead of annotations: a folder with a manifest."""
     meta_file: str = "meta.json"
-    """The manifest in dataset_root."""
+    """File name of the manifest in dataset_root."""
     system_prompt: str | None = None
     """System prompt of every conversation."""
     response_mode: Literal["", "answer"] = ""
@@ -232,7 +232,7 @@ class Custom(Config):
     system_prompt: Annotated[str | None, Popular()] = None
     """System prompt of every training and validation conversation."""
     vision: Vision = field(default_factory=Vision)
-    """Frames and sizes of images and videos."""
+    """Frame sampling and sizes of images and videos."""
 
 
 class TrainSpec(Config):
@@ -245,9 +245,9 @@ class TrainSpec(Config):
     validation: ValidationTable = field(default_factory=ValidationTable)
     """Validation on held-out data."""
     logging: Logging = field(default_factory=Logging)
-    """Names and metrics."""
+    """Names of the run, and metric loggers."""
     custom_: Custom = field(default_factory=Custom)
-    """Data files and frames."""
+    """Data files, and frame sampling of videos."""
     profiler: ProfilerTable = field(default_factory=ProfilerTable)
     """Profiling."""
     results_dir: str = ""

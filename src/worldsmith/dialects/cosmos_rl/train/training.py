@@ -17,23 +17,23 @@ class Fp8(Config):
     enable_fp8: bool = False
     """Compute in float8."""
     fp8_recipe: Literal["dynamic_scaling", "delayed_scaling"] = "dynamic_scaling"
-    """Scaling recipe."""
+    """Scaling recipe of float8."""
     quant_recipe: Literal["rowwise", "tensorwise"] = "rowwise"
-    """Granularity of scales."""
+    """Granularity of float8 scales."""
 
 
 class Fp4(Config):
     enable_fp4: bool = False
     """Compute in FP4."""
     fp4_recipe: Literal["dynamic_scaling", "delayed_scaling"] = "dynamic_scaling"
-    """Scaling recipe."""
+    """Scaling recipe of FP4."""
     quant_recipe: Literal["rowwise", "tensorwise"] = "rowwise"
-    """Granularity of scales."""
+    """Granularity of FP4 scales."""
 
 
 class Ckpt(Config):
     enable_checkpoint: Annotated[bool, Popular()] = False
-    """Save during training."""
+    """Save checkpoints during training."""
     save_freq: NotNegative = 20
     """Checkpoint interval in steps."""
     save_freq_in_epoch: Annotated[NotNegative, Popular()] = 0
@@ -63,13 +63,13 @@ class DatasetNames(Config):
     """
 
     name: str = ""
-    """Repository, or name of the cache."""
+    """Hub repository, folder, or name of a cache."""
     subset: str | None = ""
     """Subset of the repository."""
     revision: str | None = ""
     """Revision of the repository."""
     split: str | list[str] = ""
-    """Split, or several."""
+    """Split of the dataset, or a list of splits."""
     test_size: float | int | None = None
     """Fraction or number of held-out records; 0: none."""
     local_dir: str = ""
@@ -88,7 +88,7 @@ class TrainPolicy(Config):
     dataloader_shuffle: bool = True
     """New random order in every epoch."""
     dataloader_seed: int = 0
-    """Seed of the order."""
+    """Seed of the sample order."""
     dataloader_batch_size: Count | None = 1
     """Samples per loader batch."""
     enable_dataset_cache: bool = False
@@ -98,7 +98,7 @@ class TrainPolicy(Config):
     dataloader_prefetch_factor: Count | None = None
     """Samples that each worker prepares in advance."""
     dataloader_drop_last: bool = True
-    """Drop an incomplete step."""
+    """Drop the last incomplete step of an epoch."""
     data_dispatch_as_rank_in_mesh: bool = False
     """Distribute samples by the rank in the mesh."""
     conversation_column_name: str = "conversations"
@@ -108,7 +108,7 @@ class TrainPolicy(Config):
     balance_dp_token: bool = True
     """Weight each process's loss by its tokens."""
     enable_dp_load_balancing: bool = False
-    """Batches of similar lengths."""
+    """Build batches of samples with similar lengths."""
     load_balanced_pool_size: Count = 32
     """Number of samples from which balanced batches are selected."""
     load_balanced_max_tokens_for_batch: Count | None = None
@@ -123,7 +123,7 @@ class TrainPolicy(Config):
 
 class Training(Config):
     train_policy: TrainPolicy = field(default_factory=TrainPolicy)
-    """The kind of training and its data loading."""
+    """Training type and data loading."""
     output_dir: str = "./outputs"
     """Folder of the results."""
     timestamp: str = ""
