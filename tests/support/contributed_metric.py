@@ -26,7 +26,9 @@ def command(words: str, code: int = 0) -> str:
 
 
 def check_help() -> None:
-    assert "|diversity|brightness|shapes|clip|fvd|features " in command("evaluate --help evaluators"), command("evaluate --help evaluators")
+    assert "|diversity|brightness|shapes|clip|fvd|features " in command("evaluate --help evaluators"), command(
+        "evaluate --help evaluators"
+    )
     text = command("evaluate --help features")
     assert "--features TEXT or null" in text, text
     assert "Folder with features.pt" in text, text

@@ -53,7 +53,7 @@ class DummyBatch:
 
 
 class AssumedTexts(TextCache):
-    """Dummy text cache for plans: it has no folder, and `get` returns zeros for every caption."""
+    """Dummy cache of caption embeddings for `worldsmith plan`: `get` returns zeros for every caption, without files."""
 
     def __init__(self, shape: tuple[int, int], precision: str) -> None:
         """Sets the tensor that `get` returns for every caption.

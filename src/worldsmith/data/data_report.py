@@ -42,7 +42,8 @@ class DataReport:
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     """Skipped records of the dataset file and skipped samples among the inspected ones, by reason."""
     bad: int = 0
-    """Number of skipped samples that are broken; a run stops if there are too many of them."""
+    """Number of skipped records and samples that are broken, not only outside the configured limits; a run stops if
+    there are too many."""
     notes: dict[str, int] = field(default_factory=dict)
     """Counters of the data loader for the inspected samples."""
     said: dict[str, list[str]] = field(default_factory=dict)
@@ -68,8 +69,8 @@ class DataReport:
     packer: str = ""
     """Packer of the config."""
     fill: dict[str, float] = field(default_factory=dict)
-    """Mean tokens per pack of the first epoch as a fraction of the token limit, by packer; the last pack of each rank
-    is not included."""
+    """Mean fraction of the token limit that the packs of the first epoch use, by packer name; the last pack of each
+    rank is not included."""
     packs: list[int] = field(default_factory=list)
     """Number of packs of each rank in the first epoch; an estimate if not all samples were inspected."""
     steps: list[float] = field(default_factory=list)
@@ -104,7 +105,10 @@ class DataReport:
         return asdict(self)
 
     def leave_out(self, rejections: Iterable[Rejection]) -> None:
-        """Adds skipped records or samples to `left_out` and `bad`, with the first ones of each reason as examples."""
+        """Counts skipped records or samples in `left_out` by reason, and broken ones also in `bad`.
+
+        The first ones of each reason are stored as examples.
+        """
         for rejection in rejections:
             group = self.left_out.setdefault(rejection.reason, LeftOut())
             group.count += 1
@@ -141,7 +145,7 @@ class DataFlag:
     count: int
     of: int
     said: str
-    """Message that follows "3 of 20 "."""
+    """Description of the problem, written after the counts, as in "3 of 20 records have no id"."""
     examples: list[dict[str, Any]] = field(default_factory=list)
     """First records with the problem, as dicts with their number in the file (`index`), `key` and possibly `detail`."""
 
@@ -162,7 +166,7 @@ def flag_records(name: str, found: Iterable[dict[str, Any]], of: int, said: str)
         name: Name of the type of warning.
         found: Records with the problem, as dicts with `index`, `key` and optionally `detail`.
         of: Number of all records.
-        said: Message that follows "3 of 20 ".
+        said: Description of the problem after the counts, such as "records have no id" after "3 of 20 ".
     """
     found = list(found)
     if found:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 STALE_SECONDS = 3600
 TEXT_FOLDER = "text"
-"""Subfolder of the folder of the latent cache, in which the text cache is."""
+"""Name of the subfolder of the latent cache folder that contains the text cache."""
 
 
 class EncodedCache:

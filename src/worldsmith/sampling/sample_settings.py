@@ -29,8 +29,8 @@ class SampleSettings(Config):
     negative_prompt_keep_metadata: bool | None = None
     """true: the same as negative_metadata_mode = same."""
     structured_metadata: bool | None = None
-    """Whether duration, fps, resolution and aspect_ratio are added to JSON prompts; null: yes for released Cosmos3
-    weights, otherwise no."""
+    """Whether duration, fps, resolution and aspect_ratio are added to JSON prompts; null: yes for released weights that
+    were trained with such prompts, otherwise no."""
     vision_path: str | None = None
     """Conditioning image (.png, .jpg, .jpeg, .webp) or video, with the first frames of the generated video or, in
     families that support strength, the video to regenerate."""

@@ -121,7 +121,7 @@ class RunConfig(Configurable.Config):
     dataloader_val: PackingDataLoader.Config | None = None
     """Validation data, read from the start each time. None: no validation data."""
     data_setting: DataSettingConfig = field(default_factory=DataSettingConfig)
-    """Data limits for training vision-language models (reasoners); ignored by video models (generators)."""
+    """Data limits for training reasoners; video generators ignore them."""
     custom: dict[str, Any] = field(default_factory=dict)
     """The project's own data, stored with the run and not interpreted."""
     _root: ClassVar[bool] = True

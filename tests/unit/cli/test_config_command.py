@@ -144,8 +144,8 @@ def test_help_and_unknown_actions(capsys: pytest.CaptureFixture[str]) -> None:
         (f"trainer.seed={10**26}", "seed must be at least 0 and below 9.22337e+18"),
         ("checkpoint.load_path=''", 'load_path = "": an empty name'),
         ("model.config.parallelism.context_parallel_shard_degree=2", "3 attention heads"),
-        ("job.project=''", 'job.project = "": it is a level'),
-        ("job.group=''", 'job.group = "": it is a level'),
+        ("job.project=''", 'job.project = "": it is a folder name'),
+        ("job.group=''", 'job.group = "": it is a folder name'),
     ],
 )
 def test_check_refuses_what_a_dry_run_would_refuse(

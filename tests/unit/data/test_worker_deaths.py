@@ -66,7 +66,7 @@ def test_workers_that_are_killed_change_nothing(clips: Callable, caplog: pytest.
             alive = [w for w in own_workers() if w.pid not in before]  # on a busy machine one may still be starting
             for worker in chance.sample(alive, min(len(alive), chance.choice([1, 2]))):
                 worker.kill()
-                killed += 1
+                killed.add(worker.pid)
             time.sleep(chance.random() * 0.02)
     assert packs == expected
     # The last deaths are not noticed: the samples that these workers have sent were enough.

@@ -199,7 +199,7 @@ def test_the_tree_schema_of_a_recipe_has_its_values_as_defaults() -> None:
 def test_docs_ranges_and_defaults_are_in_the_schema() -> None:
     found = schema_of("tree").schema["$defs"]["worldsmith.training.run_config.LoopConfig"]["properties"]["max_iter"]
     assert found == {
-        "description": "Optimizer steps of the whole run.",
+        "description": "Number of optimizer steps of the complete run.",
         "default": 500,
         "anyOf": [{"type": "integer", "minimum": 1}, {"$ref": "#/$defs/reference"}],
     }

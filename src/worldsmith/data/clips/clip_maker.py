@@ -130,7 +130,8 @@ class ClipMaker(SampleMaker[VideoSample]):
     def _image(self, sample: VideoSample, window: Window, part: InspectedClip) -> VideoSample:
         """Returns a sample of only the first frame of a clip, with the pixels or latents that `first_frames` requires.
 
-        `sample` is the sample of the complete clip. If it has cached latents, at most the first frame is decoded.
+        `sample` is the sample of the complete clip, and `part` the inspection result of its window. If `sample` has
+        cached latents, at most the first frame is decoded.
         """
         count = part.selection.count if self.first_frames.startswith("opening") else 1
         shape = part.latent_shape if count > 1 else (1, *part.latent_shape[1:])
@@ -145,14 +146,14 @@ class ClipMaker(SampleMaker[VideoSample]):
     def _key(self, window: Window, part: InspectedClip, *counts: int) -> str | None:
         """Returns the cache key of the first `counts[0]` used frames, padded with zero frames to `counts[1]` if given.
 
-        Returns None without a cache.
+        `part` is the inspection result of the window. Returns None without a cache.
         """
         if self.latent_cache is None:
             return None
         return self.latent_cache.clip_key(window, part.status, part.selection, part.size, *counts)
 
     def _read(self, window: Window, part: InspectedClip, count: int) -> torch.Tensor:
-        """Returns the first `count` used frames as uint8 [3, count, H, W]; decodes no later frame."""
+        """Decodes only the first `count` frames selected in `part`, and returns them as uint8 [3, count, H, W]."""
         height, width = part.size
         framing = Framing((width, height), "training")
         return torch.from_numpy(read_frames(window.path, part.info, part.selection.indices[:count], framing))

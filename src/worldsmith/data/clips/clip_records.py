@@ -128,7 +128,7 @@ class ShardSample:
     members: dict[str, Member] = field(default_factory=dict)
     """Members by suffix, such as "mp4"; of several members with the same suffix the first one."""
     repeated: str = ""
-    """A suffix that occurs twice; "" = no suffix does."""
+    """First suffix that two members of the sample have; "" = all suffixes are different."""
 
 
 def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:

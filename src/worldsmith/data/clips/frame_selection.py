@@ -137,9 +137,10 @@ def frames_in_file(window: tuple[int, int, int], total: int, fps: float, min_fra
 
 
 def largest_bucket(frames: FrameRange, config: VideoDataset.Config) -> int:
-    """Returns the largest number in `config.frame_buckets` that `frames` has at the frame rate of the config's mode.
+    """Returns the largest of `config.frame_buckets`, as a number of frames, for which `frames` is long enough.
 
-    If no bucket is small enough, the smallest one is returned.
+    The frames of a sample are spaced as `temporal_interval_mode` sets. If all buckets are too large, the smallest one
+    is returned.
     """
     fps, mode = frames.fps, config.temporal_interval_mode
     rates = {"target_fps": config.target_fps, "sat": config.target_fps, "max_30fps": fps / max(1, int(fps / MAX_FPS))}
@@ -173,8 +174,8 @@ def select_as_sat(frames: FrameRange, count: int, config: VideoDataset.Config, g
     """Selects the same frames as the data loader of CogVideo's SAT code (SwissArmyTransformer).
 
     The interval is rounded down to an integer, so the rate is at least `target_fps`. SAT fails at rates below
-    `target_fps` and at some lengths, and repeats the last frame of short clips. In these cases the interval is 1, or
-    fewer frames are skipped.
+    `target_fps` and at some lengths, and repeats the last frame of short clips. In these cases, a smaller interval is
+    used, fewer than `skip_frames` frames are skipped, or fewer than `count` frames are selected.
 
     Args:
         frames: Frames of the window.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LatentGrid:
-    """Compression of a video VAE and patch size of a network, with the sizes that follow from them."""
+    """Compression factors of a video VAE and patch size of a network; computes latent shapes and token counts."""
 
     frames: int
     """Temporal compression: video frames per latent frame; the first latent frame covers a single frame."""
@@ -16,8 +16,8 @@ class LatentGrid:
     patch: int
     """Patch size: latents per token, in height and in width."""
     decoded: int = 1
-    """Number of latent frames that the VAE decodes together; the latent frames after the first one are a multiple of
-    it."""
+    """Number of latent frames that the VAE decodes together; the number of latent frames after the first one is a
+    multiple of this."""
     patch_frames: int = 1
     """Temporal patch size: latent frames per token; the latent frames are padded to a multiple of it."""
 
@@ -54,9 +54,9 @@ class LatentGrid:
         return -(-t // self.patch_frames) * -(-h // self.patch) * -(-w // self.patch)
 
     def sample_tokens(self, num_text_ids: int, shape: tuple[int, int, int]) -> int:
-        """Returns the tokens of a sample as a loader counts them: text + 1 + (vision + 2).
+        """Returns the number of tokens of a sample that counts toward pack limits: text + 1 + (vision + 2).
 
-        This is one more than the packed length, as in the released code.
+        The packed sequence has one token less. The released code counts in the same way.
 
         Args:
             num_text_ids: Number of caption IDs.

@@ -29,7 +29,7 @@ WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Range of frames of a clip, with its captions."""
+    """Window of a clip: a range of frames that is used as one training sample, with its captions."""
 
     key: str
     """`<uuid>_w<window index>`."""
@@ -41,7 +41,7 @@ class Window:
     end_frame: int
     """Last frame, inclusive; -1 = the last one of the clip."""
     temporal_interval: int
-    """Distance of two used frames, if a sample uses the complete window."""
+    """Distance of two used frames in frames of the clip, if a sample uses the complete window."""
     captions: dict[str, Any]
     """Captions by key: plain text, or a JSON object."""
     line: int | None

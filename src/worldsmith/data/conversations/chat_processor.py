@@ -395,7 +395,8 @@ class ChatTemplate:
         if not self.special.search(header) or None in ends:
             raise DataError(
                 f"[E126] the chat template of {folder} does not mark the beginning and the end of an answer with "
-                f"special tokens (an answer begins with {header!r}), so labels cannot be determined; use one that does"
+                f"special tokens (an answer begins with {header!r}), so labels cannot be determined; use a "
+                "template that does"
             )
         rest = re.escape(opening.removeprefix(tail).removeprefix(header))
         end = "|".join(re.escape(found[0]) for found in ends if found)

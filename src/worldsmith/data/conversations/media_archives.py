@@ -106,7 +106,7 @@ def unpacked(archive: Path) -> Path:
 
 
 def report_damage(archive: Path, folder: Path) -> None:
-    """Logs a warning if `folder`, into which `archive` was unpacked, lists members that could not be unpacked."""
+    """Logs a warning if the file `DAMAGE` in `folder` lists members of `archive` that could not be unpacked."""
     listing = folder / DAMAGE
     if not listing.is_file():
         return

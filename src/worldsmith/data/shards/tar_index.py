@@ -47,7 +47,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TarIndex:
-    """Members of a tar file, up to the first error in it, which is `fault`."""
+    """Index of a tar file: its members up to the first error, and the position and reason of that error (`fault`)."""
 
     file: str
     members: list[Member]

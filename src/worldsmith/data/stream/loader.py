@@ -163,7 +163,8 @@ class PackingDataLoader(Configurable):
             pack = packer.pack(samples)
             if iteration != self._iteration:
                 raise RuntimeError(
-                    "this iterator is outdated, since a new iteration was started or a state of the loader was loaded"
+                    "this iterator is outdated, since a new iteration was started or a state of the loader was loaded; "
+                    "iterate over the loader again"
                 )
             waiting = [sample.position for sample in packer.buffer] + list(cursor.set_aside)
             self._state = self._snapshot(cursor.next_position, waiting)
@@ -215,7 +216,7 @@ class PackingDataLoader(Configurable):
         self._continue_at(next_position, set_aside)
 
     def start_next_pass(self, states: Sequence[Mapping[str, Any]]) -> int:
-        """Continues a run that used other data: moves to the first sample of the epoch after its current epoch.
+        """Continues a run that used another dataset: moves to the start of the epoch after the run's current epoch.
 
         Args:
             states: `state_dict()` of every rank of the run with the other data.

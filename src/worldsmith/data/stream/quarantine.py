@@ -57,7 +57,7 @@ class Quarantine:
         Args:
             folder: Folder of the file; None: skipped samples are only counted.
             rank: Index of the rank; each rank writes its own file.
-            split: Data whose samples are skipped: `dataloader_train` or `dataloader_val`.
+            split: "train" or "val", for the data loader in the config section `dataloader_train` or `dataloader_val`.
         """
         name = "quarantine" + ("" if split == "train" else f"_{split}") + (f"_rank{rank}" if rank else "")
         self.file = Path(folder) / f"{name}.jsonl" if folder is not None else None

@@ -133,7 +133,9 @@ class SampleMaker(ABC, Generic[S]):
 
     @abstractmethod
     def make(self, position: int) -> SampleResult[S]:
-        """Returns the sample at a stream position, decoded unless `decodes` is False, with its counters.
+        """Returns the sample at a stream position, with its counters.
+
+        If `self.decodes` is False, images and videos are not decoded.
 
         Raises:
             SampleError: If the sample is not usable.

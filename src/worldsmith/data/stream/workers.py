@@ -38,7 +38,7 @@ SHARED_BYTES = 1 << 16
 """Size in bytes from which the arrays of a sample are sent in shared memory, and not through the pipe."""
 ALIGNMENT = 64
 RECEIVED = b"."
-"""Answer to a worker for each sample that was received."""
+"""Message to a worker for each of its samples that this process has received."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Signals by which a scheduler or a terminal stops all processes of a job."""
 
@@ -134,8 +134,8 @@ class Worker(Generic[S]):
         positions: Stream positions of this rank.
         first: Index in `positions` of the first sample of this worker.
         stride: Number of workers.
-        ahead: Max number of samples that are built in advance. With 1, a worker that died was building or sending
-            the first sample that it has not delivered.
+        ahead: Max number of samples that are built in advance. With 1, it is known which sample a dead worker was
+            building or sending: the first one that was not received.
     """
 
     def __init__(self, maker: SampleMaker[S], positions: Iterable[int], first: int, stride: int, ahead: int) -> None:
@@ -184,7 +184,7 @@ class Worker(Generic[S]):
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Context manager that blocks `STOP_SIGNALS` in this thread, and for good in processes forked within its block.
+    """Context manager that blocks `STOP_SIGNALS` in this thread; processes forked within the block keep them blocked.
 
     A run that is stopped saves a checkpoint first, and needs its workers until it ends them itself. Signals to this
     process are delivered when the block ends.

@@ -72,7 +72,9 @@ def make_inputs(
 def collate_tokens(
     samples: Sequence[Conversation], network: Any, *, packed: bool, device: torch.device
 ) -> dict[str, Any]:
-    """Returns the fields of `Inputs` that describe tokens (ids, positions, mask, targets) for a batch, by field name.
+    """Returns the fields of `Inputs` that describe the tokens of a batch, by field name.
+
+    They are token and position ids, mask, targets and, for a packed row, the lengths and borders of the samples.
 
     Args:
         samples: Conversations of the batch.
@@ -125,7 +127,7 @@ def positions_of(sample: Conversation, network: Any) -> Tensor:
 def collate_media(
     samples: Sequence[Conversation], network: Any, *, normalize: Callable[[Tensor, str], Tensor], device: torch.device
 ) -> dict[str, Any]:
-    """Returns the fields of `Inputs` that describe images and videos for a batch, by field name.
+    """Returns the fields `patches`, `grids`, `vision` and `visual_tokens` of `Inputs` for a batch, by field name.
 
     A batch without media gets a dummy image whose features are not used and whose gradients are zero. So all ranks call
     the same collectives, whichever media their batches contain.

@@ -56,9 +56,9 @@ class VisionLanguageModel(Model):
                 raise wrong(self, "parallelism.cfg_parallel_shard_degree", why=why, remedy="write 1")
 
         def own_weights(self) -> tuple[str, str] | None:
-            """Returns (config field, value) for the initial weights: `safetensors_path`, else `model_name`.
+            """Returns (dotted config field, its value) of the initial weights that `policy.backbone` configures.
 
-            None if both are empty.
+            The field is `safetensors_path` if it is set, else `model_name`; None if both are empty.
             """
             backbone, field = self.policy.backbone, "model.config.policy.backbone"
             if backbone.safetensors_path:
@@ -207,7 +207,7 @@ class VisionLanguageModel(Model):
         )
 
     def read(self, sample: Conversation, *, normalize: Callable[[Tensor, str], Tensor]) -> None:
-        """Runs one forward pass over a conversation and discards the output; only forward hooks observe it.
+        """Runs one forward pass over a conversation for its forward hooks, such as calibration; discards the output.
 
         Args:
             sample: The conversation.

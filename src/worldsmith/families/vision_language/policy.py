@@ -28,7 +28,7 @@ class BackboneConfig(Config):
     """Hub name or folder of the weights, unless `checkpoint.load_path` is set. Empty: those of model_name."""
 
     def substitute(self) -> SubstituteComponent | None:
-        """Returns config files of the released model `model_name`, for dry runs; None for an unknown name."""
+        """Returns built-in files with the sizes of `model_name`, for dry runs; None if it is not a known release."""
         settings = published_config(self.model_name) if self.model_name else None
         if settings is None:
             return None
@@ -42,7 +42,7 @@ class BackboneConfig(Config):
 
 
 class FreezeConfig(Config):
-    """Parameters to freeze: all that at least one setting selects. A pattern may match any name of a tied weight."""
+    """Parameters to freeze: each one that at least one field selects. Patterns may match any name of a tied weight."""
 
     freeze_vision_encoder: bool = False
     """Freeze the vision encoder: patch embedding, positions and blocks."""

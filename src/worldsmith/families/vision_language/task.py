@@ -147,7 +147,7 @@ class VisionLanguageTask(Task):
 
 
 class FirstGradients:
-    """Checks the gradient of each trained component of a network once, in the first step that uses it.
+    """Checks once per trained component of a network that its first gradient is finite and not zero.
 
     Args:
         network: The network.

@@ -62,7 +62,7 @@ class Convert(Action):
 
     class Config(Action.Config):
         source: str
-        """Diffusers pipeline or transformer folder, native export, Qwen3-VL or Cosmos3-Edge reasoner folder, the hub name
+        """Diffusers pipeline or transformer folder, native export, folder of a reasoner in transformers' format, hub name
         (org/name) of one of these, a checkpoint, or a SAT folder or file."""
         out: str
         """Output folder."""

@@ -63,13 +63,18 @@ class SavedDataset(ChatFile):
         if self.config.column not in self.rows.column_names:
             raise DataError(
                 f"{self.name} has no column '{self.config.column}': found {', '.join(self.rows.column_names)}. Set "
-                "dataloader_train.dataset.column (train.train_policy.conversation_column_name of a spec)"
+                "dataloader_train.dataset.column (in a spec file of "
+                "Cosmos-RL: train.train_policy.conversation_column_name)"
             )
         for number, row in enumerate(self.rows):
             yield number, None, self._record(number, row)
 
     def _record(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns row `number` as a record: conversation, media without their bytes, and columns of plain values."""
+        """Returns row `number` as a dict by column, without the bytes of media.
+
+        It contains the conversation, lists of media (paths or placeholders), and columns of strings, numbers and
+        booleans.
+        """
         record: dict[str, Any] = {}
         for name, value in row.items():
             if name == self.config.column:
@@ -126,7 +131,7 @@ class SavedDataset(ChatFile):
 
 
 def as_dicts(value: Any) -> Any:
-    """Converts a dict of lists, as which `datasets` may return a list column, to a list of dicts; else no change."""
+    """Converts a list column that `datasets` returned as a dict of lists to a list of dicts; others are unchanged."""
     if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
         return [dict(zip(value, items)) for items in zip(*value.values())]
     return value

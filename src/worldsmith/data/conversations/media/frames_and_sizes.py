@@ -132,8 +132,8 @@ def resized(height: int, width: int, frames: int, counted: int, factor: int, lea
     Args:
         height: Height in pixels.
         width: Width in pixels.
-        frames: Number of frames from which the scale is computed, as in transformers.
-        counted: Number of frames for which the limits are checked, as in transformers.
+        frames: Exact number of frames, from which the scale factor is computed (as in transformers).
+        counted: Number of frames rounded to complete temporal patches, for which the limits are checked.
         factor: Both sides of the result are multiples of this.
         least: Min number of pixels of all frames.
         most: Max number of pixels of all frames.

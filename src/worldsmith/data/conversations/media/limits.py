@@ -34,9 +34,10 @@ class VideoStyle:
     """Whether the text has a timestamp, such as `<1.5 seconds>`, before each frame; False: position IDs encode the
     times (`second_per_grid_ts`)."""
     per_frame: bool = False
-    """Whether pixel limits apply to one frame, not to all frames of a video together."""
+    """Whether the pixel limits of videos apply to one frame; False: to all frames of a video together."""
     without_file: bool = False
-    """Whether released model folders contain only image limits; the video limits are then those of qwen-vl-utils."""
+    """Whether released models of the type have preprocessor settings only for images; the video limits are then those
+    of the package qwen-vl-utils."""
 
 
 QWEN3_VL = VideoStyle()
@@ -92,7 +93,7 @@ def has_limits(folder: Path) -> bool:
 
 
 def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, VideoLimits]:
-    """Reads the limits on images and on videos from a model folder.
+    """Reads the limits on the sizes of images and videos from the processor files of a model folder.
 
     There are no default limits here: those of the Hugging Face classes are far below the limits with which the models
     were trained.

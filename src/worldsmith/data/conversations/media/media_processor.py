@@ -44,13 +44,13 @@ class VideoPlan:
     indices: list[int]
     """Indices of the used frames."""
     times: list[float]
-    """Seconds from the first frame, one per temporal grid step."""
+    """Time of each temporal patch in seconds after the first frame of the video."""
     size: Size
     grid: tuple[int, int, int]
     frame_tokens: int
-    """Tokens per temporal grid step."""
+    """Number of tokens per temporal patch."""
     seconds: float
-    """Seconds between two temporal grid steps, from the mean rate of the selected frames."""
+    """Seconds between two consecutive temporal patches, computed from the mean rate of the selected frames."""
     fps: float | None = None
     """Frame rate that the dataset states; None = that of the container."""
 

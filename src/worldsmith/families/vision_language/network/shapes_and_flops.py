@@ -110,10 +110,11 @@ class VisionLanguageStepCounter(MatmulCounter):
         return self.flops
 
     def count_vision_encoder(self) -> list[bool]:
-        """Counts the FLOPs of the vision encoder.
+        """Adds the FLOPs of the vision encoder to the counts of this object.
 
         Returns:
-            Whether its output carries gradients, then the same for each DeepStack output, which a text layer adds.
+            Whether gradients flow into the output of the encoder, then the same for each DeepStack output, which is
+            added to the hidden states of a decoder layer.
         """
         config, path, tokens = self.vision, "model.visual", self.patches
         stream = self.linear(f"{path}.patch_embed.proj", tokens, False) | self.is_trained(f"{path}.pos_embed")
@@ -143,7 +144,7 @@ class VisionLanguageStepCounter(MatmulCounter):
         return sum(squares(rows) * squares(columns) for rows, columns in self.frames)
 
     def count_merger(self, path: str, stream: bool) -> bool:
-        """Counts the FLOPs of a merger, which converts patches to text tokens.
+        """Adds the FLOPs of a merger, which converts blocks of patches to visual tokens of the decoder.
 
         Args:
             path: Module path of the merger.
@@ -157,7 +158,7 @@ class VisionLanguageStepCounter(MatmulCounter):
         return self.count_feed_forward(f"{path}.mlp" if f"{path}.mlp.0.weight" in self.shapes else path, tokens, normed)
 
     def count_feed_forward(self, path: str, tokens: int, stream: bool) -> bool:
-        """Counts the FLOPs of a feed-forward layer, gated or not according to the names of its weights.
+        """Adds the FLOPs of a feed-forward layer, gated or not according to the names of its weights.
 
         Args:
             path: Module path of the layer.
@@ -173,7 +174,7 @@ class VisionLanguageStepCounter(MatmulCounter):
         return self.linear(f"{path}.{second}", tokens, self.linear(f"{path}.{first}", tokens, stream))
 
     def count_decoder_layer(self, layer: str, stream: bool) -> bool:
-        """Counts the FLOPs of a decoder layer.
+        """Adds the FLOPs of a decoder layer for all samples.
 
         Args:
             layer: Module path of the layer.
@@ -201,7 +202,7 @@ class VisionLanguageStepCounter(MatmulCounter):
         return self.linear(f"{path}.down_proj", tokens, inner)
 
     def count_experts(self, path: str, stream: bool) -> bool:
-        """Counts the FLOPs of the mixture-of-experts layer at the module path `path`.
+        """Adds the FLOPs of the mixture-of-experts layer at the module path `path`.
 
         `stream` states whether its input carries gradients; returns whether its output does.
         """

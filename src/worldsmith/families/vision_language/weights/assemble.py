@@ -181,7 +181,9 @@ def require_tower(folder: Path, tower: WeightSource, dtype_of: Any) -> None:
 def describe_assembly(
     spec: ModelSpec, source: WeightSource, visual: WeightSource, joined: WeightSource, dtype: str
 ) -> dict[str, Any]:
-    """Returns the content of worldsmith.json, without the list of files.
+    """Returns the content of worldsmith.json of the assembled folder, except for the list of its files.
+
+    It states library versions, the sources of the weights, their dtype, the model config and facts for the model card.
 
     Args:
         spec: The assembled model.

@@ -58,14 +58,14 @@ class WeightConversion:
         return all(isinstance(step, WeightRenaming) for step in self.model._weight_conversions)
 
     def read(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, Joined]]:
-        """Maps tensors of a folder to the weights of the network.
+        """Maps the tensors of a model folder to the weights of the network.
 
         Args:
             keys: Names of the stored tensors.
 
         Returns:
-            Weights that are stored unchanged: name in the network → name in the folder. And weights that are converted:
-            name in the network → the stored tensors it needs, and a function that converts them.
+            Two dicts by weight name in the network: the tensor name in the folder, for weights that are stored
+            unchanged; the names of the stored tensors and the function that converts them, for the other weights.
         """
         from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
@@ -93,11 +93,11 @@ class WeightConversion:
     def make(
         self, name: str, first: str, patterns: Mapping[str, str], converter: Any, parts: Mapping[str, Tensor]
     ) -> Tensor:
-        """Builds one weight of the network from stored tensors.
+        """Builds one weight of the network from the stored tensors of a model folder.
 
         Args:
             name: Name of the weight.
-            first: Name of the first of the weights that `converter` makes from these tensors.
+            first: Name of the first weight that `converter` builds from these tensors; it builds all of them at once.
             patterns: Name of each stored tensor → its source pattern in `converter`.
             converter: `WeightConverter` of transformers.
             parts: The stored tensors by name.
@@ -110,7 +110,7 @@ class WeightConversion:
         return made
 
     def write(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns tensors of a folder, by name, converted from weights of the network, by name."""
+        """Converts weights of the network to tensors of a model folder; both dicts are by tensor name."""
         from transformers.core_model_loading import revert_weight_conversion
 
         if not self.model._weight_conversions:
@@ -130,7 +130,7 @@ def find_conversion(config: Mapping[str, Any]) -> WeightConversion:
 
 
 class FolderWeights(WeightSource):
-    """Weight source that shows the weights of a network with the names and shapes of its model folder.
+    """Weight source that provides the weights of a network under the tensor names and shapes of its model folder.
 
     Args:
         source: Weights with the names of the network.

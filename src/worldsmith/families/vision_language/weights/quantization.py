@@ -363,7 +363,11 @@ class QuantizedReasoner:
         require_finite(str(folder), non_finite(self.network.state_dict()))
 
     def generate(self, prompts: Sequence[Conversation], **how: Any) -> list[list[int]]:
-        """Returns the token ids of the answer to each prompt; `how` are the other arguments of `generate_tokens`."""
+        """Returns the token ids of the answer to each prompt.
+
+        `how` are keyword arguments of `generate_tokens`: `normalize`, `pad_token`, `max_new_tokens`, optionally
+        `decoding` and `seeds`.
+        """
         return generate_tokens(self.network, prompts, device=self.device, **how)
 
 
