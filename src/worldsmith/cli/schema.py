@@ -61,7 +61,7 @@ and JSON files. Where several classes are possible, `type` names the class.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `worldsmith schema` to a parser."""
     parser.add_argument("what", nargs="?", choices=(*DESCRIBED, *SPEC_ACTIONS), help="what to describe")
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="for tree: recipe whose values are the defaults")
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="with tree: recipe whose values become the defaults in the schema")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of printing; with --all a folder")
     parser.add_argument(
         "--all", action="store_true", help="write the schema and the template of every action, and a manifest"

@@ -78,7 +78,7 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
         words.own[PARENT] = str(parent)
     words.spec = require_translated(spec)
     if policy is not None:
-        text = f"{policy_route.message}: the policy applies to train and tune"
+        text = f"{policy_route.message}: `automl_policy` is used by train and tune only"
         words.spec.lines.append(ReportLine(POLICY, "unneeded", text, stated=True, warn=True))
     if parent and key:
         drop_parent_settings(words.spec)

@@ -30,9 +30,9 @@ class DataReport:
     records: int
     """Number of records of the dataset file, including invalid ones."""
     samples: int
-    """Number of different samples in all epochs together, before any sample is read."""
+    """Number of different samples in all epochs, including samples that will be rejected when they are read."""
     positions: int
-    """Number of samples of an epoch, before any sample is read."""
+    """Number of samples of an epoch, including samples that will be rejected when they are read."""
     looked_at: int = 0
     """Number of inspected samples of the first epoch."""
     decoded: bool = False

@@ -283,7 +283,7 @@ def choose_mode(
     if output_type == "video" and requested == 1:
         raise ValueError(f"model_mode {mode} generates more than one frame, found num_frames 1")
     if output_type == "image" and input_type != "text":
-        raise ValueError(f"{mode}: images are generated from text only; omit vision_path, or use more num_frames")
+        raise ValueError(f"{mode}: images are generated from text only; omit vision_path, or increase num_frames")
     return mode, chooser.pick("num_frames", (1, mode) if output_type == "image" else trained)
 
 

@@ -71,7 +71,7 @@ class SampleSettings(Config):
     scheduler: str | None = None
     """The solver, if the family has several, such as ddim or dpm; null: the family's default."""
     strength: Annotated[float, Range(gt=0, le=1)] | None = None
-    """Fraction of the solver steps with which the video vision_path is regenerated, in families that support it; null:
+    """Video-to-video strength: fraction of the solver steps that change the video vision_path, if supported; null:
     0.8."""
     image_save_quality: Annotated[int, Range(ge=1, le=100)] | None = None
     """JPEG quality of an image; null: 95."""

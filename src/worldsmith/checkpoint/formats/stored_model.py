@@ -39,7 +39,7 @@ class StoredModel:
     """A model on disk whose config is read, and whose weights are chosen (EMA, raw or initial) but not read yet."""
 
     folder: Path
-    """Folder of the checkpoint or export that contains the model; for initial weights of a run, the run folder."""
+    """Folder of the checkpoint or export with the weights; the run folder for the initial weights of a run."""
     spec: ModelSpec
     defaults: Any
     """Default generation settings, such as the size of videos: a dataclass of the model family, or None."""

@@ -19,7 +19,7 @@ class FirstWeights:
     field: str
     path: str
     unread: str = ""
-    """Config field that names other initial weights, which are ignored; empty if there is no such field."""
+    """Config field with initial weights that are ignored, because those of `field` are used; "": no such field."""
 
     @property
     def lasting(self) -> str:

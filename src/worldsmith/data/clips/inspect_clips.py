@@ -99,7 +99,7 @@ class DatasetSummary:
     probed: int
     """Number of inspected windows."""
     rejections: list[Rejection]
-    """Rejected records of the dataset file, and rejections among the inspected windows."""
+    """Rejected records of the dataset file, and rejected windows among the inspected ones."""
     features: list[Features]
     """Properties of each inspected window that is not rejected: lists of values by name, such as "size"."""
 

@@ -41,7 +41,7 @@ class Window:
     end_frame: int
     """Last frame, inclusive; -1 = the last one of the clip."""
     temporal_interval: int
-    """Distance of two used frames in frames of the clip, if a sample uses the complete window."""
+    """Frame stride, in frames of the clip, with which a sample covers the complete window."""
     captions: dict[str, Any]
     """Captions by key: plain text, or a JSON object."""
     line: int | None

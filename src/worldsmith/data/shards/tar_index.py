@@ -40,7 +40,7 @@ class Member(NamedTuple):
     size: int
     """Size of its content in bytes."""
     mark: str
-    """Fingerprint: 12 hex digits of a hash of its size and of its first and last bytes; "" for a text member."""
+    """Fingerprint of the member: 12 hex digits of a hash of its size and its first and last bytes; "" for text."""
     text: str | None
     """Content of a text member (.json or .txt); None for other members, and if it is too long or not UTF-8."""
 

@@ -14,7 +14,7 @@ FIELDS = {"annotation_path": "path", "media_dir": "media_root", "system_prompt":
 RATES = "video_fps"
 """Key of a dataset table that has the same name and values in our dataset config."""
 PROMPT = "You are a helpful assistant."
-"""System prompt of a table in `datasets` that sets no other."""
+"""Default system prompt of the tables in `datasets`."""
 FOLDER = "data_dir"
 QA_PAIRS = "QaPairsDataset"
 BENCHMARK_PROMPT = "Answer the questions."
@@ -101,7 +101,7 @@ def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
     }
     t.put("dataset.type", "MixedDataset", source=SEVERAL)
     t.put("dataset.datasets", found, source=SEVERAL)
-    text = "the questions of each benchmark, with ids NAME/ID; the instruction after the options is worded differently"
+    text = "the questions of each benchmark, with ids NAME/ID; the last instruction differs from the original"
     t.report(SEVERAL, "approximated", text)
     t.report(FOLDER, "renamed", f"dataset.datasets.NAME.path = {root}/benchmark/NAME")
 

@@ -71,7 +71,7 @@ def put_rate(t: SpecTranslation, folder: bool) -> None:
             f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = target_fps; the first frame is random",
         )
     short = (
-        ("; where SAT would repeat a clip's last frame, fewer frames are skipped at the ends, or the clip is skipped")
+        ("; SAT repeats the last frame of a short clip; here fewer frames are cut off at its ends, or it is skipped")
         if folder
         else ""
     )

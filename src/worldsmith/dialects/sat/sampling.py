@@ -164,7 +164,7 @@ def outputs(t: SpecTranslation) -> None:
     t.report(
         f"{ARGS}output_dir",
         "approximated",
-        f"--out {folder}; a video is NAME/vision.mp4, in SAT N_PROMPT/0/000000.mp4",
+        f"--out {folder}; videos are NAME/vision.mp4; SAT writes INDEX_PROMPT/0/000000.mp4",
     )
     key, channels = f"{ARGS}latent_channels", t.get(Z_CHANNELS)
     if t.is_stated(key) and t.get(key) != channels:

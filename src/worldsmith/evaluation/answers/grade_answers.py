@@ -14,7 +14,7 @@ from worldsmith.evaluation.answers.results import Row
 from worldsmith.evaluation.intervals import fraction_with_interval
 
 MOST = 30
-"""Max number of values of a slice in the metrics; the values with the fewest records are combined."""
+"""Max number of values of a metadata key that get metrics of their own; the rarest values are combined."""
 OTHERS = "(others)"
 
 

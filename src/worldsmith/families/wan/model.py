@@ -139,7 +139,7 @@ class WanGenerator(PipelineModel):
                 raise wrong(self, *pair, why=why, remedy=remedy)
             if (self.expert is None) != (self.boundary_ratio is None) or (self.pipeline and self.expert is None):
                 names = "expert", "boundary_ratio", "pipeline"
-                why = "a model with two experts requires all three: expert, switching noise level, and pipeline"
+                why = "a model with two experts requires the trained expert, the noise level of the switch, and the pipeline"
                 raise wrong(self, *names, why=why, remedy="set all three, or none of them")
             if self.expand_timesteps and self.network.takes_image:
                 why = "with a timestep per token, conditioning frames replace latents and are not concatenated to them"

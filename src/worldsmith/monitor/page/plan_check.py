@@ -83,7 +83,7 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
         about = "planned: tensors; measured: growth of the process since before its network was built, with libraries"
         yield Check("memory", "Peak memory", planned, planned, used, about, comparable and planned >= LEAST)
     steps = steady_values(run, "step_seconds")
-    about = f"median of {len(steps)} logged steps without the first ones, waiting for data included"
+    about = f"median of {len(steps)} logged steps without warm-up steps, waiting for data included"
     fast, slow = (lookup_number(plan, f"seconds.total.{end}") for end in ("fast", "slow"))
     if fast:
         yield Check("seconds", "Seconds of a step", fast, slow, median_of(steps), about, comparable)

@@ -55,9 +55,9 @@ class AnnotateFps(Action):
     config: Config
 
     def dataset(self) -> ChatFile:
-        """Returns the source dataset.
+        """Returns the dataset to annotate, which the setting `source` names.
 
-        Raises UserError if the source is neither annotations.json nor messages.jsonl, DataError if it cannot be read.
+        Raises UserError if `source` is neither annotations.json nor messages.jsonl, DataError if it cannot be read.
         """
         config = self.config
         kind = next((kind for kind in (LlavaDataset, MessagesDataset) if kind.is_at(Path(config.source))), None)
@@ -68,7 +68,7 @@ class AnnotateFps(Action):
         return dataset
 
     def check_out(self, dataset: ChatFile) -> Path:
-        """Returns the path of the new file.
+        """Returns the path of the annotated file to write (`--out`).
 
         Raises UserError if the file or its provenance file exists, if its folder does not exist, or if its suffix is
         not that of the file of `dataset`.
@@ -101,13 +101,13 @@ class AnnotateFps(Action):
         return Result(list(self.lines(dataset, done, out)), facts)
 
     def facts(self, dataset: ChatFile, done: Annotated, before: bytes, out: Path) -> dict[str, Any]:
-        """Returns the content of the provenance file: paths and checksums of source and result, settings and counts.
+        """Returns the content of the provenance file: paths and checksums of both files, media folder and record counts.
 
         Args:
-            dataset: The source.
-            done: The annotated copy.
-            before: Bytes of the source file.
-            out: Path of the new file.
+            dataset: The dataset that was annotated.
+            done: The annotated copy of it.
+            before: Bytes of the dataset's file.
+            out: Path of the annotated file.
         """
         counts = {name: value for name, value in asdict(done).items() if name != "text"}
         return {
@@ -121,7 +121,7 @@ class AnnotateFps(Action):
         }
 
     def lines(self, dataset: ChatFile, done: Annotated, out: Path) -> Iterator[str]:
-        """Yields output lines for the user: counts of the copy `done`, and examples of records with problems."""
+        """Yields output lines for the user: record counts of the annotated copy `done`, and examples of problems."""
         yield f"{out}: {dataset.num_records} records, video_fps added to {done.added}, replaced in {done.replaced}"
         known_counts = (f"{done.stated} already had one", f"{done.without_video} have no video")
         yield f"  {', '.join([*known_counts, f'{done.not_records} cannot be used by a run and are copied unchanged'])}"
@@ -174,12 +174,12 @@ class Annotated:
 
 
 def annotate(dataset: ChatFile, *, replace: bool, progress: Callable[[int, int], None] | None = None) -> Annotated:
-    """Returns the text of a dataset's file with the frame rate of each video record added, and counts of the records.
+    """Returns the text of a dataset's file with the frame rate of each record with videos added, and record counts.
 
     A new or replaced rate is written as `video_fps`, together with `video_fps_from` = "stream".
 
     Args:
-        dataset: The source; its files are only read.
+        dataset: Dataset to annotate; its files are only read.
         replace: Replace stated rates that differ from the stream by more than 1 %.
         progress: Called after each record with the number of processed records and the number of all records.
     """
@@ -200,7 +200,7 @@ def annotate(dataset: ChatFile, *, replace: bool, progress: Callable[[int, int],
 
 
 def read_rates(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
-    """Returns the header of each video of a record, in order; an error message (str) if a video cannot be read."""
+    """Returns the header data (such as fps) of each video of a record, in order; an error message if unreadable."""
     sources = [part.source for turn in dataset.parse(entry.record) for part in turn.parts if part.kind == "video"]
     try:
         return [examine(str(source))[1] for source in sources]
@@ -251,7 +251,7 @@ def choose_rate(
 
 
 def replace_records(dataset: ChatFile, changed: dict[int, dict[str, Any]]) -> str:
-    """Returns the text of the source file with the records of `changed` (by record number) replaced."""
+    """Returns the text of the file of `dataset`, with the records in `changed` (by record number from 0) replaced."""
     if not isinstance(dataset, LlavaDataset):
         lines = [line.decode(errors="surrogateescape").rstrip("\r\n") for _, line in read_lines(dataset.file)]
         return "".join((to_json(changed[n]) if n in changed else line) + "\n" for n, line in enumerate(lines))

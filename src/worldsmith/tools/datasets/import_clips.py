@@ -115,7 +115,7 @@ class ImportClips(Action):
         return Result(lines, {"folder": str(out), "layout": layout, "why": why, **made.facts()})
 
     def gather(self) -> tuple[str, str, Import]:
-        """Opens all clips and returns (layout name, text that states why, the records to write); writes no files.
+        """Opens all clips and returns (layout name, reason why the source has this layout, records); writes no files.
 
         Raises DataError if no clip can be used.
         """
@@ -255,7 +255,7 @@ CHOICES = {
 
 
 def find_layout(source: Path, wanted: str) -> tuple[str, str]:
-    """Returns (name of a source's layout, text that states why the source has it).
+    """Returns (name of the layout of a source, text with the reason why the source has this layout).
 
     Args:
         source: A folder or a file.

@@ -73,7 +73,10 @@ class PreviewChats(Action):
     config: Config
 
     def sources(self) -> tuple[ChatDataset, ChatProcessor]:
-        """Returns the dataset and the processor. Raises UserError if the run does not train on conversations."""
+        """Returns the dataset and the processor of the settings, or of the run `--run`.
+
+        Raises UserError if that run does not train on conversations.
+        """
         config = self.config
         if config.run is None:
             folder = local_folder(str(config.model), file_patterns=("*.json", "*.jinja", "*.txt"), field="model")

@@ -177,8 +177,8 @@ def prepare(
         pause: Seconds before the first retry of a download.
 
     Raises:
-        DataError: If the folder was written with other settings.
-        UserError: If the table cannot be downloaded.
+        DataError: If the folder of the split was written with other settings than `wanted`.
+        UserError: If the table of the split cannot be downloaded.
     """
     wanted.check()
     folder = out_root / FOLDERS[split]
@@ -217,7 +217,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class ConversationSettings:
-    """Settings that determine question and answer of each clip; all conversations in a folder share them."""
+    """Settings that determine question and answer of each clip; equal for all conversations in a folder."""
 
     repo: str
     score_field: Literal["pc", "sa", "joint"]
@@ -226,10 +226,10 @@ class ConversationSettings:
     media_name: str
 
     def check(self) -> None:
-        """Raises ValueError if the score rates the caption but the question does not contain it."""
+        """Raises ValueError if the score is "sa" or "joint", which rate the caption, but the question lacks the caption."""
         if self.score_field != "pc" and not self.caption_field:
             raise ValueError(
-                f"score_field '{self.score_field}' rates the caption, which the question lacks; set include_caption"
+                f"score_field '{self.score_field}' rates the caption, but the question does not contain it; set include_caption"
             )
 
 
@@ -244,7 +244,10 @@ class PreparedSplit:
 
 
 def record_settings(folder: Path, wanted: ConversationSettings) -> None:
-    """Writes settings.json into `folder`. Raises DataError if it exists with other settings."""
+    """Writes the settings `wanted` to settings.json in `folder`, which is created.
+
+    An existing file is kept. Raises DataError if it contains different settings.
+    """
     digest = hashlib.sha256(PROMPTS[wanted.score_field].encode()).hexdigest()[:16]
     settings = {**asdict(wanted), "prompt": digest}
     if (folder / SETTINGS).exists():
@@ -296,14 +299,17 @@ def conversation(row: dict[str, str], wanted: ConversationSettings) -> dict[str,
 
 
 def prompt_text(score_field: str, caption: str) -> str:
-    """Returns the question for a score ("pc", "sa" or "joint"); it ends with the caption unless that is empty."""
+    """Returns the question for a score, followed by the caption unless `caption` is "".
+
+    `score_field` is "pc" (physical common sense), "sa" (semantic adherence) or "joint" (both).
+    """
     return PROMPTS[score_field] + (f"\n\nCaption: {caption}" if caption else "")
 
 
 def answer_text(score_field: str, value: str) -> str:
     """Returns the answer for the value of a score column: a digit from 1 to 5, or for "joint" yes or no.
 
-    Raises SampleError for other values.
+    Raises SampleError for a value that is not a valid score.
     """
     value = value.strip().lower()
     if score_field == "joint":

@@ -128,10 +128,10 @@ def is_file(part: Part) -> bool:
 
 
 def slice_value(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str, Any]) -> str:
-    """Returns the value of the slice `name`, such as "duration" or a record field, for one record.
+    """Returns the value of a record for a slice, by which the accuracy is reported.
 
     Args:
-        name: Name of the slice.
+        name: Name of the slice: "question", "duration" or a record field.
         row: Row of the record.
         parts: Parts of the question, such as videos.
         fields: Fields of the record.
@@ -145,7 +145,7 @@ def slice_value(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str,
 
 
 def question_template(text: str) -> str:
-    """Returns a question, shortened, with placeholders for numbers and quotations, which differ between records."""
+    """Returns a shortened question with "#" for each number and "…" for each quotation, to group similar questions."""
     text = re.sub(r"\"[^\"]*\"|“[^”]*”", "…", text)
     words = re.sub(r"\d+(?:\.\d+)?", "#", " ".join(text.split()))
     return words if len(words) <= LETTERS else f"{words[: LETTERS - 1]}…"
@@ -282,7 +282,7 @@ class SavedAnswers:
         write_text(self.folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
 
     def add(self, answer: Answer, mark: str, *, number: int, count: int) -> None:
-        """Appends an answer, or its error, to the file of process `number` of `count`.
+        """Appends an answer, or the error instead of an answer, to the file of process `number` of `count`.
 
         `mark` is the fingerprint of the question, from `question_fingerprint`.
         """
@@ -327,7 +327,9 @@ def count_outcomes(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], settings: Settings) -> Result:
-    """Writes all result files into `out` and returns the result of the command; the exit code is 1 if too many failed.
+    """Writes all result files of an evaluation into `out`, and returns the result of `worldsmith evaluate`.
+
+    The exit code is 1 if the fraction of records without an answer is greater than `settings.max_failed`.
 
     Args:
         out: Output folder.
@@ -404,7 +406,7 @@ def with_interval(facts: Mapping[str, Any], name: str) -> str:
 
 
 def directionality(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of directionality_score.json (accuracy, counts, confusion matrix).
+    """Returns the content of directionality_score.json: accuracy, counts and confusion matrix of the directions.
 
     `facts` is the content of metrics.json.
     """

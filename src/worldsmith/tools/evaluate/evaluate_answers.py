@@ -182,9 +182,10 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         return Questionnaire(dataset, asked, chosen, {"bertscore": skipped} if skipped else {})
 
     def begin(self, out: Path, saved: SavedAnswers, model: StoredModel) -> tuple[Merged | None, str]:
-        """Prepares the folder of saved answers and merges the adapter; called on the main rank only.
+        """Prepares the folder of saved answers and merges the adapter of `model`; called on the main rank only.
 
-        Returns (merged model, None without an adapter; error message, "" on success), so that all ranks can stop.
+        Returns (merged model, error message). The model is None without an adapter. The message is "" on success; it is
+        returned instead of raised, so that the caller can stop all ranks.
         """
         try:
             if not saved.folder.exists() and (out / RESULTS).exists() and not self.config.force:
@@ -287,14 +288,14 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         merged: Merged | None,
         overlap: Mapping[str, int | None],
     ) -> Result:
-        """Grades the answers and writes the result files; if answers are missing, only reports their number.
+        """Grades the saved answers and writes the result files; if answers are missing, only reports their number.
 
         Args:
             exam: Questions of the evaluation; their rows are completed in place.
             model: Model that answered.
             saved: Folder of saved answers.
             merged: The model with the merged adapter; None without an adapter.
-            overlap: Entry `overlap` of metrics.json, from `find_overlap`.
+            overlap: Numbers from `find_overlap`, the entry `overlap` of metrics.json.
         """
         config, out, known = self.config, Path(self.config.out), saved.read()
         rows, lacking = exam.asked.rows, 0
@@ -353,7 +354,7 @@ class Questionnaire:
 
     @property
     def kinds(self) -> str:
-        """Names of the tasks, with the number of records if there are several, as text."""
+        """Names of the tasks as text, each with its number of records if there are several tasks."""
         counts = Counter(task.name for task in self.tasks.values())
         return ", ".join(name if len(counts) == 1 else f"{name} {count}" for name, count in counts.items())
 

@@ -130,7 +130,7 @@ class EvaluateVideos(VideoAction):
         yield f"{'figures':<12}{Path(self.config.out) / RESULT}"
 
     def plan_clips(self, dataset: str) -> Iterator[str]:
-        """Yields the lines of the plan (`--dry-run`) for the dataset of clips at the path `dataset`; opens no clip."""
+        """Yields the output lines of `--dry-run` for the dataset of clips at the path `dataset`; opens no clip."""
         models = self.models()
         clips = self.held_out_clips(dataset, models)
         for name, model in models.items():
@@ -199,7 +199,7 @@ class EvaluateVideos(VideoAction):
         return self.measure(orders, samples, losses, facts, clips.left_out_lines())
 
     def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
-        """Opens the dataset of clips at the path `dataset`, and sets its generation modes to those of the models.
+        """Opens the dataset of clips at the path `dataset`, and sets `self.mode` and `self.modes` from the trained model.
 
         Raises UserError if the output folder is inside the folder of one of the `models`, or if no metric can be
         computed.
@@ -212,7 +212,10 @@ class EvaluateVideos(VideoAction):
         return HeldOutClips(dataset, models["trained"])
 
     def find_trained_on(self, clips: HeldOutClips) -> tuple[int | None, list[str]]:
-        """Returns (number of clip windows that are in the model's training data, None if unknown; warnings)."""
+        """Returns (number of windows of `clips` that are in the training data of the model, warnings for the user).
+
+        The number is None if it is unknown.
+        """
         try:
             count = clips.count_trained_on()
         except (UserError, DataError, ValueError, OSError) as error:
@@ -231,14 +234,16 @@ class EvaluateVideos(VideoAction):
         about: Mapping[str, Any] | None = None,
         lines: Sequence[str] = (),
     ) -> Result:
-        """Computes the metrics and writes evaluation.json and the contact sheet, or reads the result of equal inputs.
+        """Computes the metrics of generated videos, and writes evaluation.json and the contact sheet.
+
+        If evaluation.json exists and its inputs have not changed, it is read instead, unless `--force` is set.
 
         Args:
-            orders: Generation order of each model, by model name; for the description of the model.
+            orders: Generation requests by model name, for the descriptions of the models.
             samples: The generated videos, by model name.
-            losses: The held-out losses, by model name.
-            about: Additional entries of evaluation.json.
-            lines: Additional output lines.
+            losses: The held-out losses, by model name; None: not measured.
+            about: Additional entries of evaluation.json; None: no entries.
+            lines: Additional output lines of the result; (): no lines.
 
         Returns:
             The result of the command: table of metrics and content of evaluation.json.
@@ -285,7 +290,10 @@ class EvaluateVideos(VideoAction):
         return Result([*format_measurements(facts["figures"]), *notes, *last], facts)
 
     def on_prompts(self) -> Action:
-        """Returns the command that measures videos of --prompts, with the same settings as this command."""
+        """Returns the action that evaluates the model on the prompts of a moving-shapes dataset (`--prompts`).
+
+        Its settings are copied from the config of this action.
+        """
         kind = command_class_for_flag("evaluate", "--prompts")
         settings = {name: getattr(self.config, name) for name in field_names(kind.Config)}
         action: Action = kind.Config(**settings).build()
@@ -320,7 +328,7 @@ class EvaluateVideos(VideoAction):
         return self.config.input_files or [str(Path(self.config.out) / SAMPLES)]
 
     def orders(self) -> dict[str, tuple[Order, GenerateVideos]]:
-        """Returns (samples to generate, action that generates them) of each model, by model name.
+        """Returns (generation request, action that generates the requested samples) by model name.
 
         Raises UserError if the samples of two models differ in size, length or frame rate.
         """
@@ -357,11 +365,9 @@ class EvaluateVideos(VideoAction):
         return found
 
     def samples(self, order: Order) -> list[GeneratedVideo]:
-        """Returns the videos that `order` generates, each with its path, arguments and the real video for comparison.
+        """Returns the videos of a generation request, each with path, sampling arguments and, if known, the real video.
 
-        The generated files may not exist yet.
-
-        Raises UserError if the file of a real video is missing.
+        The files of the generated videos may not exist yet. Raises UserError if the file of a real video is missing.
         """
         folders = {entry.name: entry.layers[0].folder for entry in read_files(self.files)}
         grid = LatentGrid(*order.model.config.latent_grid)

@@ -71,7 +71,7 @@ class HeldOutClips:
 
     @property
     def no_loss_reason(self) -> str:
-        """Reason why the loss cannot be computed (the training objective is unknown); "" if it can."""
+        """Reason why the loss cannot be computed: the training objective is unknown; "" if it can be computed."""
         if self.tree is not None:
             return ""
         return (
@@ -94,7 +94,8 @@ class HeldOutClips:
     def count_trained_on(self) -> int | None:
         """Returns the number of windows whose clip is also in the training data of the model, by path or content.
 
-        None if the training data is unknown. Raises DataError if it cannot be read.
+        None if the training data is unknown, or if the model is untrained. Raises DataError if the training data cannot
+        be read.
         """
         section = (self.tree or {}).get("dataloader_train")
         if not isinstance(section, dict) or self.model.weights == "untrained":
@@ -107,12 +108,13 @@ class HeldOutClips:
         """Computes the loss of a model on the clips and stores it, or reads the stored loss if no input has changed.
 
         Args:
-            order: Model with its output folder; it may be another model than the one whose data settings are used.
+            order: Model to measure, with its device and output folder. It can differ from the model with which this
+                object was constructed, whose data settings are used.
             progress: Called with (done, total) after each clip.
             overwrite: Compute the loss even if it is stored.
 
         Returns:
-            The losses. If they would not be comparable, the only entry is "" -> reason.
+            The losses. If they are not comparable with those of that model, the only entry is "" -> reason.
         """
         tree = training_tree(order.model)
         if reason := self.incomparable_reason(order.model, tree):
@@ -133,7 +135,7 @@ class HeldOutClips:
         return found
 
     def incomparable_reason(self, model: StoredModel, tree: Mapping[str, Any] | None) -> str:
-        """Returns the reason why the loss of `model` is not comparable with that of the first model; "" if it is.
+        """Returns why the loss of `model` is not comparable with that of the constructor's model; "" if it is comparable.
 
         `tree` is the config of the run that trained `model`; None if it is unknown.
         """
@@ -273,7 +275,7 @@ def write_samples(clips: HeldOutClips, out: Path, count: int, mode: Mode, *, ove
     Args:
         clips: The dataset; clips that cannot be used are added to its skipped clips.
         out: Output folder of the evaluation.
-        count: Maximum number of samples.
+        count: Maximum number of clips to write.
         mode: Generation mode of the samples.
         overwrite: Also write clips that exist and have not changed.
 
@@ -318,7 +320,7 @@ def write_sample(
         out: Output folder of the evaluation.
         mode: Generation mode.
         seed: Seed of the sample.
-        known: Samples that an earlier command returned, by name; the clip of an equal sample is not written again.
+        known: Samples of an existing sample file, by name; the files of an unchanged sample are not written again.
 
     Raises:
         SampleError: If the clip cannot be used.

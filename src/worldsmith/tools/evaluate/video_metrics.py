@@ -103,8 +103,8 @@ def measure_all(
         metrics: The metrics.
 
     Returns:
-        (summary by output name as in evaluation.json; scores by model name and output name; values of the real videos
-        by sample name and output name).
+        A tuple: summary by output name as in evaluation.json; scores by model name and output name; values of the real
+        videos by sample name and output name. An output is one value of a metric.
     """
     models = {name: measure(show_progress(of, name), metrics) for name, of in samples.items()}
     found = (video for sample in next(iter(samples.values())) if (video := sample.as_real()) is not None)
@@ -136,7 +136,7 @@ def show_progress(samples: Sequence[GeneratedVideo], name: str) -> Iterator[Gene
 
 
 def read_known(file: Path, signature: str) -> dict[str, Any]:
-    """Returns the content of a result file if it exists and has the same signature; else an empty dictionary.
+    """Returns the content of a result file if it exists and contains `signature`; else an empty dictionary.
 
     Raises UserError if the file is invalid.
     """
@@ -155,7 +155,7 @@ def read_known(file: Path, signature: str) -> dict[str, Any]:
 
 
 def draw(sheet: Path, samples: Mapping[str, Sequence[GeneratedVideo]]) -> None:
-    """Writes the image `sheet` with one row of videos per model and, if they are known, one of the real videos.
+    """Writes the image `sheet`: a row of frames per model and, if real videos are known, a row of their frames.
 
     `samples` are the videos by model name.
     """

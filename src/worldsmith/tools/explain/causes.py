@@ -68,7 +68,7 @@ class Cause:
 
     @property
     def place(self) -> LogPosition:
-        """Position of the line that `text` was taken from."""
+        """Position of the log line that this error is shown with (`text`)."""
         return min(self.places, key=lambda place: (place.line != self.order[-1], place.source))
 
     @property
@@ -78,7 +78,7 @@ class Cause:
 
 
 class Hit(NamedTuple):
-    """Log line that matches an error pattern, with the number of the exception chain that it belongs to."""
+    """Log line that matches an error pattern, with the number of the exception chain (0: before the first one)."""
 
     pattern: int
     line: Line
@@ -93,7 +93,8 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
         streams: Output of the processes of one run, or of one log file.
 
     Returns:
-        The errors, each once. A pattern that fits several causes (`fallback`) is included only if no other is found.
+        The errors, each once. Ambiguous patterns (`fallback`) are included only if no other root cause is found, and
+        then only the first of them.
     """
     found: dict[int, Cause] = {}
     seen: dict[str, list[tuple[int, Mapping[str, str]]]] = {}
@@ -204,7 +205,7 @@ def match_patterns(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
 def is_confirmed(cause: Cause, streams: Sequence[Stream]) -> bool:
     """Returns whether the logs confirm a cause, by the conditions `at_least` and `needs` of its pattern.
 
-    Enough lines must match the pattern, and some line must match one of the expressions in `needs`, if there are any.
+    At least `at_least` lines must match the pattern. If `needs` has expressions, a line must match one of them.
     """
     pattern = cause.pattern
     if len(cause.places) < pattern.at_least:
@@ -280,9 +281,9 @@ class ErrorPattern:
         return not self.raised_in or any(regex.search(frame) for regex in self.raised_in)
 
     def is_less(self, groups: Mapping[str, str]) -> bool:
-        """Returns whether the first number that the condition `less` names in `groups` is smaller than the second.
+        """Returns whether the condition `less` of this pattern is true: its first number is smaller than its second.
 
-        True if `groups`, the named groups of a match, lacks one of the numbers.
+        `less` names the two numbers in `groups`, the named groups of a match. True if one of them is missing.
         """
         numbers = [int(groups[name]) for name in self.less if name in groups]
         return len(numbers) < 2 or numbers[0] < numbers[1]
@@ -331,7 +332,8 @@ def grams(text: str) -> set[str]:
 def candidates(text: str) -> Iterable[ErrorPattern]:
     """Returns the error patterns that a log line may match, in the order of the pattern table.
 
-    A prefilter, which never omits a pattern that matches; lines with "error" in lower case are not filtered.
+    This prefilter never omits a pattern that matches. For a line for which `is_lower_case` is True, all patterns are
+    returned.
     """
     if is_lower_case(text):
         return patterns().values()

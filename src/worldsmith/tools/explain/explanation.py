@@ -26,7 +26,7 @@ ROUND = 64
 """Suggested token limits are rounded up to a multiple of this."""
 TOKENS = "data_setting.max_tokens"
 SAMPLE_CAP, PACK_CAP = "dataloader_train.max_sample_tokens", "dataloader_train.max_sequence_length"
-"""Token limits of a sample and of a pack; they replace `TOKENS` in runs that limit each sample, as runs of specs do."""
+"""Token limits of a sample and of a pack; they replace `TOKENS` in runs that limit each sample, such as those of a Cosmos-RL spec."""
 SPEC_KEYS = {
     TOKENS: "policy.model_max_length",
     "dataloader_train.max_samples_per_batch": "train.train_policy.mini_batch",
@@ -39,7 +39,7 @@ SPEC_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Suggested fix: one sentence, and the overrides in it."""
+    """Suggested fix: one sentence, and the overrides (PATH=VALUE) that it contains."""
 
     text: str
     words: tuple[str, ...] = ()
@@ -119,14 +119,14 @@ def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, s
 
 
 def has_sample_cap(run: Run) -> bool:
-    """Returns whether the run limits the tokens of each sample in addition to those of a pack."""
+    """Returns whether the run limits the tokens of each sample and also the tokens of a packed batch."""
     return all(isinstance(run.value(path), int) for path in (SAMPLE_CAP, PACK_CAP))
 
 
 def scale_pack_limit(run: Run, word: str) -> int:
-    """Returns the token limit of a pack that fits a new token limit of samples.
+    """Returns a token limit of packed batches for a new token limit of samples.
 
-    A pack then has room for the same number of longest samples as before.
+    A packed batch can then contain as many samples of maximum length as with the present limits.
 
     Args:
         run: The run, for its present limits.
@@ -165,7 +165,7 @@ def compute_fit(now: float, groups: Mapping[str, str]) -> int:
 
     Args:
         now: The present token limit.
-        groups: Named groups of the pattern that matched the message, with its numbers of tokens.
+        groups: Named groups of the pattern that matched the message. Without numbers of tokens, the limit is doubled.
 
     Raises:
         NotHereError: If the present limit is large enough.
@@ -193,7 +193,7 @@ AFTER_CRASH = 2
 
 
 def remedies_for(cause: Cause, run: Run | None) -> list[Remedy]:
-    """Returns the suggested fixes of a known error that apply to a run; None: for an unknown run."""
+    """Returns the suggested fixes of a known error that apply to a run; if `run` is None, the fixes for any run."""
     found = (render_remedy(sentence, run, cause.groups) for sentence in cause.pattern.remedies)
     return [remedy for remedy in found if remedy is not None]
 

@@ -62,7 +62,7 @@ def ranks(run: Run) -> str:
 
 
 def pack(run: Run) -> str | None:
-    """Returns text with the limits of a pack and the packs per step of a run; None if packs have no limit."""
+    """Returns text with the limits of a packed batch and the batches per step of a run; None without limits."""
     caps = {"samples": "dataloader_train.max_samples_per_batch", "tokens": "dataloader_train.max_sequence_length"}
     most = [f"{value} {what}" for what, path in caps.items() if isinstance(value := run.value(path), int)]
     each = run.value("trainer.grad_accum_iter")

@@ -26,7 +26,7 @@ OF_A_RANK = re.compile(r"rank_(\d+)\.log$|(?:^|/)(\d+)/std(?:err|out)\.log$")
 
 
 class Line(NamedTuple):
-    """Log line, with its number in the file, without the prefix that names its rank."""
+    """Log line: its number in the file, and its text without the prefix that names the rank."""
 
     number: int
     text: str

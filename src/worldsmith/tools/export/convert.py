@@ -153,7 +153,7 @@ class Convert(Action):
         return Result([*report.lines(), done], {"folder": config.out, "to": config.to, "tensors": report.lines()})
 
     def record(self, *parts: str | Path) -> None:
-        """Writes the lineage record of the output; `parts` are the weights that were read."""
+        """Writes the lineage record of the output folder; `parts` are the paths of the weights that were read."""
         config, inputs = self.config, [Input("model", place) for place in parts]
         write_lineage(config.out, action="convert", settings=to_dict(config), inputs=inputs, outputs=["."])
 
@@ -266,7 +266,7 @@ def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSou
 
 
 def with_adapters(weights: WeightSource, source: WeightSource) -> WeightSource:
-    """Returns `weights` together with the unmerged adapter matrices of `source`."""
+    """Returns one weight source with all tensors of `weights` and the unmerged adapter matrices of `source`."""
     places: dict[str, tuple[WeightSource, str]] = {name: (weights, name) for name in weights.shapes}
     return JoinedWeights(source.describe, places | {name: (source, name) for name in source.shapes if is_adapter(name)})
 
@@ -283,7 +283,7 @@ def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torc
     from worldsmith.checkpoint.dcp.dcp_folder import save_part
 
     class ReadingPlanner(DefaultSavePlanner):
-        """Save planner for tensors on the meta device, each of which is read when it is written."""
+        """DCP save planner for tensors on the meta device; reads each tensor from the weight source when it is written."""
 
         def lookup_object(self, index: MetadataIndex) -> Tensor:
             name = index.fqn.removeprefix(LIVE)

@@ -26,7 +26,7 @@ FAILED = ("prep_error", "gen_error")
 
 
 class AnswerRow(NamedTuple):
-    """Answer of an evaluation: results file that contains it, 0-based index of its row there, and the row."""
+    """Answer of an evaluation: path or URL of the results.json, 0-based index of the row in this file, and the row."""
 
     file: str
     number: int
@@ -78,10 +78,11 @@ class EvaluationResults:
 
         Args:
             location: Path or URL of the annotations; None: as recorded.
-            media: Folder that media paths are relative to; None: as recorded, else the folder of the annotations.
+            media: Folder that media paths are relative to. None: the recorded folder if `location` is None and the
+                evaluation recorded a folder, else the folder of the annotation file.
 
         Raises:
-            UserError: If the annotations are unknown, or the recorded ones have changed since.
+            UserError: If the annotations are unknown, or if the recorded file has changed since the evaluation.
         """
         recorded = {
             record.locate(e): (record, e) for record in self.records for e in record.inputs if e["role"] == "dataset"
@@ -129,8 +130,8 @@ class Annotations:
     def key_of(self, row: Mapping[str, Any]) -> str | None:
         """Returns the key of the annotation record that a row of results.json answers; None if it is not found.
 
-        A record that shares its name with others is found by the row's id, else by its question. Raises ValueError if
-        several records with different media remain.
+        The record is found by the id of the row, else by its video id. If several records have this video id, the
+        question of the row selects one. Raises ValueError if several records with different media remain.
         """
         name = str(row.get("video_id") or row.get("id"))
         if row.get("id") in self.by_key:
@@ -214,12 +215,12 @@ def read_rows(file: str) -> list[Mapping[str, Any]]:
 
 
 def answer_name(row: Mapping[str, Any]) -> str:
-    """Returns the id in a row of results.json, else its video id, which several rows can share."""
+    """Returns the id in a row of results.json; if it is missing, the video id, which several rows can share."""
     return str(row.get("id") or row.get("video_id"))
 
 
 def media_root(record: Lineage) -> str:
-    """Returns the media folder in the settings that an evaluation recorded; "" if it is not set."""
+    """Returns the `media_root` of the dataset in the lineage record of an evaluation; "" if it is not set."""
     dataset = record.data["settings"].get("dataset")
     return str(dataset.get("media_root") or "") if isinstance(dataset, Mapping) else ""
 

@@ -127,7 +127,7 @@ class FindGaps(Action):
         return self.config.summary or f"{table.removesuffix('.json').removesuffix('.parquet')}.summary.json"
 
     def require_outputs(self) -> None:
-        """Raises FileExistsError if an output file exists, and UserError if the library for the table is missing."""
+        """Raises FileExistsError if an output exists without `--force`, UserError if pyarrow is required but missing."""
         config = self.config
         if not config.gaps_parquet.endswith(".json"):
             require_pyarrow(config.gaps_parquet)
@@ -136,7 +136,10 @@ class FindGaps(Action):
                 raise FileExistsError(f"{location} already exists: choose another name, or use --force")
 
     def lines(self, facts: Mapping[str, Any]) -> Iterator[str]:
-        """Yields the output lines: written files, missing media, failures by slice. `facts` is the summary."""
+        """Yields the output lines: written files, missing media, failures by slice.
+
+        `facts` is the content of the summary file.
+        """
         kinds = ", ".join(f"{kind} {count}" for kind, count in facts["error_types"].items()) or "none"
         yield f"table      {facts['table']}"
         yield f"summary    {self.summary}"
@@ -156,7 +159,7 @@ class FindGaps(Action):
         yield f"format     {facts['format_only']}: correct, but not in the format that `{facts['mode']}` requires"
 
     def record(self) -> None:
-        """Writes lineage records for the output files on this machine, but not for URLs."""
+        """Writes lineage records for the table and the annotation records, unless they are written to URLs."""
         config = self.config
         made = [
             location
@@ -266,7 +269,7 @@ def all_exist(media: Sequence[str]) -> bool | None:
 
 
 def slices_of(row: Mapping[str, Any]) -> list[str]:
-    """Returns the task and the slices of the data that a row of results.json states, each as "name: value"."""
+    """Returns the task and the data slices of a row of results.json, each as a string "name: value"."""
     slices = row.get("slice")
     parts = [f"{name}: {value}" for name, value in slices.items()] if isinstance(slices, Mapping) else []
     return [*([f"task: {row['task']}"] if row.get("task") else []), *parts]

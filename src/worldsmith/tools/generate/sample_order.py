@@ -40,7 +40,7 @@ SOURCES = "sources"
 
 @dataclass(frozen=True)
 class Order:
-    """Samples to generate with one model, with the device, the output folder and the adapter to merge."""
+    """Generation request: samples to generate with one model, the device, the output folder, the adapter to merge."""
 
     model: StoredModel
     device: str
@@ -61,7 +61,7 @@ class Order:
         }
 
     def arguments(self, sample: SampleArgs) -> dict[str, Any]:
-        """Returns the content of `sample_args.json`: all sampling arguments, input fingerprint and the model."""
+        """Returns the content of `sample_args.json`: sampling arguments, fingerprint of the input media, and the model."""
         begin = None if sample.vision_path is None else files_fingerprint([Path(sample.vision_path)])
         return {**sample.record(), "vision_mark": begin, "model": self.about}
 
@@ -69,7 +69,7 @@ class Order:
     def weights_mark(self) -> str:
         """Fingerprint (names, sizes, modification times) of all weight files of the model and its adapter.
 
-        The weights of an untrained run are not included, because its folder, which is also stored, determines them.
+        The weights of an untrained run are not included: they follow from the run folder, whose path is stored too.
         """
         folders = [] if self.model.weights == "untrained" else [self.model.folder]
         folders += [Path(self.adapter)] if self.adapter else []
@@ -77,12 +77,12 @@ class Order:
         return files_fingerprint(file for folder in folders for kind in kinds for file in sorted(folder.rglob(kind)))
 
     def made(self) -> list[str]:
-        """Returns the names of the samples that are already complete on disk and have the same arguments."""
+        """Returns the names of the requested samples that are already complete on disk with the requested arguments."""
         known = [(sample, read_sample(self.out / sample.name)) for sample in self.samples]
         return [s.name for s, made in known if made is not None and not changed_arguments(made, self.arguments(s))]
 
     def require_same(self) -> None:
-        """Raises FileExistsError if one of the samples already exists and was generated with other arguments."""
+        """Raises FileExistsError if a requested sample exists and was generated with other arguments than requested."""
         for sample in self.samples:
             made = read_sample(self.out / sample.name)
             if made is not None and (changed := changed_arguments(made, self.arguments(sample))):
@@ -154,7 +154,7 @@ class Order:
     def packs(
         self, generator: VideoModel, grid: LatentGrid, most: int, max_tokens: int | None, *, shared: bool
     ) -> list[list[SampleArgs]]:
-        """Returns the samples grouped into packs (batches) with the same sampling settings.
+        """Returns the requested samples in packs (batches); all samples of a pack have the same sampling settings.
 
         Args:
             generator: The loaded model.
@@ -180,8 +180,8 @@ class Order:
     def finish(self, made: int) -> Result:
         """Writes the contact sheet and returns the result of the command with the files of all samples.
 
-        The sheet also shows samples of earlier commands with the same model in the folder. `made` is the number of
-        samples that were complete before this command.
+        The sheet also shows samples that earlier commands generated with this model in the output folder. `made` is the
+        number of requested samples that were complete before this command.
         """
         from worldsmith.sampling.write_media import contact_sheet, few_frames
 
@@ -200,7 +200,7 @@ class Order:
         return Result([*map(str, files), done], {"folder": str(self.out), "samples": facts})
 
     def earlier_samples(self) -> Iterator[MadeSample]:
-        """Yields the other complete samples in the output folder that were generated with the same model."""
+        """Yields complete samples of this model in the output folder that are not part of this request."""
         own = {sample.name for sample in self.samples}
         for folder in sorted(self.out.iterdir()):
             if folder.name in own or not folder.is_dir():
@@ -219,7 +219,7 @@ def count_steps(generator: VideoModel, sample: SampleArgs) -> int:
 def branch_share(world: World) -> BranchShare | None:
     """Returns which guidance branch (conditional or negative) this rank computes; None: each rank computes both.
 
-    The result also has the function that exchanges the predictions with the other rank of the pair.
+    The result also has the collective function that exchanges predictions between the two ranks of a pair.
     """
     from worldsmith.distributed.world import gather_tensors
     from worldsmith.sampling.generate_videos import BranchShare
@@ -230,9 +230,9 @@ def branch_share(world: World) -> BranchShare | None:
 
 
 def make_order(model: StoredModel, device: str, samples: list[SampleArgs], out: Path) -> Order:
-    """Builds the order that generates samples with a model.
+    """Builds the generation request (`Order`) for samples of a model.
 
-    The adapter of the model becomes the adapter of the order, which is merged when the weights are loaded.
+    If the model has an adapter, it is moved to the request, so that it is merged when the weights are loaded.
 
     Args:
         model: The stored model, which may have an adapter.

@@ -146,7 +146,7 @@ def tree_of(facts: Mapping[str, Any]) -> Tree:
 
 
 def format_entry(entry: Mapping[str, Any]) -> str:
-    """Returns one line about an input or output: path, shortened fingerprint and, if it changed, its state."""
+    """Returns a line about an input or output: path, shortened fingerprint and, unless it is unchanged, its state."""
     mark = (entry["fingerprint"] or "").removeprefix("sha256:")[:SHOWN]
     state = "" if entry["state"] == "unchanged" else f"  <- {entry['state']}"
     return f"{entry['path']}{f' [{mark}]' if mark else ''}{state}"

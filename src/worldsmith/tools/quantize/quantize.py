@@ -62,7 +62,8 @@ def compare_answers(asked: Asked, before: TimedAnswers, after: TimedAnswers) -> 
         (McNemar's test), and the fraction of equal answers.
 
     Raises:
-        UserError: If both models answered no common question; other failed questions are skipped and counted.
+        UserError: If there is no question that both models answered. A question that one model failed to answer is
+            skipped and counted.
     """
     pairs = {old.key: (old, new) for old, new in zip(before.answers, after.answers) if not old.error and not new.error}
     if not pairs:
@@ -297,17 +298,17 @@ class Quantize(AnswerAction, WritingAction):
 def dataset_of(
     model: StoredModel, given: ChatDataset.Config | None, flag: str, loader: str, purpose: str
 ) -> ChatDataset:
-    """Builds the dataset `given`, else the one that the model's run used.
+    """Builds the dataset `given`; if it is None, the dataset in the config of the run that trained the model.
 
     Args:
         model: The model.
         given: Config from the command line; None: not given.
-        flag: Flag that sets it, for the error message.
+        flag: Flag that sets `given`, for the error message.
         loader: Section of the run's config with its dataset, such as "dataloader_val".
         purpose: What the dataset is needed for, for the error message.
 
     Raises:
-        UserError: If there is neither dataset.
+        UserError: If `given` is None and the run has no such dataset.
         DataError: If the dataset cannot be read.
     """
     stated = ((model.tree or {}).get(loader) or {}).get("dataset")
@@ -319,7 +320,7 @@ def dataset_of(
 
 
 def describe_selection(dataset: ChatDataset | None, count: int) -> str:
-    """Returns text with the number of selected conversations and the dataset; "nothing" without a dataset."""
+    """Returns text with the number of selected conversations and the dataset name; "nothing" without a dataset."""
     return (
         "nothing" if dataset is None else f"{len(spread_indices(dataset, count))} of {len(dataset)} in {dataset.name}"
     )
@@ -363,7 +364,7 @@ def accuracy_drop(check: dict[str, Any]) -> float:
 
 
 def describe_quantizer(quantizer: Quantizer) -> str:
-    """Returns text with the quantized fraction of the parameters and the compression factor."""
+    """Returns text with the quantized fraction of the parameters and the compression factor relative to bfloat16."""
     sizes = quantizer.sizes
     return (
         f"{sizes.quantized / sizes.numbers:.0%} of {sizes.numbers / 1000000.0:.1f} million parameters, "

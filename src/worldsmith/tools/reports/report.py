@@ -133,7 +133,9 @@ def distinct_names(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudget) -> list[PromptSamples]:
-    """Returns the newest samples of each run, grouped by prompt; prompts that most runs have in common come first.
+    """Returns the newest samples of each run, grouped by prompt; prompts that are in the most runs come first.
+
+    Removes the older samples from `samples` of each run, in place.
 
     `names` are the names of the runs; `place` limits the size of the media in the page.
     """

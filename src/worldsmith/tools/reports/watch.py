@@ -84,7 +84,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def page(self) -> Page:
-        """Returns the report of the run, which is rebuilt if the last one is too old."""
+        """Returns the report of the run; rebuilds it if it is older than a few seconds (longer if building is slow)."""
         with self.making:
             if self.made is None or time.monotonic() > self.good_until:
                 begun = time.monotonic()
@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = IDLE_SECONDS
 
     def do_GET(self) -> None:
-        """Sends the report, its data, or a media file; refuses requests for another host name."""
+        """Sends the report, its data, or a media file; refuses requests whose Host header is not this machine."""
         if (self.headers.get("Host") or "").rpartition(":")[0] not in (HOST, "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN, "only requests from this machine are answered")
             return
@@ -123,7 +123,7 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def answer_file(self, name: str) -> None:
-        """Sends a video or image of the run folder, or the requested byte range of it; 404 for any other file."""
+        """Sends a video or image of the run folder, or the requested byte range of it; HTTP 404 for other paths."""
         file = resolve_file(self.server.folder / name)
         kind = None if file is None else MEDIA.get(file.suffix.lower())
         if file is None or kind is None or not file.is_relative_to(self.server.folder):

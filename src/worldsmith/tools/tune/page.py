@@ -31,7 +31,7 @@ class SettingAxis:
 
     dimension: Dimension
     labels: list[str] | None
-    """Values of a non-numeric setting; a trial's position is the index of its label. None for numbers."""
+    """Choices of a non-numeric setting; a trial's coordinate is the index of its choice. None for numbers."""
     positions: list[float | None]
     """Position of each completed trial; None if it has no value."""
 

@@ -55,7 +55,8 @@ def recognise_tables(source: Path) -> str:
 def read_tables(source: Path, choices: Choices) -> Iterator[Found]:
     """Yields the clips of all tables of a source, rows that must be skipped (Rejection), and notes for the user (str).
 
-    Paths are relative to the folder of the table. The split follows from the path of the clip, else of the table.
+    Paths in a table are relative to the folder of the table. The split of a clip follows from the clip's path or, if
+    the clip is outside of the source, from the path of the table.
 
     Args:
         source: A folder with tables, or a table.
@@ -88,7 +89,7 @@ def recognise_line_lists(source: Path) -> str:
 
 
 def read_line_lists(source: Path, choices: Choices) -> Iterator[Found]:
-    """Yields the clips that `videos.txt` lists, with captions from `prompts.txt`, and skipped lines and notes.
+    """Yields the clips in `videos.txt` with captions from `prompts.txt`, skipped lines (Rejection), and notes (str).
 
     Lines that are blank in both files are ignored.
 
@@ -181,7 +182,7 @@ def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str
         content_name: What the column contains, such as "captions", for the error message.
 
     Raises:
-        ValueError: If the table lacks the column.
+        ValueError: If the table lacks the chosen column, or all default columns.
     """
     for name in [chosen] if chosen is not None else known:
         if name in row:
@@ -210,7 +211,7 @@ def clip_of(table: Path, row: dict[str, Any], path_column: str, captions: list[s
         row: Cells by column name.
         path_column: Column of the path.
         captions: Columns of captions.
-        base: Folder of the source, which determines the split.
+        base: Folder of the source; the split follows from the path of the clip relative to it.
 
     Raises:
         SampleError: With the reason no_path, remote_path, bad_caption or bad_json.
@@ -238,7 +239,7 @@ def strip_blank_end(lines: list[str]) -> list[str]:
 def require_same_length(folder: Path, files: dict[str, list[str]]) -> None:
     """Raises ValueError if the files of a folder (lines by file name) have different numbers of lines.
 
-    The message names the first line that is blank in one file.
+    The message also names the first line that is blank in one of the files, if there is one.
     """
     counts = {name: len(lines) for name, lines in files.items()}
     if len(set(counts.values())) == 1:
@@ -266,7 +267,7 @@ def recognise_sidecars(source: Path) -> str:
 
 
 def read_sidecars(source: Path, choices: Choices) -> Iterator[Found]:
-    """Yields the clips of media files with caption files of the same name next to them, and skipped clips.
+    """Yields the clips of media files, with captions from files of the same name, and skipped clips (Rejection).
 
     `choices` is not used by this layout.
     """
@@ -281,7 +282,7 @@ def recognise_caption_folders(source: Path) -> str:
 
 
 def read_caption_folders(source: Path, choices: Choices) -> Iterator[Found]:
-    """Yields the clips of `videos/` with their captions in `captions/` or `labels/`, and skipped clips.
+    """Yields the clips of `videos/` with captions from `captions/` or `labels/`, and skipped clips (Rejection).
 
     `choices` is not used by this layout.
     """
@@ -308,9 +309,10 @@ def group_by_name(named: Iterable[tuple[Path, Path]]) -> Named:
 
 
 def pair_up(source: Path, media: Named, captions: Named) -> Iterator[Found]:
-    """Yields a clip for each media file, with the captions of the same name, and rejections of unusable captions.
+    """Yields a clip for each media file, with the captions of the same name, or without captions if it has none.
 
-    A .json caption is structured, a .txt caption plain.
+    Unusable captions and captions without a media file are yielded as Rejection. A .json caption is structured, a .txt
+    caption is plain text.
 
     Args:
         source: Folder that all paths are relative to.
@@ -337,7 +339,7 @@ def pair_up(source: Path, media: Named, captions: Named) -> Iterator[Found]:
 def media_and_captions(source: Path) -> tuple[Named, Named]:
     """Returns the media of `videos/` and the captions of `captions/` or `labels/`, each as name → relative paths.
 
-    The name is NAME, or SPLIT/NAME if these folders are in the folder of a split.
+    The name is NAME of `videos/NAME.mp4`, or SPLIT/NAME of `SPLIT/videos/NAME.mp4`.
     """
     media, captions = [], []
     for path in files_below(source):
@@ -417,7 +419,7 @@ def clips_of_shard(tar: Path, entries: dict[str, dict[str, Any]], columns: list[
 
     Args:
         tar: The shard.
-        entries: Entries of its .meta.jsonl file by key.
+        entries: Entries of the .meta.jsonl file of the shard, by key.
         columns: Keys of the captions in an entry.
         source: The imported folder or file.
     """

@@ -48,13 +48,13 @@ class Import:
 
     @property
     def lengths(self) -> list[int]:
-        """Numbers of frames of all clip windows (frame ranges into which clips are split), ascending, not distinct."""
+        """Length in frames of each clip window (frame range into which clips are split), sorted in ascending order."""
         windows = (w for records in self.records.values() for r in records for w in r["t2w_windows"])
         return sorted(w["end_frame"] - w["start_frame"] + 1 for w in windows)
 
     @property
     def rates(self) -> dict[str, int]:
-        """Number of files by frame rate in fps as text, such as "24"; images have the key "one frame"."""
+        """Number of files by frame rate as text, such as "24" for 24 fps; images have the key "one frame"."""
         return Counter(
             "one frame" if i.num_frames == 1 else f"{i.fps:.4g}" + " on average, unevenly spaced" * i.variable_rate
             for i in sorted(self.files.values(), key=lambda info: info.fps)
@@ -68,8 +68,8 @@ class Import:
     def facts(self) -> dict[str, Any]:
         """Returns the counts of the import as plain data, for dataset.json and the command's JSON output.
 
-        `clips` has the number of clips by split, `left_out` that of skipped clips by reason, and `frame_rates` that of
-        files by rate. Window lengths are in frames; `remarks` are notes for the user.
+        Numbers by name: `clips` by split, `left_out` (skipped clips) by reason, `frame_rates` (files) by frame rate.
+        `shortest_window` and `longest_window` are in frames. `remarks` are notes for the user.
         """
         lengths = self.lengths
         return {
@@ -179,7 +179,7 @@ def write_import(made: Import, out: Path, header: dict[str, Any], *, force: bool
 
 
 def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
-    """Adds the record of a clip to `made`, in place; windows that are too short are added to the skipped ones.
+    """Adds the record of a clip to `made`, in place; windows that are too short to its skipped clips.
 
     Args:
         made: Content of the dataset.
@@ -188,7 +188,7 @@ def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
         cut: How the clip is split into windows.
 
     Raises:
-        SampleError: If the clip cannot be used. Its reason codes are the same as in training.
+        SampleError: If the clip cannot be used, with the reason code that training also uses.
     """
     path = str(clip.path)
     status, info = examine(path)
@@ -222,7 +222,7 @@ def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cu
         frames: Frames of the video.
         path: The video file.
         mtime_ns: Modification time of the file in nanoseconds, for the cache of scene changes.
-        info: Its header, for the frame rate.
+        info: Header data of the video file, for the frame rate.
         cut: How to divide: length, overlap, scenes.
 
     Yields:
@@ -248,7 +248,7 @@ def split_at(frames: range, starts: Sequence[int]) -> list[range]:
 
 
 def split_by_length(frames: range, length: int, overlap: float) -> Iterator[range]:
-    """Yields windows of `length` frames; the last one is shorter if the frames do not fill it.
+    """Yields windows of `length` frames; the last window is shorter if fewer frames remain.
 
     Consecutive windows share the fraction `overlap` of their frames.
     """
@@ -294,7 +294,7 @@ def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
 
 
 def escape_undecodable(text: str) -> str:
-    """Returns a file name with its bytes that are not Unicode escaped, so that it can be written as UTF-8."""
+    """Returns a file name in which bytes that are not valid Unicode are escaped, so that UTF-8 can encode it."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -85,7 +85,7 @@ class Dataset:
         Args:
             template: Key of the path template in meta/info.json, such as "data_path".
             episode: Metadata of the episode.
-            prefix: In v3, prefix of the columns with its chunk and file number, such as "data".
+            prefix: In v3, prefix of the metadata columns with chunk and file number, such as "data"; not used in v2.
             **names: Further values for the template.
         """
         index = episode["episode_index"]
@@ -98,7 +98,7 @@ class Dataset:
     def split(self, episode: dict[str, Any]) -> str:
         """Returns the split of an episode: "train", "val" or "test".
 
-        Raises SampleError (other_split) if no such split in meta/info.json contains the episode.
+        Raises SampleError (other_split) if meta/info.json assigns the episode to none of these splits.
         """
         ranges = self.info.get("splits") or {"train": "0:"}
         for name, text in ranges.items():
@@ -233,14 +233,18 @@ def first_episode_frame(dataset: Dataset, episode: dict[str, Any], camera: str, 
 
 @lru_cache(maxsize=64)
 def times_of(video: str, mtime_ns: int) -> list[float]:
-    """Returns the cached times of a video's frames in seconds; `mtime_ns`, its modification time, is a cache key."""
+    """Returns the time of each frame of a video in seconds; cached.
+
+    `mtime_ns`, the modification time of the file in nanoseconds, is part of the cache key.
+    """
     return frame_times(video)
 
 
 def episode_rows(dataset: Dataset, episode: dict[str, Any], data: Path) -> tuple[int | None, list[str]]:
-    """Returns (index of the episode's first row in the file `data`, task of each of its frames).
+    """Returns (index of the episode's first row in the file `data`, task of each frame of the episode).
 
-    The index is None if the file does not exist. Raises SampleError if the tasks are unknown or the rows do not match.
+    The index is None if the file does not exist. Raises SampleError if the task of a frame is unknown, or if the file
+    does not have one row per frame of the episode.
     """
     index, length = episode["episode_index"], episode["length"]
     if not data.is_file():
@@ -255,9 +259,9 @@ def episode_rows(dataset: Dataset, episode: dict[str, Any], data: Path) -> tuple
 
 @lru_cache(maxsize=8)
 def data_rows(data: Path, mtime_ns: int) -> dict[int, tuple[int, list[int]]]:
-    """Returns, by episode index, its first row in the file `data` and the task index of each of its rows; cached.
+    """Returns episode index → (first row of the episode in the file `data`, task index of each of its rows); cached.
 
-    `mtime_ns`, the modification time of the file, is part of the cache key.
+    `mtime_ns`, the modification time of the file in nanoseconds, is part of the cache key.
     """
     found: dict[int, tuple[int, list[int]]] = {}
     for number, row in enumerate(table_rows(data, "episode_index", "task_index")):

@@ -28,7 +28,7 @@ BATCH = 8
 GOOD_TOKENS, LEAST_TOKENS = 16, 8
 """Max new tokens per answer below which the number of questions is reduced instead, and their minimum."""
 TOKEN = 0.25
-"""Assumed cost of a new token in forward passes of a training sample."""
+"""Assumed cost of generating one token, as a multiple of the forward pass of one training sample."""
 TRAINING, HELD_OUT = "training question", "held-out question"
 """Labels of questions from the training and from the validation data."""
 MEDIA, LARGEST = "media", 64 * 2**20
