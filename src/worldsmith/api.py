@@ -39,8 +39,8 @@ def load_config(
     refers to another one follows its changes. Warnings are logged.
 
     Args:
-        source: The name of a recipe; a recipe TOML, a YAML or JSON file, or a nested spec; a run folder; or several
-            YAML files, merged in order.
+        source: The name of a recipe; a recipe TOML, a YAML or JSON file, or a Cosmos-RL or TAO spec; a run folder;
+            or several YAML files, merged in order.
         overrides: Overrides as on the command line, such as ``"optimizer.lr=1e-4"``.
         keep_unset: Whether environment variables that are not set are allowed, for `plan`.
 
@@ -120,7 +120,7 @@ def generate(
         A result whose `facts["samples"]` has one entry per sample: its settings, and in `file` the path of the video.
 
     Raises:
-        UserError: A flag has a mistake, or the model cannot generate this.
+        UserError: A flag has a mistake, or the model does not support the requested samples.
         OSError: A file cannot be read or written.
     """
     settings = {
@@ -167,7 +167,7 @@ def export(
         `iteration`.
 
     Raises:
-        UserError: A flag has a mistake, or the model cannot be exported like this.
+        UserError: A flag has a mistake, or the model cannot be exported in this format.
         OSError: A file cannot be read or written.
     """
     settings = {

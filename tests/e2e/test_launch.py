@@ -267,7 +267,7 @@ def test_processes_whose_launcher_is_killed_save_and_end(start: Start, tmp_path:
         (["--slurm", "--nnodes", "1:4", "train", "toy"], "--nnodes must be one number, found 1:4"),
         (["--slurm", "--nproc-per-node", "gpu", "train", "toy"], "also needs --gpus-per-node N"),
         (["--slurm", "train", "toy"], "`sbatch` is not on this machine"),
-        (["--slurm", "train", "toy", "--dryrun"], "--slurm cannot be combined with plans or help"),
+        (["--slurm", "train", "toy", "--dryrun"], "--slurm cannot be combined with --dryrun, --rehearse or --help"),
     ],
 )
 def test_words_that_cannot_work(

@@ -34,7 +34,7 @@ MAX_LISTED = 10
 
 
 def left_out_lines(found: Iterable[str]) -> list[str]:
-    """Returns output lines for skipped records or clips: one per item for the first 10, then the number of the others.
+    """Returns output lines for skipped records or clips: one for each of the first 10, then the count of the rest.
 
     Args:
         found: One string per skipped item: its name and the reason.

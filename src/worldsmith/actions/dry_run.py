@@ -85,7 +85,7 @@ def plan_run(
 ) -> Iterator[str]:
     """Yields lines that describe what a training would do before its first step. Changes no files.
 
-    The lines come as soon as they are known. The run may be training in another process.
+    Each line is yielded as soon as it is known. Another process may train the same run at the same time.
 
     Args:
         config: Unresolved config of the run.

@@ -87,8 +87,8 @@ def start_of(name: str) -> tuple[str, str]:
         name: Value of `--parent`, see `find_parent`.
 
     Returns:
-        (path of the model, model name for a training spec); the latter is the backbone name in the config of the
-        model's run if it trained a vision-language model, else the same path.
+        (path of the model, model name for a training spec). For a run that trained a vision-language model, the model
+        name is that of the backbone in its config; for other models it is the path.
 
     Raises:
         UserError: If the model is only an adapter; other errors as `find_parent`.
@@ -328,7 +328,10 @@ def resolve_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ..
 
 
 def resolve_adapter(folder: Path, record: Lineage | None) -> Parent:
-    """Returns the adapter in `folder` with its base weights: those in its lineage record, else as its files state."""
+    """Returns the adapter in `folder` with its base weights, which the lineage record `record` or else its files name.
+
+    Raises UserError if neither of them names base weights.
+    """
     bases = [] if record is None else find_inputs(record, "base")
     about = read_json_object(folder / ABOUT) if (folder / ABOUT).is_file() else {}
     base = str(bases[0]) if bases else about.get("base_model") or base_of_adapter(folder)
@@ -410,7 +413,7 @@ def as_words(parent: Parent, fields: Collection[str]) -> dict[str, str]:
 
     Args:
         parent: The model, for `model` and, if needed, `adapter`, `base` and `processor.*`.
-        fields: Field names of the command's config; other fields are omitted, except `model`.
+        fields: Field names of the command's config. Flags for other fields are not returned, except `model`.
     """
     words = {"model": str(parent.model)}
     if parent.is_adapter and "adapter" in fields:

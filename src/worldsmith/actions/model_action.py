@@ -143,7 +143,7 @@ class AnswerAction(ModelAction):
         return configured
 
     def how(self, model: StoredModel) -> dict[str, Any]:
-        """Returns the settings other than the weights that determine the answers, as JSON data.
+        """Returns the settings on which the answers of `model` depend in addition to its weights, as JSON data.
 
         The keys are "dtype", "processor", "max_new_tokens" and the fields of `Decoding`.
         """

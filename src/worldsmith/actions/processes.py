@@ -26,7 +26,7 @@ def run_in_processes(
 ) -> list[T]:
     """Runs `work` in `count` processes and returns their results in the order of the process numbers.
 
-    If one process fails, the others are terminated; if this process ends, all end. Processes are forked on Linux and
+    If one process fails, the others are terminated; if the caller ends, all end. Processes are forked on Linux and
     spawned elsewhere.
 
     Args:

@@ -69,7 +69,10 @@ def command_classes(name: str) -> dict[str, type[Action]]:
 
 
 def demo_classes() -> dict[str, str]:
-    """Returns the command classes of the synthetic datasets: "command word" or "command --flag" -> "module:class"."""
+    """Returns the command classes of the synthetic datasets as "module:class".
+
+    The keys are "COMMAND WORD", where the first argument selects the class, or "COMMAND --FLAG", where a flag does.
+    """
     found: dict[str, str] = importlib.import_module(worldsmith.DEMO).CLASSES
     return found
 

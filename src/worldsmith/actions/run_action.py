@@ -36,16 +36,17 @@ class RunArguments(Protocol):
         """
 
     def leave_parent_out(self) -> list[str]:
-        """Removes the parent model from these arguments, in place, if they name a training spec with a parent.
+        """Removes the parent, the run or export that supplies the initial weights, from the arguments, in place.
 
-        The run can then be loaded without the initial weights.
+        Only arguments that name a training spec with the key `parent_job_id` are changed. The config of the run can
+        then be loaded without the parent.
 
         Returns:
-            Warnings about what is not checked as a result; empty if nothing was removed.
+            Warnings that the parent is not checked; empty if the arguments were not changed.
         """
 
     def repeat(self) -> list[str]:
-        """Returns command-line arguments that describe the same run, for another command; overrides can be appended."""
+        """Returns the arguments with which another `worldsmith` command loads this run; overrides can be appended."""
 
 
 class RunAction(Action):

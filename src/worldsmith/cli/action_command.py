@@ -188,11 +188,11 @@ def sort_action_words(head: list[str], kinds: list[type[Action]]) -> Words:
 
 
 def find_model_name(words: Words, field: str, loose: Sequence[str] = ()) -> str | None:
-    """Returns the name or path that a command has for a model.
+    """Returns the name or path of a model that the user gives to a command.
 
     Args:
         words: Sorted arguments of the command.
-        field: "model" or "base".
+        field: Field of the settings that names the model: "model" or "base".
         loose: Positional arguments, the first of which is the value; empty if `field` cannot be positional.
 
     Returns:
@@ -243,7 +243,7 @@ def join_lines(text: str) -> str:
 
 
 def applicable_options(name: str, kind: type[Action]) -> dict[str, str]:
-    """Returns the general options that apply to an action class of the command `name`: option -> help text."""
+    """Returns the general options, such as ``--json``, that apply to the action class `kind`: option -> help text."""
     applies = {SPEC: reads_specs(name) or name in ("tune", "generate"), PARENT: reads_model(kind)}
     return {option: text for option, text in OPTIONS.items() if applies.get(option.partition(" ")[0], True)}
 

@@ -32,7 +32,7 @@ SOURCE = "recipe TOML, YAML config, run folder, or a recipe's name"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the actions and their arguments to a parser, except those that `read_words` adds."""
+    """Adds the actions of `worldsmith config` and their arguments to a parser, except those that `read_words` adds."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
         description = f"{text[0].upper()}{text[1:]}."
@@ -75,7 +75,7 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the selected action and returns its exit code.
+    """Runs the selected action of `worldsmith config`, such as `show`, and returns its exit code.
 
     Raises ConfigError with all mistakes of a config, and UserError for invalid arguments.
     """

@@ -32,7 +32,7 @@ def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str]
     """Returns the help text for the values of a config and for the command's own options.
 
     Args:
-        draft: The loaded config before its overrides are checked.
+        draft: Config to which the overrides are applied, with unresolved references.
         topic: A section, or a word that is searched in names and docstrings; None: all flags.
         options: The command's own options -> help text.
 
@@ -51,7 +51,7 @@ def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str]
     own = [_paragraph(f"  {option}", doc) for option, doc in options.items()]
     text = [
         f"flags of {draft.source}, as: --flag TYPE = value (source of the value)",
-        "In flags, - equals _, and =VALUE equals a space and VALUE; --flag sets true, --no-flag sets false.",
+        "- and _ are equal in flags; use --flag VALUE or --flag=VALUE; --flag means true, --no-flag false.",
         "",
     ]
     wanted = _section_path(tree, topic) if topic else None

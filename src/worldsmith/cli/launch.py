@@ -64,7 +64,7 @@ limit and queues itself again:
   --sbatch=OPTION      any other option of sbatch, such as --sbatch=--mem=0 (may be repeated)
 
 SIGTERM, SIGINT (Ctrl-C), SIGHUP and SIGUSR1 are forwarded to the processes, which save and stop, however long that
-takes; those of other commands than train end at once, and the same command resumes them.
+takes; processes of commands other than train end at once, and the same command resumes them.
 SIGQUIT (Ctrl-\\) ends them at once.
 
 exit codes: 0 done, 75 asked to stop and saved (the same command resumes), 2 a mistake of the user, 130 interrupted by
@@ -207,7 +207,7 @@ def submit_job(
         packages: ``--import`` and ``--trust`` arguments for each process.
     """
     if plan is not None:
-        raise UserError("worldsmith launch: --slurm cannot be combined with plans or help")
+        raise UserError("worldsmith launch: --slurm cannot be combined with --dryrun, --rehearse or --help")
     check()
     count = len(args.training_script_args) - len(packages)  # the command and its arguments
     return submit(args, parser, words[: len(words) - count], [*packages, *words[len(words) - count :]])
@@ -215,9 +215,10 @@ def submit_job(
 
 @contextmanager
 def block_stop_signals() -> Iterator[None]:
-    """Context manager: blocks stop signals for processes started inside until each has installed its handlers.
+    """Context manager: blocks SIGTERM, SIGINT, SIGHUP and SIGUSR1 in this thread and in processes that it starts.
 
-    This process continues to handle its own signals, in another thread.
+    Each started process unblocks the signals after it has installed its handlers. Another thread of this process
+    continues to handle the signals.
     """
     former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -228,9 +229,10 @@ def block_stop_signals() -> Iterator[None]:
 
 @contextmanager
 def share_run_name() -> Iterator[None]:
-    """Context manager: sets a run name that all restarts of the processes share, so that they resume the run.
+    """Context manager: sets environment variables that the launched processes inherit.
 
-    It also sets the command of the launcher in the environment of the processes.
+    They are a run name, which stays the same when the processes are restarted, so that they resume the run, and the
+    command of the launcher. A run name that is set already is kept. The variables that were set are removed at the end.
     """
     name = os.environ.get(START_VARIABLE)
     os.environ[COMMAND_VARIABLE] = shlex.join(start_command())
@@ -245,7 +247,7 @@ def share_run_name() -> Iterator[None]:
 
 @contextmanager
 def report_waiting(args: Namespace, machines: int, desk: LauncherServer) -> Iterator[None]:
-    """Context manager: logs at intervals that this machine waits for others, until its own processes have started.
+    """Context manager: logs at intervals that this machine waits for other machines, until processes start on this one.
 
     If launchers of other machines send no report after the processes here have ended, it logs this; after 60 s
     (`GIVE_UP`) it exits this process with the exit code that is known so far.
@@ -294,18 +296,22 @@ def report(message: str) -> None:
 
 
 def drop_traceback(record: logging.LogRecord) -> bool:
-    """Log filter: removes the traceback, so that torchrun's rendezvous warnings take one line."""
+    """Log filter: removes the traceback from torchrun's rendezvous warnings, which then take one line; returns True."""
     record.exc_info = None
     return True
 
 
 def is_failure_record(record: logging.LogRecord) -> bool:
-    """Log filter: drops torchrun's records about processes that stopped on request, which are not failures."""
+    """Log filter: returns False for torchrun's records about processes that stopped on request, which did not fail."""
     return not (isinstance(record.args, tuple) and record.args[:1] == (PREEMPTED,))
 
 
 def set_rendezvous(args: Namespace, machines: int) -> None:
-    """Sets a rendezvous id in `args` for one machine, and disables torchrun's log folder unless it is requested."""
+    """Completes the torchrun arguments `args`, in place.
+
+    A launch on one machine gets a random rendezvous id, unless it has one. torchrun writes no log files, unless the
+    arguments name a log folder or redirect output.
+    """
     if machines == 1 and args.rdzv_id == "none":
         args.rdzv_id = str(uuid.uuid4())
     if args.log_dir is None and args.redirects == args.tee == "0":

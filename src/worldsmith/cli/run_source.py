@@ -113,10 +113,10 @@ def take_search_policy(spec: str, words: list[str], parent: str | None = None) -
     Args:
         spec: Path of the spec, for the message.
         words: Overrides of the spec.
-        parent: Parent that the command names, for the message.
+        parent: Value of ``--parent`` (an earlier run or export), for the message; None: no parent.
 
     Returns:
-        The other arguments, and the policy: "off", or None if the arguments contain no policy.
+        The arguments without the policy, and the policy: "off", or None if the arguments contain no policy.
 
     Raises:
         UserError: For the policy "auto", which requests a search.
@@ -138,7 +138,7 @@ def search_command(spec: str, words: Sequence[str], parent: str | None = None) -
     Args:
         spec: Path of the spec.
         words: Overrides of the spec.
-        parent: Parent of the training; None: no parent.
+        parent: Value of ``--parent`` (an earlier run or export) for the command; None: no parent.
     """
     start = ["--parent", parent] if parent else []
     return f"worldsmith tune {shlex.join(['--spec', spec, *words, *start])} -o DIR"
@@ -175,7 +175,7 @@ def load_run(args: argparse.Namespace, *, keep_unset: Kept = False) -> tuple[Loa
             "names": replaced by $NAME in string fields, errors elsewhere.
 
     Returns:
-        The resolved config, and all its changes as override arguments.
+        The resolved config, and all flags and overrides of the command line as override arguments.
 
     Raises:
         ConfigError: With all mistakes in the config.
@@ -192,8 +192,8 @@ def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override
         args: Result of `read_words`.
 
     Returns:
-        The config before its flags and overrides, all of these as arguments, and the overrides that remain to be
-        applied.
+        The config before its flags and overrides are applied, all flags and overrides as arguments, and the overrides
+        that remain to be applied.
 
     Raises:
         ConfigError: If the source cannot be read.
@@ -240,8 +240,8 @@ def take_help(words: list[str], is_not_topic: Callable[[str], bool]) -> tuple[li
         is_not_topic: Returns whether the argument after ``--help`` is not a topic but, for example, a file.
 
     Returns:
-        The other arguments, and the topic of the help: a section or word; empty for the complete help; None if no help
-        is requested.
+        The arguments without the request, and the topic of the help: a section or word; empty: the complete help;
+        None: no help is requested.
     """
     for index, word in enumerate(words):
         if word in ("-h", "--help"):
@@ -260,7 +260,7 @@ def is_source_name(word: str) -> bool:
 
 
 def start_command() -> list[str]:
-    """Returns the command and arguments with which this process was started, without secrets."""
+    """Returns the command and arguments with which this process was started; secrets in them are redacted."""
     program, *arguments = sys.argv
     if Path(program).name in MODULES:
         first = [sys.executable, "-m", "worldsmith"]

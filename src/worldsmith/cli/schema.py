@@ -61,7 +61,7 @@ and JSON files. Where several classes are possible, `type` names the class.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `worldsmith schema` to a parser."""
     parser.add_argument("what", nargs="?", choices=(*DESCRIBED, *SPEC_ACTIONS), help="what to describe")
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="with tree: recipe whose values become the defaults in the schema")
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="with tree: recipe that provides the defaults")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of printing; with --all a folder")
     parser.add_argument(
         "--all", action="store_true", help="write the schema and the template of every action, and a manifest"
@@ -100,7 +100,7 @@ def write_all(folder: str | None, style: str) -> int:
         style: Schema format: "json-schema" or "tao".
 
     Returns:
-        Exit code: 1 if some files could not be generated, else 0.
+        Exit code: 1 if some files could not be generated (older versions of them are deleted), else 0.
     """
     from worldsmith.dialects.cosmos_rl.write.spec_folder import spec_files
     from worldsmith.files.atomic import write_text
@@ -257,7 +257,10 @@ class _TreePart:
             self.section(path, cls, hint)
 
     def classes_at(self, path: Path) -> Iterable[type[Config]]:
-        """Returns the section classes that the recipes have at a path, for a field that accepts any component."""
+        """Returns the section classes that the configs of the recipes have at `path`.
+
+        It is used for a field whose type allows any component.
+        """
         found = (find(tree, path) for tree in self.trees.values())
         return dict.fromkeys(type(node) for node in found if isinstance(node, Config))
 

@@ -185,15 +185,16 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
 
 
 def leave_parent_out(args: argparse.Namespace) -> list[str]:
-    """Removes `parent_job_id` from a training spec, which is then checked without initial weights.
+    """Removes `parent_job_id`, the run or export that supplies the initial weights, from a training spec in `args`.
 
-    The model of the spec is checked instead of the parent's, unless the spec leaves it empty.
+    The config can then be checked without these weights. Settings that depend on the model are checked with the model
+    that the spec names, if any.
 
     Args:
         args: Parsed arguments of the command; modified in place.
 
     Returns:
-        Warnings about what is not checked; empty if the arguments name no spec with a parent.
+        One warning that the parent is not checked; empty if the arguments name no spec with a parent.
     """
     spec = spec_of_run(args)
     named = spec.outside.get(PARENT_KEY) if spec is not None else None
@@ -214,11 +215,13 @@ def reads_model(kind: type[Action]) -> bool:
 def take_parent_of_spec(args: argparse.Namespace) -> bool:
     """Moves `parent_job_id` of a training spec, if it is set, to `args.parent`.
 
+    If the arguments name a spec and a parent, the parent replaces the model that the spec names.
+
     Args:
         args: Parsed arguments of the command; modified in place.
 
     Returns:
-        Whether the command has both a spec and a parent, which then supplies the model.
+        Whether the arguments name a training spec and a parent, which the spec or ``--parent`` names.
 
     Raises:
         UserError: If the spec and ``--parent`` name different parents, or an override names a model in addition.
@@ -275,9 +278,10 @@ def key_of_word(form: SpecForm, word: str) -> str:
 
 
 def drop_parent_settings(translation: SpecTranslation) -> None:
-    """Removes settings that the parent supplies from a translated spec, in place.
+    """Removes the settings that the parent, an earlier run or export, supplies from a translated spec, in place.
 
-    These are the model, and the image sampling that the spec does not state.
+    These are the model and, unless the spec states them, the sampling settings of videos: `fps`, `nframes` and
+    `total_pixels`.
     """
     translation.data.pop("model", None)
     media = translation.data.get("processor", {}).get("media", {})

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         if args.spec_words != given_spec_words:  # the weights are those of a parent
             run_words = [word for word in run_words if word.partition("=")[0] != LOAD_PATH]
         command = run_source.search_command(args.spec, [*(given_spec_words or ()), *run_words], parent)
-        logging.getLogger("worldsmith").info("note: this trains once; `%s` searches for settings", command)
+        logging.getLogger("worldsmith").info("note: this command trains once; `%s` searches for settings", command)
     if args.dryrun:
         settings = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}
         return dryrun(loaded, show_tree=args.show_tree, **settings)
@@ -228,9 +228,10 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
 
 
 def next_step_lines(folder: Path) -> list[str]:
-    """Returns lines with commands that use the finished run in `folder`.
+    """Returns lines with shell commands that use the finished run in `folder`, after the line "next:".
 
-    Commands that require data that is not known are omitted. The result is empty if the run folder cannot be read.
+    Commands for which the user must choose other data than that of the run are omitted. The result is empty if the run
+    folder cannot be read.
     """
     from worldsmith.monitor.page.next_steps import OTHER_CLIPS, OTHER_DATA, using_it
     from worldsmith.monitor.page.run_files import read_run
@@ -245,7 +246,7 @@ def next_step_lines(folder: Path) -> list[str]:
 
 
 def resume_command(name: str) -> str:
-    """Returns the shell command that resumes the run: the one that started it, or that of its launcher.
+    """Returns the shell command that resumes the run: that of this process or, if launched, of its launcher.
 
     Args:
         name: Name of a run that was started without a name; it is added, so that the command does not start a new run.

@@ -112,7 +112,7 @@ class Dialect:
 
 @dataclass(kw_only=True)
 class Translation:
-    """Result of converting settings of another system: the typed config as plain data, and the mistakes so far."""
+    """Result of converting settings of another system: the typed config as plain data, its positions and mistakes."""
 
     data: dict[str, Any] = field(default_factory=dict)
     """Translated settings, as nested dicts with the names of the config."""
@@ -129,23 +129,26 @@ class Translation:
         node[str(target[-1])] = value
 
     def get_warnings(self) -> list[str]:
-        """Returns the warnings for the user about the conversion, without the complete report on all keys."""
+        """Returns the warnings about the conversion that users should see.
+
+        A report on every key, which a subclass such as `SpecTranslation` also has, is not part of the result.
+        """
         return self.warnings
 
 
 @dataclass
 class StackTranslation(Translation):
-    """The merged files of another system (`source`) while they are converted to the typed config.
+    """The merged YAML files of another system (`source`), while their values are converted to the typed config.
 
-    Paths are strings, such as ``args.lr``. A path that is read, moved, ignored or refused counts as known; `finish`
-    reports the other keys as unknown.
+    Paths are strings, such as ``args.lr``. `get`, `move`, `ignore` and `refuse` add the path in the files that they get
+    to `known`, even if the files omit it. `finish` reports the keys of the files that are not in `known`.
     """
 
     source: Document
     known: set[Path] = field(default_factory=set)
 
     def get(self, path: str, default: Any = None) -> Any:
-        """Returns the value at a path of the source and marks the path as known; `default` if the files omit it."""
+        """Returns the value of the files at `path`, or `default` if the files omit it; adds `path` to `known`."""
         parts = parse_path(path)
         self.known.add(parts)
         found = find(self.source.data, parts, ABSENT)
@@ -167,12 +170,15 @@ class StackTranslation(Translation):
                 self.spans[(*target, *known[len(origin or ()) :])] = span
 
     def move(self, source: str, target: str, convert: Callable[[Any], Any] | None = None) -> None:
-        """Copies a value of the source to the typed config if the files set it.
+        """Sets a value of the typed config to the value that the files have at `source`, unless they omit it.
+
+        `source` is added to the known keys; the data of the files is not modified.
 
         Args:
-            source: Path in the source.
+            source: Path in the files.
             target: Path in the typed config.
-            convert: Converts the value; its ValueError or TypeError becomes a reported mistake. None: unchanged.
+            convert: Function that converts the value. If it raises ValueError or TypeError, a problem is added and no
+                value is set. None: the value is not converted.
         """
         value = self.get(source, ABSENT)
         if value is ABSENT:
@@ -183,14 +189,14 @@ class StackTranslation(Translation):
             self.refuse(source, str(error))
 
     def ignore(self, path: str, reason: str) -> None:
-        """Marks a key that has no effect here as known; adds a warning with the reason if the files set it."""
+        """Adds `path` to the known keys; if the files set it, adds a warning that it has no effect, with the reason."""
         if self.get(path, ABSENT) is not ABSENT:
             span = self.source.spans.get(parse_path(path))
             where = f"{span.key.file}:{span.key.line}: " if span else ""
             self.warnings.append(f"{where}{path} has no effect: {reason}")
 
     def refuse(self, path: str, reason: str) -> None:
-        """Marks an unsupported key as known; adds a mistake with the reason if the files set it."""
+        """Adds `path`, an unsupported key, to the known keys; if the files set it, adds a problem with the reason."""
         if self.get(path, ABSENT) is not ABSENT:
             self.problem(path, reason)
 
@@ -206,7 +212,10 @@ class StackTranslation(Translation):
         self.problems.append(Problem(path, message, hint=hint, place=span.value if span else None))
 
     def finish(self) -> None:
-        """Adds a mistake for every unknown key, at the highest level below which the dialect reads no key."""
+        """Adds a problem for each key of the files that is not in `known`.
+
+        If `known` has no path in a section of the files, there is only one problem for the section.
+        """
         sections = {path[:length] for path in self.known for length in range(len(path))}
         reported: set[Path] = set()
         for leaf, _ in flatten(self.source.data):
@@ -328,7 +337,7 @@ def translate_stack(chosen: Dialect, source: Document) -> StackTranslation:
 def _is_ours(data: dict[str, Any]) -> bool:
     """Returns whether merged files use the keys of this package: `recipe`, `type`, or the sections of the config.
 
-    Other systems have a `model` section too; that of this package contains `name` or `config`.
+    If `model` is the only such key, it must contain `name` or `config`, since other systems have a `model` section too.
     """
     own = [key for key in data if key in _own_keys()]
     if own == ["model"]:

@@ -189,8 +189,8 @@ def locate(problems: Iterable[Problem], places: Mapping[Path, Place]) -> list[Pr
         places: Source position of each value by its path.
 
     Returns:
-        The problems with the position of the first known value in `concerns`, else of `path`, else of its nearest
-        parent or its first child.
+        The problems. A new position is that of the first path in `concerns` that `places` contains. Without such a
+        path, it is that of `path`, of its nearest parent or of its first child.
     """
     return [problem if problem.place else problem.at(_place_of(problem, places)) for problem in problems]
 
@@ -223,7 +223,10 @@ def find_source_position(path: str, places: Mapping[Path, Place]) -> Place | Non
 
 
 def blamed_line(error: BaseException) -> Place | None:
-    """Returns the last line outside of this subpackage in the traceback: the user's code that caused the error."""
+    """Returns the line of user code that caused an error: the last one in the traceback outside of `worldsmith.config`.
+
+    For a SyntaxError it is the line with the error. The result is None if the traceback has no such line.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return Place(error.filename, error.lineno)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]

@@ -95,7 +95,7 @@ def read_draft(
 
 
 def is_spec(source: str) -> bool:
-    """Returns whether the file `source` is a nested training spec, which the option ``--spec`` accepts."""
+    """Returns whether the file `source` is a nested training spec of Cosmos-RL or TAO, as ``--spec`` accepts."""
     dialect = find_run_dialect([source])
     return dialect is not None and dialect.is_spec
 

@@ -218,7 +218,7 @@ def assumed_first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, 
 
 
 def assumed_frames(dataset: VideoDataset.Config) -> int:
-    """Returns the assumed frame count of a clip: `num_video_frames`, else the largest bucket, else `min_frames`."""
+    """Returns the assumed frames of a clip: `num_video_frames`, else the largest frame bucket, else `min_frames`."""
     if dataset.num_video_frames > 0:
         return dataset.num_video_frames
     return max(dataset.frame_buckets) if dataset.frame_buckets else dataset.min_frames
@@ -242,9 +242,10 @@ def shared_zeros(dtype: str, *shape: int) -> Tensor:
 
 
 def assumed_grid(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
-    """Returns the number of patches (time, rows, columns) of a dummy image, or of a dummy video with max frames.
+    """Returns the number of patches (time, rows, columns) of a dummy image, or of a dummy video.
 
-    Their frame size is `WIDTH` x `HEIGHT` pixels before it is resized for the model.
+    The video has the max number of frames that the limits allow. The size of the image or frames is
+    `WIDTH` x `HEIGHT` pixels before they are resized for the model.
     """
     if kind == "image":
         limits: Any = media.images
@@ -265,7 +266,7 @@ def count_tokens(grid: tuple[int, int, int], media: MediaProcessor | None) -> in
 
 
 def placeholder_spans(grid: tuple[int, int, int], media: MediaProcessor) -> list[int]:
-    """Returns the number of placeholder tokens of each consecutive span of them in an image or video.
+    """Returns the length of each uninterrupted span of placeholder tokens of an image or video.
 
     A video has one span per temporal patch if the network expects timestamps as text, else a single span.
     """

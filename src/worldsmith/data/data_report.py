@@ -119,7 +119,7 @@ class DataReport:
         self.left_out = dict(sorted(self.left_out.items()))
 
     def count_features(self, samples: Iterable[Any]) -> None:
-        """Sets `features` to a histogram per property; a sample maps property names to lists of values."""
+        """Sets `features` to one histogram per property; each of `samples` maps property names to lists of values."""
         values: dict[str, list[float | str]] = defaultdict(list)
         for features in samples:
             for name, found in features.items():
@@ -175,7 +175,7 @@ def flag_records(name: str, found: Iterable[dict[str, Any]], of: int, said: str)
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Count, sum, percentiles (nearest rank) and max of a list of values."""
+    """Count, sum, 50th and 95th percentile (nearest rank) and max of a list of values."""
 
     count: int
     total: float
@@ -193,7 +193,7 @@ class Histogram:
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """Returns count, sum, percentiles and max of the values; None if there are no values."""
+    """Returns count, sum, 50th and 95th percentile and max of the values; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -204,7 +204,8 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 def histogram(values: Sequence[float | str]) -> Histogram:
     """Returns a histogram of numbers or strings with at most `BARS` bars.
 
-    A few different numbers get one bar each, others get bars of equal width. Rare strings share one bar.
+    Up to `BARS` different numbers get one bar each, more numbers get bars of equal width. If there are more than `BARS`
+    different strings, the rarest ones share the last bar.
     """
     words = [value for value in values if isinstance(value, str)]
     numbers = [value for value in values if not isinstance(value, str)]

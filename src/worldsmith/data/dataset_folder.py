@@ -29,7 +29,8 @@ def prepare_folder(out: Path, header: dict[str, Any], contents: Sequence[str], f
         False if the folder already contains the complete dataset of this header and `force` is False; else True.
 
     Raises:
-        FileExistsError: If the folder contains a dataset with another header (without `force`) or other files.
+        FileExistsError: If the folder contains a dataset with another header (without `force`), or files that do not
+            belong to a dataset.
     """
     done, partial = out / "dataset.json", out / "dataset.partial.json"
     if done.is_file() and not force:

@@ -32,7 +32,7 @@ TEXT_FOLDER = "text"
 
 
 class EncodedCache:
-    """Cache of encoded tensors in a folder, with one safetensors file per tensor.
+    """Cache of encoded tensors in a folder, with one file `KEY[:2]/KEY.safetensors` per tensor.
 
     The key is a SHA-256 of everything that changes the tensor: a changed input gets another key, so entries are never
     invalidated. Files are written atomically. A damaged file is a cache miss: it is counted in `corrupt`, removed and
@@ -70,9 +70,9 @@ class EncodedCache:
         return self.folder / "incoming"
 
     def key_for(self, **everything: Any) -> str:
-        """Returns the cache key, as hex digits, for the JSON values that identify an input.
+        """Returns the cache key (SHA-256, 64 hex digits) of an input that the JSON values `everything` identify.
 
-        The encoder's fingerprint and `FORMAT_VERSION` are added to the hashed values.
+        The encoder's fingerprint and `FORMAT_VERSION` are hashed too.
         """
         facts = {"facts": everything, self.encoder: self.fingerprint, "format": FORMAT_VERSION}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -161,7 +161,10 @@ class EncodedCache:
 
 
 class LatentCache(EncodedCache):
-    """Cache of latents [C, t, h, w] of clip windows in float32; the fingerprint is that of the VAE."""
+    """Cache of the latents [C, t, h, w] of clip windows in float32, with one file `KEY[:2]/KEY.safetensors` per clip.
+
+    KEY is the result of `clip_key`. `fingerprint` is a checksum of the weights, config and precision of the VAE.
+    """
 
     encoder, tensor, what = "vae", "latents", "clip"
 
@@ -176,7 +179,7 @@ class LatentCache(EncodedCache):
 
         Args:
             window: Window of the dataset.
-            status: Size and modification time of its file.
+            status: Size and modification time of the clip's file.
             selection: Used frames; `counts` replaces their number.
             size: (H, W) in pixels after scaling and cropping.
             counts: Number of encoded frames. With a second number: one frame, followed by frames of zeros up to this
@@ -197,7 +200,8 @@ class LatentCache(EncodedCache):
 class TextCache(EncodedCache):
     """Cache of text-encoder hidden states [tokens, d] of captions, in the precision of the encoder.
 
-    Several text encoders may share a folder.
+    The files are in the subfolder `text` of the latent cache folder. Several text encoders may share it, since the
+    key of a caption contains the fingerprint of its encoder.
     """
 
     encoder, tensor, what = "text_encoder", "states", "caption"
@@ -217,7 +221,7 @@ class TextCache(EncodedCache):
 
 
 def file_identity(status: FileStatus, path: str, relative_path: str, mark: str = "") -> list[Any]:
-    """Returns the part of a cache key for a file: [relative path, size, modification time (ns), fingerprint].
+    """Returns what identifies a file in a cache key: [relative path, bytes, modification time (ns), fingerprint].
 
     The full content is not hashed: that would read every clip at each access, which the cache avoids. A rewritten file
     has a new time; a dataset that is moved as a whole keeps its entries.
@@ -239,7 +243,7 @@ def checksum(tensor: Tensor) -> str:
 
 
 def remove_stale(incoming: Path) -> None:
-    """Removes files older than `STALE_SECONDS` from `incoming`, which killed processes have not completed."""
+    """Removes files older than `STALE_SECONDS` from the folder `incoming`, which killed processes left."""
     if incoming.is_dir():
         for path in incoming.iterdir():
             try:

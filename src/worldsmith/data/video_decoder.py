@@ -188,7 +188,9 @@ def pick(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFr
 
 
 def pick_few(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFrame]:
-    """Yields the same frames as `pick`, faster if they are far apart: frames without dependents are not decoded.
+    """Yields the same frames as `pick`, but faster if the frames are far apart.
+
+    Frames that are neither requested nor required to decode another frame are not decoded.
 
     Frames are identified by time stamps; if these are incomplete, `pick` is used.
 

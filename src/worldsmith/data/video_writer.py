@@ -29,7 +29,7 @@ def write_video(path: Path, frames: np.ndarray, fps: float, *, crf: int = 12, pr
         path: File to write.
         frames: uint8 array [T, H, W, 3] in RGB.
         fps: Frames per second.
-        crf: Quality of x264, 0 (lossless) to 51.
+        crf: Constant rate factor of x264, 0 (lossless) to 51 (lowest quality).
         preset: Preset of x264.
 
     Raises:

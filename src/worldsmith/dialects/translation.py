@@ -124,7 +124,7 @@ class ForeignSpec(ABC):
 
     @abstractmethod
     def is_broken(self, key: str) -> bool:
-        """Returns whether the value of a key, or of one above or below it, is known to be invalid."""
+        """Returns whether the value of a key, of a section above it or of a key below it is known to be invalid."""
 
     @abstractmethod
     def place(self, key: str) -> Place:
@@ -253,17 +253,17 @@ class SpecTranslation(Translation):
         self.problems.append(Problem(key, message, hint=fix, place=self.spec.place(key)))
 
     def get_warnings(self) -> list[str]:
-        """Returns the report lines of keys that do not have the effect that the spec requests, for messages.
+        """Returns texts, with source position and key, for keys that do not have the effect that the spec requests.
 
-        These are lines marked as warnings, and keys that the spec sets and whose outcome is "approximated" or
-        "dead".
+        These are the keys of report lines marked as warnings, and keys that the spec sets and whose outcome is
+        "approximated" or "dead".
         """
         changed = ("approximated", "dead")
         lines = [line for line in self.lines if line.warn or (line.stated and line.outcome in changed)]
         return [f"{_where(self.spec.place(line.key))}{line.key} is {line.outcome}: {line.text}" for line in lines]
 
     def apply_to(self, base: Tree, places: dict[Path, Place]) -> Tree:
-        """Sets the translated settings (`data`) in the config of a run or of an action.
+        """Returns the config `base`, of a run or of an action, with the translated settings (`data`).
 
         Args:
             base: Config that has the values of all other settings.
@@ -281,7 +281,11 @@ class SpecTranslation(Translation):
 
 
 def translate(spec: ForeignSpec) -> SpecTranslation:
-    """Translates a spec by applying all of its rules; rules that need an invalid value are skipped."""
+    """Translates a spec by applying all of its rules, and returns the translation.
+
+    A rule ends without a message when it requests a value that is known to be invalid. Mistakes of the spec are in
+    `problems` of the result.
+    """
     translation = SpecTranslation(spec, problems=list(spec.problems))
     for rule in spec.rules:
         if not rule.outside or rule.keys[0] in spec.outside:
@@ -342,9 +346,9 @@ def _read_rule_file(dialect: str) -> dict[str, Any]:
 
 
 def _rules_of_group(*, keys: Sequence[str], under: Sequence[str] = (), **columns: Any) -> Iterator[KeyRule]:
-    """Yields a `without_effect` rule for each key, with `columns` as its arguments.
+    """Yields a `without_effect` rule for each key in `keys`; `columns` are the other arguments of `without_effect`.
 
-    With `under`, each of these sections has all of the keys.
+    If `under` is not empty, each section in it has all of these keys. Otherwise the keys are complete dotted keys.
     """
     for section in under or [""]:
         for name in keys:

@@ -22,7 +22,10 @@ RATE = 0.02
 
 @dataclass(frozen=True)
 class GeneratedVideo:
-    """Generated video or image on disk with its arguments and, if known, the real video; loads frames on first use."""
+    """Generated video or image on disk, with the arguments that it was generated with.
+
+    If known, the real video that it is compared with is included. Frames are loaded on first use.
+    """
 
     args: Mapping[str, Any]
     """Arguments of the sample, as in `sample_args.json`."""

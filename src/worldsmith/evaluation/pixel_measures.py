@@ -89,7 +89,7 @@ def diversity(videos: Sequence[Tensor]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Motion:
-    """Motion vectors of the blocks of a video, from each frame to the next one, and the difference that remains."""
+    """Motion vector of each block of a video from a frame to the next one, and difference of the matched blocks."""
 
     vectors: Tensor
     """Motion vectors (down, right) in pixels per frame, float32 [T - 1, rows, columns, 2]."""

@@ -58,7 +58,7 @@ def replacing(path: Path, *, within: Path | None = None, durable: bool = True) -
         Path of the temporary file.
 
     Raises:
-        OSError: With `path` as its file name instead of the temporary path.
+        OSError: If the file cannot be written; the error names `path`, not the temporary path.
     """
     aside = (within or path.parent) / f"{SAVING}{path.name}.{uuid.uuid4().hex}"
     try:
@@ -88,7 +88,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def locked_temporary_folder(target: Path) -> Iterator[Path]:
-    """Context manager: yields an empty temporary folder next to `target`, in which its new content is prepared.
+    """Context manager: yields an empty temporary folder next to `target`, for the new content of `target`.
 
     The block passes the temporary folder to `publish_folder`; otherwise it is removed at the end.
     A temporary folder that an interrupted process has left for the same `target` is removed first. The folder is
@@ -102,7 +102,7 @@ def locked_temporary_folder(target: Path) -> Iterator[Path]:
 
     Raises:
         FileExistsError: If another process is preparing `target`.
-        OSError: With ENOSPC, instead of an exception in the block that was caused by a full disk.
+        OSError: With ENOSPC, if a full disk caused an exception in the block; it replaces that exception.
     """
     aside = target.with_name(f"{SAVING}{target.name}")
     restore_name(target)

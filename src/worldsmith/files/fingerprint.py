@@ -111,7 +111,7 @@ def checksum_text(folder: Path, name: str, *, is_listed: bool) -> str:
 def content(file: Path) -> str:
     """Returns the SHA-256 of a file as hexadecimal digits.
 
-    It is not computed for a file of the Hugging Face cache whose name is its SHA-256.
+    For a file of the Hugging Face cache whose name is its SHA-256, the name is returned and the file is not read.
 
     Args:
         file: Existing file.

@@ -79,7 +79,7 @@ def object_of(pairs: Sequence[tuple[str, Any]], repeated: Callable[[dict[str, An
 
 
 def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns the JSON object under the key `name` of another JSON object.
+    """Returns the JSON object under the key `name` of the JSON object `data`.
 
     Args:
         data: JSON object as a dictionary.

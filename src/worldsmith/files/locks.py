@@ -93,10 +93,10 @@ def take_unleased(file: Path) -> int | None:
 
 
 def in_use(folder: Path) -> str | None:
-    """Describes the process that trains in a run folder. Changes no file.
+    """Returns a description of the process that trains in a run folder; changes no file.
 
-    Do not call it in the process that has the lock: POSIX releases the lock when that process closes any handle of the
-    lock file.
+    Do not call this function in the process that trains in `folder`: POSIX releases the lock of a process when the
+    process closes any file descriptor of the lock file, as this function does.
 
     Args:
         folder: Run folder.
@@ -138,7 +138,7 @@ def try_lock(handle: int, kind: int, path: Path) -> bool:
 
 
 def holder(path: Path) -> str:
-    """Describes the process that wrote a lock file, for messages.
+    """Returns a description of the process that wrote a lock file, for messages.
 
     Args:
         path: Lock file of a run folder.

@@ -28,9 +28,11 @@ def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
         The result of `from_pretrained`.
 
     Raises:
-        UserError: If the folder requires its own code, or names attention kernels of the hub or files outside of it.
-        OSError: As raised by `from_pretrained`.
-        ValueError: As raised by `from_pretrained`; also, with the folder, instead of its exceptions of other classes.
+        UserError: If the folder requires its own code, names attention kernels of the Hugging Face Hub, or lists weight
+            files outside of the folder.
+        OSError: If `from_pretrained` raises it, such as for a missing file.
+        ValueError: If `from_pretrained` raises it, or any exception other than OSError, ImportError, UserError or out of
+            memory; in the latter case the message names the folder.
     """
     require_safe(folder)
     try:

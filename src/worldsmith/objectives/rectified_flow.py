@@ -311,7 +311,7 @@ def tier_shift(name: str, table: dict[str, int | float], tier: str) -> float:
 
 
 def check_shift(name: str, shift: Shift) -> None:
-    """Raises WrongValueError if `shift`, value of the config field `name`, is an empty table or has a wrong key."""
+    """Raises WrongValueError if `shift`, value of the config field `name`, is an empty table or has an unknown key."""
     if not isinstance(shift, dict):
         return
     if not shift:

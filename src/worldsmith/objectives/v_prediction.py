@@ -147,7 +147,8 @@ class VPrediction(NoiseObjective):
     ) -> Tensor:
         """Returns the loss of each sample, float32 [n]: the mean of w·(x - x0)² or, with `loss_type` l1, of w·|x - x0|.
 
-        x is the clean latent that follows from the network output (v in `answers`), w = min(1 / (1-ᾱ), `max_weight`).
+        x0 are the clean `latents`, x the latents that follow from the network output v in `answers`. The weight w is
+        min(1 / (1-ᾱ), `max_weight`).
         Without `max_weight` the squared loss equals the mean of (output - v)². All samples must have the same shape.
         """
         import torch

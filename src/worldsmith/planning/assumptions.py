@@ -19,9 +19,9 @@ BESIDE_STEPS = "on the GPU during a step, until all latents are cached"
 
 
 def encoded_first(work: StepWork) -> str:
-    """Returns the text of the assumption that no encoder is on the GPU during training.
+    """Returns the text of the plan's assumption that no encoder is on the GPU during training.
 
-    It holds if `worldsmith encode` fills the latent cache before the run.
+    The assumption holds if `worldsmith encode` fills the latent cache before the run.
 
     Args:
         work: Simulated step; `encode_bytes` is the peak memory of `worldsmith encode`.

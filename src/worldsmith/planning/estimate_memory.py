@@ -64,7 +64,7 @@ class MemoryVerdict:
 
     @property
     def holders(self) -> list[str]:
-        """Names of the GPUs with enough memory, smallest first."""
+        """Names of all known GPU models with at least `needed` bytes of memory, smallest first."""
         return [gpu.name for gpu in holding(self.needed)]
 
     def to_json(self) -> dict[str, Any]:

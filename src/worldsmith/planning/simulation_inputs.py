@@ -25,7 +25,7 @@ from worldsmith.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """Config for a simulation in which missing pretrained components are substituted, with texts on the substitutes."""
+    """Config of a run for a simulation: missing pretrained components are replaced, and `assumptions` state which."""
 
     config: Any
     assumptions: list[str]
@@ -202,7 +202,10 @@ def is_cached(config: Any) -> bool:
 
 
 def why_not_encodable(config: Any) -> str:
-    """Returns the reason why a run loads encoders even after `worldsmith encode`; "" if it does not."""
+    """Returns why a run would have to encode clips even after `worldsmith encode`; "" if it would not.
+
+    The reason is a missing latent cache of the training data or of validation data.
+    """
     data, val = config.dataloader_train, config.dataloader_val
     if not hasattr(data, "latent_cache"):
         return f"runs of '{config.model.name}' have no latent cache"

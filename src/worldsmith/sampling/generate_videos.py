@@ -164,7 +164,9 @@ def is_guided(sampler: VideoSampler) -> bool:
 
 
 def gather_branches(answers: list[Tensor], share: BranchShare) -> list[Tensor]:
-    """Exchanges the network outputs `answers` with the process of the other guidance branch.
+    """Exchanges the network outputs `answers` with the process that computes the other guidance branch.
+
+    Both processes must call it at each solver step.
 
     Returns:
         Outputs of the conditional branch for all samples, followed by those of the unconditional branch.
@@ -182,14 +184,15 @@ def make_packs(
     most: int | None = None,
     shared: bool = False,
 ) -> Iterator[list[int]]:
-    """Divides requests into packs, which are generated in the same forward passes.
+    """Divides requests into packs; the requests of a pack share their forward passes.
 
     Args:
         sampler: Sampler of the model.
         requests: The requests.
         max_tokens: Max number of tokens of a pack with several requests. None: the model's own limit.
         most: Max number of requests of a pack; None: no limit.
-        shared: Whether the guidance branches are computed by different processes.
+        shared: Whether the guidance branches are computed by different processes, so that a request counts with the
+            tokens of its longer branch; False: with those of both branches.
 
     Yields:
         Indices of the requests of each pack, in order.

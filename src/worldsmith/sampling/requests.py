@@ -181,7 +181,7 @@ def text_ids(sampler: VideoSampler, text: str, *, dropped: bool) -> Sequence[int
 
 
 def fit(video: Tensor, height: int, width: int) -> Tensor:
-    """Resizes and center-crops conditioning frames to a size, as the released sampling code does.
+    """Resizes and center-crops conditioning frames to a size, as the sampling code of `cosmos_framework` does.
 
     Args:
         video: The frames, uint8 [3, T, H, W].
@@ -234,7 +234,7 @@ def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -
 
 
 def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
-    """Returns the text of the unconditional guidance branch: the negative prompt, else a dropped training caption.
+    """Returns the text of the unconditional guidance branch: the negative prompt, else a dropped caption's text.
 
     Args:
         request: The request.
@@ -268,7 +268,7 @@ def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults)
 def add_metadata(request: GenerationRequest) -> str:
     """Returns a structured prompt, a JSON object, with duration, frame rate, size and aspect ratio of the request.
 
-    The format is that of the released sampling code: existing keys keep their order, new ones are appended, an image
+    The format is that of `cosmos_framework`: existing keys keep their order, new ones are appended, an image
     has neither duration nor frame rate, and non-ASCII characters are escaped.
     """
     caption: dict[str, Any] = json.loads(request.prompt)

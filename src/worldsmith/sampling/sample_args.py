@@ -417,10 +417,10 @@ def read_text(path: Path, name: str) -> str:
 
 
 def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
-    """Returns output lines with the values and the source of each setting, over all samples.
+    """Returns lines "NAME VALUES (SOURCE)" to print, one for each setting and source, sorted.
 
-    Values from the same source share a line. Line numbers in sources are omitted, and so is the folder of a file whose
-    name is unique.
+    Different values of the samples share the line if they come from the same source. Line numbers in sources are
+    omitted, and so is the folder of a file whose name is unique.
     """
     files = {re.sub(r":\d+$", "", source) for sample in samples for source in sample.sources.values()}
     names = Counter(Path(file).name for file in files)

@@ -183,12 +183,16 @@ def on_line(place: Place | None, number: int, file: Path) -> Place:
 
 
 def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> SampleEntry | None:
-    """Checks one sample and reads its defaults file; returns None if the sample is invalid.
+    """Checks one sample of a sample file, and reads the settings file that its field `defaults_file` names.
 
     Args:
-        file: File with the sample.
-        part: Data of the sample.
-        problems: List to which mistakes are added.
+        file: The sample file.
+        part: Unchecked data of the sample.
+        problems: List to which the mistakes in both files are added.
+
+    Returns:
+        The sample with its settings; without those of the defaults file if they are invalid. None if the sample itself
+        is invalid.
     """
     sample = read_sample_settings(part, file, Sample, problems)
     if sample is None:
@@ -237,10 +241,10 @@ def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], probl
 
 
 def drop_unused_fields(part: FilePart, mistakes: list[Problem]) -> dict[str, Any]:
-    """Returns the data of a sample without fields of the released sample format that have no effect here.
+    """Returns the data of a sample without fields of `cosmos_framework` sample files that have no effect here.
 
-    A value in such a field is added to `mistakes`. Structured captions and integer resolution buckets are converted to
-    strings.
+    If such a field has a value (not null, false or empty), a mistake is added to `mistakes`. Structured
+    captions and integer resolution buckets are converted to strings.
     """
     data = {}
     for key, value in part.data.items():

@@ -57,7 +57,7 @@ def use_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tu
         grid: Arguments of `LatentGrid` (`latent_grid` of a model).
 
     Raises:
-        DataError: If none of the first clips is readable.
+        DataError: If none of the first `CLIPS_TO_TRY` clips is readable.
     """
     part = first_part(dataset, LatentGrid(*grid))
     height, width = part.size
@@ -129,10 +129,10 @@ def read_clip(
 
 
 def first_part(dataset: VideoDataset, grid: LatentGrid) -> InspectedClip:
-    """Returns the size, selected frames and fps that training uses of the first readable clip of a dataset.
+    """Returns the size, frames and fps of the first readable clip of a dataset, as training uses them.
 
     Raises:
-        DataError: If none of the first clips is readable.
+        DataError: If none of the first `CLIPS_TO_TRY` clips is readable.
     """
     from worldsmith.data.clips.inspect_clips import inspect_window
 

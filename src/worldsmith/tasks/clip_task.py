@@ -58,7 +58,7 @@ class ClipEncoder(SampleEncoder):
         return bool(missing)
 
     def is_cached(self, part: VideoSample) -> bool:
-        """Returns whether the latent cache has the clip or first frame `part`, which another process may have added."""
+        """Returns whether the latents of `part`, a clip or a first frame, are in the cache, from this or another process."""
         cache, key = self.task.latent_cache, part.cache_key
         return cache is not None and key is not None and cache.path_for(key).exists()
 
@@ -178,7 +178,7 @@ class ClipTask(Task):
     def latents(self, batch: Sequence[VideoSample]) -> list[Tensor]:
         """Returns the latents [C, t, h, w] of all samples on the model's device, cached or encoded.
 
-        With context parallelism, all ranks of a group must call it: they divide the encoding and exchange the results.
+        All ranks of a context-parallel group must call it: they divide the encoding and exchange the results.
         """
         from worldsmith.distributed.context_parallel import divide_work
 
@@ -234,9 +234,9 @@ class ClipTask(Task):
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Context manager for sample generation: afterwards frees components that training does not need.
+        """Context manager for sample generation: finally frees the VAE and text encoder if they were not loaded before.
 
-        Training then has as much free memory as before.
+        Without a latent cache, both stay loaded, since training needs them.
         """
         before = {name: (bool(part.modules), part.idle) for name, part in self.frozen_parts()}
         try:
@@ -257,7 +257,7 @@ class ClipTask(Task):
         return ((name, part) for name, part in parts if part is not None)
 
     def _log_encoding(self, done: int, count: int) -> None:
-        """Logs every few seconds before the first step that `done` of `count` clips are encoded."""
+        """Logs that `done` of `count` clips of a batch are encoded, but at most once every few seconds."""
         now = time.monotonic()
         if self.logged_at is None:
             self.logged_at = now
@@ -270,7 +270,7 @@ class ClipTask(Task):
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}
 
     def cached_parts(self, sample: VideoSample) -> list[VideoSample]:
-        """Returns the parts of a sample with an own entry in the latent cache: the clip, and maybe its first frame."""
+        """Returns the samples that are latent cache entries: `sample` and, if it is cached too, its first frame."""
         return [sample, sample.image] if sample.image and self.first_frames != "encoded in every epoch" else [sample]
 
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:

@@ -47,16 +47,16 @@ class DummyData:
         raise UserError(f"{type(self.task).__name__} supports no dummy data: the plan requires the data of the run")
 
     def fill_sample(self, sample: Any, *, encoded: bool = True) -> Any:
-        """Returns a sample that was read without decoding, filled with constant contents.
+        """Returns a sample with constant contents, for a sample that was read without decoding its images and videos.
 
         Args:
-            sample: The sample.
-            encoded: Whether it gets latents, as from the cache, and not raw frames.
+            sample: Sample without pixels and latents.
+            encoded: Whether the result has latents, as from the cache, and not raw frames.
         """
         return sample
 
     def sample_bytes(self, sample: Any) -> tuple[int, int]:
-        """Returns the bytes of a sample as a pair: in host RAM, as its loader returns it, and on disk, in the cache."""
+        """Returns (bytes of a sample in host RAM, as its loader returns it; bytes of its entries in the disk cache)."""
         return 0, 0
 
     def assume_cached(self) -> None:
@@ -99,7 +99,7 @@ class SampleEncoder(ABC):
 
     @abstractmethod
     def encode(self, sample: Any) -> bool:
-        """Encodes a sample into the cache, if it is missing there; returns False if it was cached already."""
+        """Encodes a sample into the cache and returns True; returns False if the sample was cached already."""
 
     def keep_all_samples(self) -> None:  # noqa: B027 (no effect by default)
         """Changes the loader settings so that every sample is returned, even those that training drops at random."""
@@ -140,7 +140,7 @@ class Task(ABC):
     A run has one task for its training data and, if it validates, another for its validation data. A task is built
     before the weights of `model` have values (in a dry run they never get memory) and before the data are read. A batch
     is what the loader returns, a list of samples unless a family overrides that; the trainer does not inspect it. A
-    family must define `loss`, and override the other methods where it differs.
+    family must define `loss`, and override the methods whose defaults do not fit.
     """
 
     objective_class: ClassVar[type[Objective]]

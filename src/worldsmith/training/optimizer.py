@@ -34,7 +34,7 @@ SCALER_STATE = {"scale": "loss_scale[scale]", "_growth_tracker": "loss_scale[ste
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that share a learning rate and a weight decay, in the network's order."""
+    """Names of parameters that share a learning rate and a weight decay, in the order of the network's parameters."""
 
     lr: float
     weight_decay: float
@@ -43,7 +43,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class ParameterState:
-    """Optimizer state of one parameter after its first step."""
+    """Sizes in bytes of the optimizer state tensors of one parameter, after the first optimizer step."""
 
     element_bytes: tuple[int, ...]
     """Bytes per element of each tensor that has the parameter's shape, such as `exp_avg`."""
@@ -228,10 +228,10 @@ def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
 
 
 def parameter_state(config: AdamW.Config, bytes_per_element: int) -> ParameterState:
-    """Returns the optimizer state of one parameter.
+    """Returns the sizes of the optimizer state that AdamW keeps for one parameter.
 
-    If a setting that can change the state differs from its default, this imports torch and runs one step on a parameter
-    of 64 elements.
+    The settings of `AdamW.Config` do not change the sizes. If another setting, such as one of a subclass, differs from
+    its default, this function imports torch and measures the state after one step on a parameter of 64 elements.
 
     Args:
         config: Optimizer settings.

@@ -22,7 +22,9 @@ MAX_COMPILATIONS = 32
 
 
 def join_world(model: Model.Config) -> World:
-    """Joins the process group of a run with this model config and returns this process. Collective.
+    """Initializes the process group of a run, with the context-parallel degree of `model`. Collective.
+
+    Returns rank, device and groups of this process.
 
     Raises:
         ValueError: If the parallelism degrees do not fit the number of processes.
@@ -75,7 +77,7 @@ def prepare_network(model: Model, world: World) -> None:
 
 
 def share_context(parts: NetworkParts, world: World) -> None:
-    """Makes the network shard the tokens of each pack over its context-parallel group; no effect without a group."""
+    """Makes the network shard the tokens of each packed batch over the context-parallel group of `world`, if any."""
     group = world.context_group
     if group is not None and parts.share_tokens is not None:
         from worldsmith.distributed.context_parallel import SharedStream
@@ -84,7 +86,10 @@ def share_context(parts: NetworkParts, world: World) -> None:
 
 
 def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> None:
-    """Casts the network to the master dtype and, if `is_sharded`, shards it with FSDP, both in place. Collective."""
+    """Casts the network to bfloat16 if `fsdp_master_dtype` is that, and shards it with FSDP, in place. Collective.
+
+    It is sharded only if `is_sharded` returns True for the model config and the number of ranks.
+    """
     import torch
 
     config = model.config

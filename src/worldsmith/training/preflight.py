@@ -93,9 +93,9 @@ def check_files(
 
 
 def name_variable(message: str, config: RunConfig, section: Keys, variables: Mapping[Keys, str]) -> str:
-    """Returns `message`, with the name of an environment variable appended if that has set a value that it contains.
+    """Returns `message`; if it contains a config value from an environment variable, the variable's name is appended.
 
-    Only values in `section` of the config are searched; `variables`: environment variable by config path.
+    Only values in `section` of the config are searched for. `variables`: environment variable by config path.
     """
     for path, name in variables.items():
         value = find(config, path) if path[: len(section)] == section else None
@@ -105,9 +105,9 @@ def name_variable(message: str, config: RunConfig, section: Keys, variables: Map
 
 
 def is_text_wrong(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bool:
-    """Returns whether a config path in `wrong` is a direct field of `section` whose value is a string or None.
+    """Returns whether one of the invalid values, whose config paths are `wrong`, may be a file name in `section`.
 
-    Such a value may be a file name, so the files of the section cannot be checked.
+    That is a string or None in a direct field of the section. The files of the section then cannot be checked.
     """
     return any(path[:-1] == section and isinstance(find(config, path), (str, NoneType)) for path in wrong)
 

@@ -89,8 +89,8 @@ def given_root() -> Path | None:
 def run_path(job: JobConfig) -> Path:
     """Returns the run folder of a job.
 
-    A job without a name gets, with `resume_newest`, the most recently saved run; else a new one, named by the launcher
-    or after the current time.
+    For a job without a name and with `resume_newest`, that is the folder of the most recently saved run. Otherwise the
+    folder is a new one: its name comes from the launcher or is the current time.
 
     Args:
         job: Job section of the config.
@@ -360,7 +360,7 @@ class RunLock:
         return None if same else "or its lock file was replaced"
 
     def withdraw(self) -> None:
-        """Unlocks the folder, and removes it and its parents if the lock has created them."""
+        """Unlocks the run folder, and removes those folders (it and its parents) that taking the lock has created."""
         is_own = self._handle is not None and self._lost() is None
         for place in self._made[:1] if is_own else ():
             shutil.rmtree(place, ignore_errors=True)

@@ -45,12 +45,12 @@ class RunWeights:
         return {name: tensor for name, tensor in state.items() if parameters[strip_weight_prefix(name)].requires_grad}
 
     def load_initial(self, *, with_state: bool = False) -> LoadReport | None:
-        """Loads the initial weights of a new run, initializes the others from the seed, and logs a report.
+        """Loads the initial weights of a new run, initializes weights that are not in them by seed, and logs a report.
 
         EMA weights that are not loaded start as a copy of the raw weights.
 
         Args:
-            with_state: Whether the source must be a checkpoint with a training state; checked before reading weights.
+            with_state: Whether the weights must come from a checkpoint with a training state, which is checked first.
 
         Returns:
             Report on the loaded weights; None for random weights.
@@ -88,7 +88,7 @@ class RunWeights:
         return report
 
     def frozen(self) -> dict[str, Tensor | WeightSum]:
-        """Returns the frozen raw weights by internal name; checksums instead of weights that are now quantized."""
+        """Returns the frozen raw weights by internal name; of quantized weights, checksums of the original values."""
         taken = {name: layer.source_checksum for name, layer in self.model.quantized_layers.items()}
         parameters = native_parameters(self.model.network).items()
         frozen = {name: parameter.detach() for name, parameter in parameters if not parameter.requires_grad}
@@ -101,7 +101,7 @@ class RunWeights:
 
     @property
     def source(self) -> str:
-        """Description of the source of the initial weights."""
+        """Origin of the initial weights as text: their config field and path, or the seed of random weights."""
         start = self.config.initial_weights()
         if start is None:
             return f"random weights from trainer.seed = {self.config.trainer.seed}"

@@ -98,7 +98,7 @@ def require_same_shapes(
 ) -> None:
     """Compares names and shapes of a checkpoint with those of the network that resumes from it.
 
-    EMA weights that the run does not have any more may be dropped, which is logged.
+    EMA weights in the checkpoint that the run no longer keeps are ignored with a warning.
 
     Args:
         checkpoint: Checkpoint folder.
@@ -107,7 +107,8 @@ def require_same_shapes(
         changes: Settings that have changed since, for messages.
 
     Raises:
-        UserError: If a weight is missing, has another shape, or would be dropped.
+        UserError: If a weight is missing in the checkpoint or has another shape there, or if the network lacks a raw
+            weight of the checkpoint.
     """
     from worldsmith.checkpoint.dcp.tensor_reader import stored_shapes
 
@@ -176,7 +177,8 @@ def require_training_state(report: LoadReport, config: RunConfig) -> Path:
         config: Config of the run.
 
     Raises:
-        UserError: If the source contains only weights, or has completed all steps of the run.
+        UserError: If the weights do not come from a checkpoint with a training state, or if that checkpoint has
+            completed all steps of the run.
     """
     checkpoint = Path(report.folder).parent
     if not (checkpoint / "optim" / METADATA).exists():
@@ -331,7 +333,9 @@ def indented(lines: Sequence[str]) -> str:
 
 
 def changed_values(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """Returns one line `path: old -> new` for each value that differs, except settings in `FREE_TO_CHANGE`.
+    """Returns one line `path: old -> new` for each setting that differs and can change training results.
+
+    Settings in `FREE_TO_CHANGE` are skipped. So are LoRA settings if neither config enables LoRA.
 
     Args:
         before: Saved config, flattened to values by path.

@@ -105,7 +105,7 @@ def state_lines(config: RunConfig, model: Model, processes: int, folder: Path) -
 
 
 def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, changes: Sequence[str]) -> Iterator[str]:
-    """Yields lines on the run folder, changed settings, checkpoints that will be removed, and a process in the folder.
+    """Yields lines on the run folder, changed settings, checkpoints to be removed, and a run that uses the folder now.
 
     Args:
         config: Config of the run.
@@ -150,7 +150,7 @@ def decay_lines(optimizer: Optimizer) -> Iterator[str]:
 
 
 def bytes_per_weight(config: RunConfig) -> int:
-    """Returns the bytes per element of a frozen weight."""
+    """Returns the bytes per element of a frozen weight: 2 if `fsdp_master_dtype` is "bfloat16", else 4."""
     return 2 if config.model.config.parallelism.fsdp_master_dtype == "bfloat16" else 4
 
 
@@ -175,13 +175,13 @@ def validation_lines(config: RunConfig, validator: Validator | None) -> Iterator
 def step_lines(
     config: RunConfig, loader: PackingDataLoader, samples: int, tokens: int, *, done: int, processes: int
 ) -> list[str]:
-    """Returns lines on samples and tokens per step and on the number of epochs, estimated from one pack.
+    """Returns lines on samples and tokens per step and on the number of epochs, estimated from one packed batch.
 
     Args:
         config: Config of the run.
         loader: Training data.
-        samples: Samples of the pack.
-        tokens: Tokens of the pack.
+        samples: Number of samples in the packed batch.
+        tokens: Number of tokens in the packed batch.
         done: Number of completed steps.
         processes: Number of data-parallel ranks.
     """
@@ -288,5 +288,5 @@ def data_lines(
 
 
 def describe_pack(seen: Preview) -> str:
-    """Returns the samples, the tokens and the first sample of a pack as a phrase for messages."""
+    """Formats the number of samples, of tokens and the first sample of a packed batch as a phrase for messages."""
     return f"{seen.samples} sample{'s' * (seen.samples != 1)}, {seen.tokens} tokens; {seen.first}"

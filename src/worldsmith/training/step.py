@@ -249,7 +249,7 @@ def network_seed(task: Task, batch: Any, seed: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MeanMetrics:
-    """Mean metrics over several batches of all ranks."""
+    """Mean loss and metrics over several batches of all ranks, with the numbers of samples and tokens in them."""
 
     metrics: dict[str, float]
     """"loss" and the metrics of the task, by name; NaN if no batch was counted."""

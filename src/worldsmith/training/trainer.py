@@ -197,7 +197,10 @@ class Trainer(Configurable):
         return step
 
     def measure_gradients(self, step: StepResult) -> StepResult:
-        """Calls the callbacks that may change gradients; returns the step with the gradient norm before that."""
+        """Calls `on_before_optimizer_step` of all callbacks; returns `step` with its gradient norm set.
+
+        The norm is that before clipping. If no callback clips gradients, it is measured after all callbacks.
+        """
         for callback in self.callbacks.values():
             if (norm := callback.on_before_optimizer_step(self, step)) is not None:
                 step = replace(step, gradient=norm)
@@ -255,7 +258,7 @@ class Trainer(Configurable):
 
     @contextlib.contextmanager
     def busy(self, doing: str) -> Iterator[None]:
-        """Context manager that reports `doing`, such as "saving", as the current activity of the run."""
+        """Context manager that reports `doing`, such as "saving", as the activity of the run within the block."""
         before, self.doing = self.doing, doing
         try:
             yield

@@ -60,11 +60,11 @@ class Validator:
     """Measures the loss on the validation data. All ranks must create it and call its methods together."""
 
     def __init__(self, task: Task, *, max_packs: int | None) -> None:
-        """Builds the loader of the validation data; for a dry run if the task has no run folder.
+        """Builds the loader of the validation data. If the task has no run folder (dry run), it writes no files.
 
         Args:
             task: Task of the validation data.
-            max_packs: Max number of packs on each rank; None: all samples.
+            max_packs: Max number of packed batches on each rank; None: all samples.
         """
         self.task, self.max_packs = task, max_packs
         self.network, self.world, self.seed = task.model.network, task.world, task.data.seed
@@ -105,7 +105,7 @@ class Validator:
         return Validation(metrics, found.samples, found.tokens, time.perf_counter() - start)
 
     def remarks(self, training: StreamDataset, run_folder: Path) -> Iterator[str]:
-        """Yields warnings about validation samples that are also trained on, and about changes of the validation data.
+        """Yields warnings about validation samples that are in the training data, and about changed validation data.
 
         Args:
             training: Dataset of the training data.
@@ -143,10 +143,11 @@ class Validator:
         return reduce_metrics(self.task, sums, weights)
 
     def batches(self, is_stopped: Callable[[], bool]) -> Iterator[ValidationBatch | None]:
-        """Yields the batches of this rank, the same number on each rank; None if `is_stopped` returns True on any rank.
+        """Yields the batches of this rank, the same number on each rank. Collective.
 
         All ranks must run the same number of forward passes, since they all-gather sharded weights together. A rank
-        without a further batch therefore repeats its last one, or one of another rank, with `is_own` False.
+        whose data has ended therefore repeats its last batch (or one of another rank), with `is_own` False. If
+        `is_stopped` returns True on any rank, None is yielded and the iteration ends.
         """
         batch: Any = None
         with contextlib.closing(self.loader.first_pass()) as stream:
@@ -236,7 +237,10 @@ class BestSoFar:
         return True
 
     def state_dict(self) -> dict[str, float]:
-        """Returns the state; names contain the metric, so that the best value of another metric is not loaded."""
+        """Returns the state for a checkpoint, by names that contain `metric` and `mode`.
+
+        A run with another metric therefore ignores it.
+        """
         kept = {"value": self.value, "step": self.step, "judged": self.counted_step, "without": self.without}
         return {f"best[{self.metric},{self.mode}].{name}": float(value) for name, value in kept.items()}
 

@@ -170,7 +170,8 @@ def _append_flag(flags: list[TypedFlag], flag: TypedFlag, *, joined: bool) -> No
     Args:
         flags: Flags so far.
         flag: Flag to append.
-        joined: Whether to append its values to those of an earlier flag of the same name instead.
+        joined: Whether to append the values of `flag` to an existing flag of the same name in `flags`, if there is one,
+            instead of adding a second flag.
     """
     same = [n for n, known in enumerate(flags) if known.name.replace("-", "_") == flag.name.replace("-", "_")]
     if same and joined:

@@ -96,7 +96,7 @@ def decode(text: str) -> Any:
 
 
 def literal_list(words: Sequence[str]) -> list[Literal]:
-    """Parses each argument as one list item: a nested list or mapping, quoted text, or else unquoted text.
+    """Parses each argument as one list item: a list or dict such as ``[1, 2]``, quoted text, or unquoted text.
 
     Raises:
         ValueError: If an argument is malformed.
@@ -212,9 +212,9 @@ class _Parser:
         return text
 
     def bare(self, stops: str) -> str:
-        """Reads and returns unquoted text up to one of the characters in `stops`, which a ${…} reference may contain.
+        """Reads unquoted text up to one of the characters in `stops`, and returns it without surrounding spaces.
 
-        Raises ValueError if the text is empty.
+        Characters inside a reference ${…} do not end the text. Raises ValueError if the text is empty.
         """
         start, depth = self.position, 0
         while letter := self.peek():

@@ -82,7 +82,8 @@ def take_recipe(overrides: Sequence[Override]) -> tuple[Override | None, list[Ov
     """Separates the override that selects a recipe from those that change values.
 
     Returns:
-        The last override that selects a recipe (None without one), and the overrides that change values.
+        The last override that selects a recipe (None without one; earlier ones are dropped), and the overrides that
+        change values.
     """
     chosen = [override for override in overrides if override.path in RECIPE_WORDS and override.action != "~"]
     return (chosen[-1] if chosen else None), [override for override in overrides if override not in chosen]
@@ -198,7 +199,7 @@ def set_value(
         raw: The value as plain data.
         problems: Receives the mistakes; the config is then unchanged.
         warnings: Receives the warnings; None: they are dropped.
-        create: Whether a new key of a table may be added.
+        create: Whether a new key of a table may be added; False: a missing key is a mistake.
     """
     found = find_parent(tree, path, problems)
     if found is None:

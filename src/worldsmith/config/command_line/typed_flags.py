@@ -39,7 +39,7 @@ class TypedFlag:
 
 
 class FlagKind(enum.Enum):
-    """Arguments that a flag accepts: one value; optionally true or false; any number of values."""
+    """Arguments that a flag accepts: one value; optionally true or false (a switch); any number of values (a list)."""
 
     VALUE = "value"
     SWITCH = "switch"
@@ -64,7 +64,7 @@ def read_flags(
         verbatim: Whether a string field gets the argument unchanged, with its quotes and brackets.
 
     Returns:
-        Overrides that select classes first, then the others in the order given.
+        The overrides: first those that select the class of a section, then those that set values, in the order given.
     """
     return [] if tree is None else _FlagReader(copy.deepcopy(tree), problems, own, verbatim).read(flags)
 
@@ -129,9 +129,10 @@ def split_flags(words: Sequence[str], own: Collection[str]) -> tuple[list[str], 
 
 
 def take_source(flags: list[TypedFlag], is_source: Callable[[str], bool]) -> str | None:
-    """Removes the argument that is a config source (recipe or file) from the values of the flags, and returns it.
+    """Removes the first argument that names a config source (recipe or file) from the flags, and returns it.
 
-    The first argument of a flag is its value rather than the source, unless no other argument can be the source.
+    The first argument of each flag normally is its value. It is considered only if none of the following arguments of
+    any flag names a source.
 
     Args:
         flags: Flags, modified in place.
@@ -311,9 +312,10 @@ class _FlagReader:
         )
 
     def section(self, flag: TypedFlag, target: _Target) -> list[Override]:
-        """Returns the override of a flag that replaces a section by one of the named class or by a literal.
+        """Returns a list with the override of a flag that replaces a config section.
 
-        The result is empty, with an added problem, if the flag does not have exactly one argument.
+        The argument of the flag is the class name of the new section, or a literal with its fields. The result is
+        empty, with an added problem, if the flag does not have exactly one argument.
         """
         if len(flag.values) != 1:
             name, names = format_path(target.path), ", ".join(class_choices(target.hint))
@@ -362,7 +364,10 @@ def _same_name(part: str, names: Collection[str]) -> str:
 
 
 def _positive_paths(parts: Path) -> list[Path]:
-    """Returns the paths of the booleans that a flag path such as ``no-a.b`` or ``a.no-b`` may set to false."""
+    """Returns the paths that a ``--no-`` flag may set to false: ``no-a.b`` -> ``a.b``, ``a.no-b`` -> ``a.b``.
+
+    The prefix may be in the first or the last part of the path; the result is empty without it.
+    """
     found: list[Path] = []
     for index in {0, len(parts) - 1}:
         part = parts[index]

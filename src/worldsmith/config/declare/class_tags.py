@@ -21,7 +21,7 @@ _TAG = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", re.ASCII)
 
 
 def trust(package: str) -> None:
-    """Allows class names of another package in config files, for the rest of this process (``--trust PACKAGE``).
+    """Allows config files to name classes of `package`, for the rest of this process (``--trust PACKAGE``).
 
     Raises:
         ValueError: If `package` is not a package name or is in the standard library, whose classes can start programs.
@@ -43,7 +43,9 @@ def trusted_packages() -> list[str]:
 
 
 def tag_of(cls: type) -> str:
-    """Returns the dotted name of the component of a Config class; without a component, the name of the class itself.
+    """Returns the dotted name by which config files name a Config class.
+
+    It is the name of the component that the class configures; without a component, that of the class itself.
 
     Raises:
         TypeError: If the class is defined inside a function, since text cannot name it.

@@ -142,7 +142,7 @@ class Configurable:
 
     The runtime objects are the other arguments of its constructor, such as the network of an optimizer.
 
-    A subclass without a `Config` gets its own one, derived from that of its base class.
+    A subclass that defines no class `Config` gets a new one, derived from the `Config` of its base class.
     """
 
     class Config(Config):

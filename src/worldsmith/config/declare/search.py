@@ -90,7 +90,7 @@ class Search(Mark):
 
     @property
     def depends_on(self) -> list[str]:
-        """Paths of the other fields on which the values depend, from `ratio_of` and `when`."""
+        """Paths of the fields in `ratio_of` and `when`, on which the values of this field depend."""
         return list(dict.fromkeys(path for path in (self.ratio_of, self.condition[0]) if path))
 
     def candidates(self) -> list[Any]:
@@ -135,7 +135,7 @@ class Searched:
     """The field's type with all annotations."""
 
     def mark(self, tree: Config) -> Search | None:
-        """Returns the annotation that applies in a config; None if the field is not searched there."""
+        """Returns the first `Search` annotation whose condition holds in a config; None: no search of the field."""
         return next((mark for mark in self.marks if mark.applies(tree)), None)
 
 

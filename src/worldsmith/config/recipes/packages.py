@@ -57,14 +57,14 @@ def registered() -> dict[str, Recipe]:
 
 
 def load_installed(group: str = GROUP, contents: str = "recipes") -> list[Problem]:
-    """Imports the modules that installed packages list in an entry point group, each once per process.
+    """Imports the modules that installed packages list in an entry point group, unless an earlier call imported them.
 
     Args:
         group: Entry point group. That of recipes includes the recipes of installed model families.
         contents: What the modules contain, for messages, such as "recipes".
 
     Returns:
-        One problem per module whose import failed, now or earlier.
+        One problem per module whose import failed, in this call or an earlier one.
     """
     from importlib.metadata import entry_points
 
@@ -107,7 +107,9 @@ def search_here() -> None:
 
 
 def import_module(name: str, description: str) -> ModuleType:
-    """Imports a module and trusts its package; if the import fails, the recipes that it registered are removed.
+    """Imports a module and allows config files to name classes of its package, see `class_tags.trust`.
+
+    If the import fails, the recipes that the module registered are removed.
 
     Args:
         name: Dotted name of the module.

@@ -51,7 +51,7 @@ def recipe(
     aliases: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Any:
-    """Decorator that registers a function as a recipe. The decorated function is called without arguments.
+    """Decorator that registers a function as a recipe and returns a function without arguments that builds its config.
 
     Args:
         name: Name of the recipe.

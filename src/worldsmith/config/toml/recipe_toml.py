@@ -274,7 +274,7 @@ class _DraftFiller:
                     self.note_places((*target, index, *rest), (*source, index, *rest), leaf)
 
     def located(self, problem: Problem) -> Problem:
-        """Returns a problem with the source position of the value if the value is wrong, else of the key."""
+        """Returns a problem with its position in the file: of the value if the value is wrong, else of its key."""
         wrong_value = problem.expected is not None
         return locate([problem], self.values if wrong_value else self.keys)[0].at(Place(self.draft.source))
 

@@ -269,7 +269,7 @@ def remap(path: Path, task: str) -> Path | None:
         task: Task of the recipe, "vfm" or "vlm".
 
     Returns:
-        Path in the config; None if the key has no effect for the task.
+        Path in the config, which equals `path` if no rule matches; None if the key has no effect for the task.
     """
     rules, added = REMAPS[task], _added()
     for length in range(len(path), 0, -1):

@@ -32,7 +32,7 @@ _OTHER_LANGUAGES = {"true": "true", "false": "false", "yes": "true", "no": "fals
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Source positions of a key and of its value; for a table both are that of the key."""
+    """Source positions of a `key` and of its `value`; for a table, both are the position of the key."""
 
     key: Place
     value: Place
@@ -160,7 +160,10 @@ class _Scanner:
             self.pair(path)
 
     def closes(self, bracket: str) -> bool:
-        """Skips a comma and then `bracket`, if they come next; returns whether the list or inline table has ended."""
+        """Skips a comma, if one comes next, and then `bracket`, if it comes next.
+
+        Returns True if `bracket` was skipped or the text ends, so that the list or inline table has ended.
+        """
         if self.text.startswith(",", self.position):
             self.position += 1
             self.skip_gap()

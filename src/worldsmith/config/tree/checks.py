@@ -36,7 +36,9 @@ def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:
 
 
 def alternatives(tree: Any) -> list[tuple[Path, Any, list[str]]]:
-    """Finds groups of alternative config fields (``_alternatives`` of the class) in which more than one field is set.
+    """Finds groups of alternative config fields, of which only one may be set, in which several are set (not None).
+
+    The groups are `_alternatives` of each section class.
 
     Returns:
         (path of the section, section, names of the fields that are set) for each group.
@@ -56,7 +58,10 @@ def list_warnings(tree: Any) -> list[str]:
 
 
 def contradictions(tree: Any) -> list[Problem]:
-    """Returns a problem for each group of alternative fields of which several are set; `concerns` has their paths."""
+    """Returns a problem for each group of alternative config fields in which more than one field is set (not None).
+
+    `concerns` of a problem contains the paths of the fields that are set.
+    """
     problems = []
     for path, section, given in alternatives(tree):
         values = " and ".join(f"{name} = {getattr(section, name)}" for name in given)

@@ -115,7 +115,7 @@ class Loaded:
 
     @cached_property
     def base(self) -> Any:
-        """Resolved config of the recipe; None without a recipe."""
+        """Resolved config of the recipe on which this config is based; None without a recipe."""
         recipes = self.recipes()
         return try_resolve(recipes[-1][1], now=self.now, keep_unset=True)[0] if recipes else None
 
@@ -191,10 +191,11 @@ def _move_to_source(problem: Problem, places: dict[Path, Place], sources: dict[P
 
 
 def clear_overridden_alternatives(draft: Draft) -> None:
-    """Clears the values of alternative fields that an earlier layer set, in place, and adds a warning for each.
+    """Sets config fields to None, in place, if a later layer sets an alternative to them; adds a warning for each.
 
-    The layers are recipe, file, flags and overrides. For example, a limit in a TOML file clears the other kind of limit
-    of the recipe, since TOML has no null. Two alternatives in one layer stay and are reported as a contradiction.
+    The layers are, from first to last: recipe, file, flags, overrides. Of alternative fields only one may be set. For
+    example, if a recipe sets one kind of limit and a TOML file another kind, that of the recipe is cleared, since TOML
+    has no null. Two alternatives that the same layer sets stay, and are reported as a contradiction.
     """
     for path, section, given in alternatives(draft.tree):
         layers = {name: _layer_rank(draft.places.get((*path, name))) for name in given}

@@ -13,7 +13,7 @@ from worldsmith.config.tree.plain import to_plain
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A path at which two configs differ, with the old and the new value; ABSENT if the path does not exist there."""
+    """A path at which two configs differ, with the old and the new value; ABSENT: the config does not have it."""
 
     path: Path
     old: Any

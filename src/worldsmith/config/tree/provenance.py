@@ -58,14 +58,15 @@ def trace(
     places: Mapping[Path, Place],
     sources: Mapping[Path, Sequence[str | Path]],
 ) -> dict[Path, Origin]:
-    """Returns the origin of every section, table, list and leaf of an unresolved config, by path.
+    """Returns the origin of every section, table, list and leaf of an unresolved config: path -> `Origin`.
 
-    A value that a recipe sets to the default of the class counts as the default.
+    An origin is a class default, a recipe, or the file, flag or override that set the value. If a recipe sets a value
+    that equals the default of the class, the origin is the default.
 
     Args:
         tree: Unresolved config.
-        recipes: (name, config) of the recipes on which it is based, oldest first.
-        places: Source positions of the values that were set after the last recipe.
+        recipes: (name, config) of the recipes on which `tree` is based, oldest first; empty: `tree` has no recipe.
+        places: Source positions, by path, of the values that files, flags and overrides set after the last recipe.
         sources: Steps by which each reference was resolved, by path of the reference: its text, then the paths or
             descriptions of the values to which it leads.
     """
@@ -83,7 +84,10 @@ def trace(
 
 
 def origin_of(provenance: Provenance, path: Path) -> Origin:
-    """Returns the origin of a config value, or of its nearest parent with a known origin; else that of a class default.
+    """Returns the origin of a config value.
+
+    If `provenance` has no origin for the value, it is that of the nearest section, table or list that contains the
+    value; without one, it is the class default.
 
     Args:
         provenance: Result of `trace`.
@@ -98,8 +102,8 @@ def origin_of(provenance: Provenance, path: Path) -> Origin:
 def remember(places: dict[Path, Place], path: Path, place: Place, value: Any = None) -> None:
     """Records in `places` that a config value was set at the source position `place`.
 
-    For a dict, the position is recorded for each of its keys, also inside a list. Older positions below `path` are
-    removed unless `value` is a dict.
+    For a dict, the position is recorded for each of its keys, also inside a list. For any other value, positions
+    that were recorded before below `path` are removed.
 
     Args:
         places: Source positions by path; changed in place.

@@ -368,12 +368,15 @@ class Reader:
     def choose_class(
         self, entries: Mapping[str, tuple[Any, Path]], classes: list[type], old: type[Config] | None, path: Path
     ) -> type[Config] | None:
-        """Returns the class of a section: that in ``type``, else that of the existing section, else the only possible.
+        """Returns the class of a config section.
+
+        It is the class that ``type`` names. Without ``type``, it is the class of the existing section; without an
+        existing section, it is the only class that the section can have.
 
         Args:
             entries: Result of `unfold`.
             classes: Classes that the section may have; empty: any.
-            old: Class of the existing section.
+            old: Class of the existing section; None: no section exists.
             path: Path of the section in the config.
 
         Returns:

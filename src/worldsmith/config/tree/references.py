@@ -125,7 +125,10 @@ def unset_problems(unset: Mapping[str, list[Path]], variables: Callable[[], Mapp
 
 
 def drop_repeated(problems: list[Problem], sources: Iterable[Path]) -> list[Problem]:
-    """Removes problems of sections that only repeat the problem of a section to whose values they refer.
+    """Returns the problems of a config without those that only repeat another problem because of a reference.
+
+    A problem is omitted if an earlier problem of another section has the same message, and a value directly in its own
+    section was a reference.
 
     Args:
         problems: All problems of a config.
@@ -340,7 +343,7 @@ class _Resolver:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Returns the index of the brace that closes the ``${`` at `start`."""
+    """Returns the index of the brace that closes the ``${`` at index `start`; None if no brace closes it."""
     depth = 0
     for index in range(start, len(text)):
         if text.startswith("${", index):

@@ -49,7 +49,7 @@ class Converted:
     Attributes:
         text: Content of the file.
         rest: Changes to the recipe that a recipe TOML cannot express; empty for other formats.
-        words: The same changes as overrides.
+        words: The changes in `rest` as overrides for the command line.
     """
 
     text: str
@@ -86,7 +86,9 @@ def convert(loaded: Loaded, to: str, *, name: str | None = None) -> Converted:
 
 
 def to_toml(loaded: Loaded) -> Converted:
-    """Converts a config to a recipe TOML with its differences from the recipe, and checks that both configs are equal.
+    """Converts a config to a recipe TOML that contains the values that differ from the recipe.
+
+    The text is read again, to check that it results in the same config together with the overrides in `words`.
 
     Raises:
         UserError: If the config is not based on a registered recipe.
@@ -169,7 +171,7 @@ def _free_name(loaded: Loaded) -> str:
 
 
 def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
-    """Returns the table of a recipe TOML with the values that differ from the recipe.
+    """Returns the content of a recipe TOML: task and name of the recipe, and the values that differ from the recipe.
 
     Args:
         tree: Unresolved config.

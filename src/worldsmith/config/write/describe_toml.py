@@ -122,7 +122,7 @@ def _key_schema(entry: TomlField) -> Schema:
 
 
 def _optional(schema: Schema) -> Schema:
-    """Returns a schema that in addition to its values accepts a reference, and "???" for an omitted key."""
+    """Returns a schema that accepts the values of `schema`, a reference, and "???", which stands for an omitted key."""
     if schema == {} or schema == {"type": "string"}:
         return schema
     return {"anyOf": [*with_reference(schema)["anyOf"], OMITTED]}

@@ -206,7 +206,10 @@ def _limited(schema: Schema, limits: Range | Length) -> Schema:
 
 
 def _any_of(schemas: list[Schema]) -> Schema:
-    """Combines schemas into one that accepts what one of them accepts; plain types become a list of types."""
+    """Returns a schema that accepts each value that at least one of the given schemas accepts.
+
+    Schemas that only have a `type` are combined into one schema with a list of types.
+    """
     flat = [part for schema in schemas for part in (schema["anyOf"] if list(schema) == ["anyOf"] else [schema])]
     if {} in flat:
         return {}

@@ -35,7 +35,7 @@ _ODD_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """Notation of values in a file format; a field is None if the format has no such values.
+    """Notation of values in a file format; `null`, `odd_number` or `time` is None if the format has no such values.
 
     Attributes:
         name: Name of the format, for messages.
@@ -190,7 +190,7 @@ def escape_odd(text: str) -> str:
 
 
 def _require_encodable(text: str) -> str:
-    """Returns the text unchanged; raises ValueError if it contains half of a surrogate pair, which a file cannot."""
+    """Returns the text unchanged; raises ValueError if it contains an unpaired surrogate, which UTF-8 cannot encode."""
     if half := next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None):
         raise ValueError(f"half of a surrogate pair (U+{ord(half):04X}) is not a character")
     return text

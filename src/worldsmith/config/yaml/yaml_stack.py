@@ -120,7 +120,7 @@ def _choose_base(draft: Draft, layers: list[Document], selection: Override | Non
     """Returns the config to which the files of a stack are applied: that of the selected recipe.
 
     Args:
-        draft: Draft of the stack; its recipes and warnings are set.
+        draft: Draft of the stack; its recipes, place and warnings are set in place.
         layers: Content of the files.
         selection: Override that selects the recipe; None: the files select it.
 

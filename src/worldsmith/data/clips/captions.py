@@ -32,7 +32,9 @@ class Caption:
 
 
 def choose_caption(captions: dict[str, Any], keys: list[str], rng: random.Random) -> Caption | None:
-    """Selects the caption of the first key in `keys` that has one, else that of a sampled key of older datasets.
+    """Returns the caption of a window: that of the first key in `keys` that has one.
+
+    If no key in `keys` has a caption, one of the keys of older datasets (`LEGACY_STYLES`) is sampled.
 
     Args:
         captions: Captions of the window by key.
@@ -109,7 +111,7 @@ def metadata_sentences(
     """Returns the metadata sentences of a caption: one on duration and frame rate, one on the frame size.
 
     Args:
-        duration_fps: Include duration and frame rate; never for an image.
+        duration_fps: Include duration and frame rate; no effect for an image.
         resolution: Include the size.
         num_frames: Number of frames; 1 is an image.
         fps: Frame rate.

@@ -79,9 +79,9 @@ class Framing:
     """Converts frames to one size: rotated upright, resized to cover the size, center-cropped.
 
     - "training": bicubic, directly from the decoded frame, sizes rounded: bit for bit libavfilter's `scale` with
-      bicubic+accurate_rnd, as in the published training code.
-    - "inference": bilinear with antialiasing, from RGB, sizes rounded up, as the published sampling code resizes
-      conditioning frames.
+      bicubic+accurate_rnd, as in the training code of `cosmos_framework`.
+    - "inference": bilinear with antialiasing, from RGB, sizes rounded up, as in the sampling code of
+      `cosmos_framework` for conditioning frames.
 
     Args:
         size: (width, height) in pixels.

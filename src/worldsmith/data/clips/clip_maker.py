@@ -34,7 +34,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         max_caption_tokens: Max number of caption tokens; longer captions are truncated.
         latent_cache: Cache of latents; None: samples have pixels.
         first_frames: Form of the first frame that each sample contains in addition to its clip.
-        required_latent_shape: Required latent shape (t, h, w); other clips are rejected. None: any shape.
+        required_latent_shape: Required latent shape (t, h, w); clips of another shape are rejected. None: any shape.
     """
 
     dataset: VideoDataset
@@ -186,10 +186,10 @@ class ClipMaker(SampleMaker[VideoSample]):
 
 
 def draw_condition_frames(weights: dict[str, float], latent_frames: int, rng: random.Random) -> int:
-    """Samples the number of clean leading latent frames of a sample.
+    """Samples the number of conditioning frames of a sample: latent frames at its start that get no noise.
 
     Args:
-        weights: Sampling weight by number of clean latent frames (as text); empty: the result is 0.
+        weights: Sampling weight by number of conditioning frames (as text); empty: the result is 0.
         latent_frames: Number of latent frames of the sample; the result is at most `latent_frames - 1`.
         rng: Random generator of the sample.
     """

@@ -18,9 +18,9 @@ MAX_FPS = 30
 
 @dataclass(frozen=True, slots=True)
 class FrameSelection:
-    """`count` frames from `start` on, every `interval`-th frame of the file. The VAE can encode this number of frames.
+    """`count` frames from `start` on, every `interval`-th frame of the file.
 
-    If the interval is not an integer, the nearest frames are used.
+    `count` is a number of frames that the VAE can encode. If `interval` is not an integer, the nearest frames are used.
     """
 
     start: int

@@ -71,7 +71,7 @@ def inspect_window(window: Window, config: VideoDataset.Config, grid: LatentGrid
 def features_of(info: VideoInfo, frames: int, size: tuple[int, int], fps: float) -> Features:
     """Returns properties of a clip for a data report, as lists of one value by name, such as {"size": ["640x480"]}.
 
-    They are rate, size and duration of the file, and number, rate and size of the used frames.
+    The properties are rate, size and duration of the file, and number, rate and size of the used frames.
 
     Args:
         info: Metadata of the file.
@@ -116,12 +116,12 @@ class DatasetSummary:
 def summarize_dataset(
     dataset: VideoDataset, grid: LatentGrid, *, probe: int = 16, max_tokens: int | None = None
 ) -> DatasetSummary:
-    """Counts the records and windows of a dataset, and inspects `probe` windows that are evenly spaced over it.
+    """Returns the numbers of records and windows of a dataset, and the results of inspecting some of its windows.
 
     Args:
         dataset: Dataset of clips.
         grid: Latent grid of the video VAE.
-        probe: Number of windows to inspect; the first frame of each is decoded.
+        probe: Number of evenly spaced windows to inspect; the first frame of each is decoded.
         max_tokens: Token limit of a pack; windows whose video tokens exceed it are rejected. None: no limit.
     """
     windows = every_nth(dataset.windows, probe)

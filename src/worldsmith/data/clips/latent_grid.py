@@ -54,12 +54,12 @@ class LatentGrid:
         return -(-t // self.patch_frames) * -(-h // self.patch) * -(-w // self.patch)
 
     def sample_tokens(self, num_text_ids: int, shape: tuple[int, int, int]) -> int:
-        """Returns the number of tokens of a sample that counts toward pack limits: text + 1 + (vision + 2).
+        """Returns the number of tokens of a sample for the token limit of a pack (batch): text + 1 + (vision + 2).
 
-        The packed sequence has one token less. The released code counts in the same way.
+        The packed sequence has one token less than this number. `cosmos_framework` counts in the same way.
 
         Args:
-            num_text_ids: Number of caption IDs.
+            num_text_ids: Number of token IDs of the caption.
             shape: Latent shape (t, h, w).
         """
         return num_text_ids + 1 + self.vision_tokens(shape) + 2

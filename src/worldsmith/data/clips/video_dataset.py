@@ -263,9 +263,10 @@ def uuid_of(window: Window) -> str:
 
 
 def check_conditioning(weights: dict[str, float]) -> None:
-    """Raises WrongValueError unless `weights` maps numbers of frames ("0", "1", …) to finite weights of at least 0.
+    """Raises WrongValueError unless `weights` maps numbers of frames ("0", "1", …) to finite weights >= 0.
 
-    At least one weight must be positive, unless `weights` is empty.
+    The frames are conditioning frames, counted in latent frames. At least one weight must be positive, unless
+    `weights` is empty.
     """
     for frames, weight in weights.items():
         if not (frames.isascii() and frames.isdigit()):

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class VideoLoader(PackingDataLoader):
     """Data loader that yields the windows of a `VideoDataset` as packs (lists of `VideoSample`).
 
-    `counts` has these counters of samples in addition to those of every loader: captions_truncated, variable_rate
-    (frames are unevenly spaced), windows_shortened (the window ends after the clip), cache_hit, cache_miss,
-    cache_corrupt (damaged latents).
+    `counts` has these counters of samples in addition to those of every loader (samples, workers_died):
+    captions_truncated, variable_rate (frames are unevenly spaced), windows_shortened (the window ends after the clip),
+    cache_hit, cache_miss, cache_corrupt (damaged latents).
     """
 
     class Config(PackingDataLoader.Config):

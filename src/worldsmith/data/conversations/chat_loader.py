@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class ChatLoader(PackingDataLoader):
     """Data loader that yields the conversations of a `ChatDataset` as packs (lists of `ChatSample`).
 
-    `counts` has these counters of videos in addition to those of every loader: single_frame_videos,
-    video_fps_disagrees (`video_fps` of the record is not the rate of the file), variable_rate (frames are unevenly
-    spaced).
+    `counts` has these counters of videos in addition to those of every loader (samples, workers_died):
+    single_frame_videos, video_fps_disagrees (`video_fps` of the record is not the rate of the file), variable_rate
+    (frames are unevenly spaced).
     """
 
     class Config(PackingDataLoader.Config):

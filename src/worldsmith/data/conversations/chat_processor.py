@@ -37,10 +37,10 @@ ASKED, ANSWERED = ("FIRSTQUESTION", "SECONDQUESTION"), ("FIRSTANSWER", "SECONDAN
 class ChatProcessor(Configurable):
     """Encodes conversations with the tokenizer, the chat template and the image limits of a model folder.
 
-    The placeholder of an image is repeated once per token of the image. The placeholder of a video becomes, for each
-    time, the text `<1.5 seconds>` and the frame between its own vision tokens; for a network that gets the time from
-    positions (Qwen2.5-VL), it is repeated once per token of all frames. A conversation whose text contains a special
-    token is rejected.
+    The placeholder of an image is repeated once per token of the image. If the network gets times as text (Qwen3-VL),
+    the placeholder of a video is replaced, for each temporal patch, by a timestamp such as `<1.5 seconds>` and one
+    placeholder per token of this patch. If the network gets times from position IDs (Qwen2.5-VL), the placeholder is
+    repeated once per token of the video. A conversation whose text contains a special token is rejected.
     """
 
     class Config(Configurable.Config):
@@ -109,7 +109,9 @@ class ChatProcessor(Configurable):
         return self.finish(self.plan(turns, generation_prompt=True), key=key, position=position)
 
     def plan(self, turns: Sequence[Turn], *, generation_prompt: bool = False) -> ChatPlan:
-        """Tokenizes a conversation and plans its media; reads only image headers and the first frame of videos.
+        """Tokenizes a conversation and determines the sizes and tokens of its images and videos, without decoding them.
+
+        Only image headers and one frame of each video are read.
 
         Args:
             turns: Turns of the conversation.
@@ -313,7 +315,10 @@ class ChatSample(ThroughPipe):
 
 @contextmanager
 def prefixing_source(source: str | bytes) -> Iterator[None]:
-    """Context manager that puts the file name of `source` before the message of a SampleError raised in its block."""
+    """Context manager that puts the path `source` before the message of a SampleError that is raised in its block.
+
+    For bytes or a data URI, the text "its image" replaces the path.
+    """
     try:
         yield
     except SampleError as error:

@@ -14,7 +14,7 @@ VALIDATION = "dataset_windows_val.txt"
 
 
 def record_text(dataset: StreamDataset) -> str:
-    """Returns the content of `dataset_windows.txt`: a line "HASH KEY" per sample, with a hash of its content."""
+    """Returns the content of `dataset_windows.txt`: a line "HASH KEY" per sample, with the hash of its content."""
     return "".join(f"{digest(facts)} {key}\n" for key, facts in dataset.listing())
 
 

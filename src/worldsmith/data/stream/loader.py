@@ -28,7 +28,7 @@ PACKERS: dict[str, type[Packer[Any]]] = {
 
 
 class PackingDataLoader(Configurable):
-    """Endless, resumable data loader of packs (lists of samples) for one rank.
+    """Endless, resumable data loader of packed batches (packs: lists of samples) for one rank.
 
     With n samples per epoch, position p of the stream is sample p % n of epoch p // n. Rank r of w ranks reads the
     positions with p % w == r. Their order depends only on dataset and seed, not on workers and prefetching.
@@ -186,8 +186,9 @@ class PackingDataLoader(Configurable):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of this rank after the last yielded pack, as JSON data for `load_states`.
 
-        It contains the reading position (`next_position`, `set_aside`, `epoch`), the rank, the number of ranks, and the
-        length and fingerprint of the dataset, the seed and the shuffling, which must not change.
+        It contains the reading position (`next_position`, `set_aside`, `epoch`), the rank and the number of ranks. It
+        also contains the length and fingerprint of the dataset, the seed and the shuffling: `load_states` requires that
+        these four values are unchanged.
 
         Samples that were prefetched, or wait for a pack, are read again after the state is loaded.
         """
@@ -216,7 +217,7 @@ class PackingDataLoader(Configurable):
         self._continue_at(next_position, set_aside)
 
     def start_next_pass(self, states: Sequence[Mapping[str, Any]]) -> int:
-        """Continues a run that used another dataset: moves to the start of the epoch after the run's current epoch.
+        """Continues, with this dataset, a run that used another one: moves to the start of the run's next epoch.
 
         Args:
             states: `state_dict()` of every rank of the run with the other data.
@@ -275,7 +276,7 @@ class PackingDataLoader(Configurable):
         """Yields the samples of this rank in order; unusable samples are skipped and quarantined.
 
         Args:
-            cursor: Position to start at; advanced with every sample.
+            cursor: Position to start at; advanced in place with every sample.
             stop: Position before which the samples end; None: endless.
 
         Raises:

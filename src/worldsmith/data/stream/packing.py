@@ -52,7 +52,7 @@ class Packer(ABC, Generic[T]):
         """
 
     def require_fit(self, sample: T) -> int:
-        """Returns the tokens of a sample; raises ValueError if it is too long for any pack."""
+        """Returns the number of tokens of a sample; raises ValueError if it is too long for any pack."""
         tokens = self.num_tokens(sample)
         if self.max_sequence_length is not None and tokens >= self.max_sequence_length:
             raise ValueError(f"[E103] a sample of {tokens} tokens fits into no pack of {self.max_sequence_length}")
@@ -63,9 +63,9 @@ class SequentialPacker(Packer[T]):
     """Packer that adds samples in the order of the stream.
 
     With a token limit, a sample is added if the pack then has fewer than `max_sequence_length` tokens. A sample that
-    does not fit is postponed; after `lookahead` such samples the pack is closed and they return to the head of the
-    buffer, in order. With a limit of samples, a pack has `max_samples_per_batch` samples. With both limits, the first
-    one that is reached ends a pack.
+    does not fit is postponed; after `lookahead` such samples the pack is closed, and the postponed samples return
+    to the head of the buffer, in order. With a limit of samples, a pack has `max_samples_per_batch` samples. With both
+    limits, the first one that is reached ends a pack.
     """
 
     def pack(self, source: Iterator[T]) -> list[T]:
@@ -120,7 +120,8 @@ class PoolPacker(Packer[T]):
     """Packer that chooses each pack from a pool of `lookahead` samples: the oldest one and those that fill it best.
 
     A pack stays strictly below `max_sequence_length` tokens. The oldest sample is always used, so no sample waits
-    forever. The rest of the pool keeps its order, so a resumed run reads it again from the positions of its samples.
+    forever. The samples that remain in the pool keep their order. A resumed run reads them again by their stream
+    positions.
     """
 
     def pack(self, source: Iterator[T]) -> list[T]:
@@ -159,7 +160,8 @@ class PoolPacker(Packer[T]):
 class PaddedPacker(PoolPacker[T]):
     """Packer for padded batches, whose cost is the length of the longest sample times the number of samples.
 
-    After the oldest sample, each step adds the sample with the smallest resulting cost, the longest one among equals.
+    The oldest sample is added first. Then each step adds the sample of the pool with which the cost of the batch is
+    smallest; among several such samples, the longest one.
     """
 
     def pack(self, source: Iterator[T]) -> list[T]:

@@ -75,9 +75,9 @@ class Positions:
 
     Args:
         first: Positions that come first.
-        start: Position after them.
+        start: Position that follows those in `first`.
         step: Distance of two positions from `start` on: the number of ranks.
-        stop: Exclusive end of these positions; None: endless.
+        stop: Exclusive end of the positions from `start` on; None: endless.
     """
 
     def __init__(self, first: list[int], start: int, step: int, stop: int | None = None) -> None:
@@ -97,7 +97,7 @@ class Unread:
     earlier: list[int]
 
     def share(self, rank: int, size: int) -> tuple[int, list[int]]:
-        """Returns (next position, positions to read again) of rank `rank`; the unread positions are divided by `size`.
+        """Returns (first position to read, earlier positions to read before it) for rank `rank` of `size` ranks.
 
         Together, the `size` ranks read each position exactly once.
         """

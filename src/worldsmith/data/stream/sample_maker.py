@@ -70,7 +70,7 @@ class StreamDataset(ABC):
         return self.listing()
 
     def traces(self) -> Iterable[str]:
-        """Yields a string for each sample, which is equal for the same sample in another dataset, to find overlaps."""
+        """Yields one string per sample, which is the same for this sample in another dataset, to find overlaps."""
         return (digest(facts) for _, facts in self.listing())
 
     def count_overlap(self, other: StreamDataset) -> int:
@@ -182,7 +182,7 @@ class SampleMaker(ABC, Generic[S]):
         return sample_index(position, len(self.dataset), seed=self.seed, shuffle=self.shuffle)
 
     def check_size(self, num_tokens: int, what: str = "") -> None:
-        """Raises SampleError (over_token_cap) if a sample reaches the token limit; may be called before it is read.
+        """Raises SampleError (over_token_cap) if a sample reaches the token limit; can be called before it is decoded.
 
         Args:
             num_tokens: Number of tokens of the sample.

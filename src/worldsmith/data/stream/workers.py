@@ -316,7 +316,7 @@ def receive_object(pipe: Connection) -> Any:
 
 
 def portable(error: Exception) -> Exception:
-    """Returns an exception that can be pickled: `error` with its traceback as a note, else a RuntimeError with both."""
+    """Returns `error` with its traceback as a note; a RuntimeError with its traceback if it cannot be pickled."""
     where = traceback.format_exc()
     error.add_note(f"in a loader worker:\n{where}")
     try:
@@ -329,7 +329,7 @@ def portable(error: Exception) -> Exception:
 def exit_with(parent: int) -> None:
     """Waits, in a thread of a worker, and ends the process when its parent sends SIGTERM or has ended.
 
-    SIGTERM is blocked in the other threads: only here the sender of the signal is known.
+    SIGTERM is blocked in the other threads of the worker, so that this thread gets the signal with its sender.
 
     Args:
         parent: Process ID of the parent process.

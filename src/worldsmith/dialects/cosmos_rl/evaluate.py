@@ -251,7 +251,10 @@ def evaluation_folder(t: SpecTranslation) -> None:
 
 @computed("task.type", "evaluation.answer_type", "generation.max_tokens", "generation.temperature")
 def task(t: SpecTranslation) -> None:
-    """Sets the task, the max number of new tokens and the temperature in `t` from the spec's task and answer type."""
+    """Sets the task, the max number of new tokens and the temperature in `t` from the spec's task and answer type.
+
+    Adds a problem for answers of type "letter" if the task is not multiple choice.
+    """
     kind, answers, tokens = TASKS[t.get("task.type")], t.get("evaluation.answer_type"), t.get("generation.max_tokens")
     temperature = t.get("generation.temperature")
     if answers == "letter":
@@ -277,7 +280,10 @@ def task(t: SpecTranslation) -> None:
 
 @computed("model.tp_size", "num_gpus", "evaluation.shard_id")
 def processes(t: SpecTranslation) -> None:
-    """Sets `processes` and `shard` in `t` from the spec's tensor parallelism degree, number of GPUs and shard index."""
+    """Sets `processes` or `shard` in `t` from the spec's tensor parallelism degree, number of GPUs and shard index.
+
+    Adds a problem if the shard index is not below the number of shards, which is `num_gpus` / `model.tp_size`.
+    """
     size, number, shard = t.get("model.tp_size"), t.get("num_gpus"), t.get("evaluation.shard_id")
     if size > 1:
         text = (
@@ -312,7 +318,7 @@ def processes(t: SpecTranslation) -> None:
 
 @computed("evaluation.soft_accuracy.enabled", "evaluation.soft_accuracy.f1_threshold")
 def soft_matches(t: SpecTranslation) -> None:
-    """Sets the token-F1 threshold of soft matches in `t`; reports that soft matches are always counted."""
+    """Sets the token-F1 threshold of soft matches in `t`; also reports that they are always counted."""
     t.move("evaluation.soft_accuracy.f1_threshold", "soft_threshold", "renamed")
     on = t.get("evaluation.soft_accuracy.enabled")
     text = "soft matches are always counted; omit this setting" if on else "soft matches are counted"

@@ -77,7 +77,7 @@ class QuantizeSpec(Config):
 
 
 def uses_calibration(t: SpecTranslation) -> bool:
-    """Returns whether the quantization in `t` uses calibration data: the spec names it, or its scheme needs it."""
+    """Returns whether the quantization uses calibration data: the spec in `t` names some, or its scheme needs it."""
     return bool(t.get(f"{CALIBRATION}annotation_path")) or t.get("quantization_method.scheme") in STATIC
 
 
@@ -107,7 +107,8 @@ def samples(t: SpecTranslation) -> None:
 def calibration(t: SpecTranslation) -> None:
     """Sets the calibration data in `t` from the spec's `annotation_path` and `media_dir`.
 
-    Unless `skip_test_generation` is true, the same records are the questions on which both models are compared.
+    Unless `skip_test_generation` is true, the same records are also the questions on which the
+    original and the quantized model are compared.
     """
     file, compared = f"{CALIBRATION}annotation_path", not t.get("quantization_method.skip_test_generation")
     folder = t.get(f"{CALIBRATION}media_dir")
@@ -151,7 +152,10 @@ def calibration(t: SpecTranslation) -> None:
 
 @computed(f"{CALIBRATION}dataset_id", f"{CALIBRATION}split")
 def hub_dataset(t: SpecTranslation) -> None:
-    """Adds a problem to `t` for a hub dataset as the only calibration data; otherwise reports that it is ignored."""
+    """Adds a problem to `t` if the spec's only calibration data is a hub dataset, which is not supported.
+
+    If the spec also has an `annotation_path`, or names no hub dataset, the hub keys are reported as unused.
+    """
     name, records = t.get(f"{CALIBRATION}dataset_id"), t.get(f"{CALIBRATION}annotation_path")
     if name and not records:
         why = "hub datasets are not supported here"
@@ -172,7 +176,7 @@ def quantized_folder(t: SpecTranslation) -> None:
 
 @computed("quantization_method.smoothing_strength")
 def smoothing(t: SpecTranslation) -> None:
-    """Reports in `t` that SmoothQuant is not applied, so that the spec's strength has no effect."""
+    """Reports in `t` that SmoothQuant is not applied, so that the spec's `smoothing_strength` has no effect."""
     text = "SmoothQuant is not applied; activation scales are computed per token, or calibrated"
     t.report("quantization_method.smoothing_strength", "approximated", text)
 

@@ -115,7 +115,7 @@ def read_dataset_table(t: SpecTranslation, name: str, table: Any) -> dict[str, A
         table: Value of that key, not checked yet.
 
     Returns:
-        The settings by field name of our dataset config; None if the table is invalid.
+        The settings by field name of Worldsmith's dataset config; None if the table is invalid.
     """
     where, before = f"{SEVERAL}.{name}", len(t.problems)
     if not isinstance(table, dict):

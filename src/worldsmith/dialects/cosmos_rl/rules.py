@@ -47,7 +47,7 @@ def number_format(name: str) -> str:
 
 
 def refuse_remote(t: SpecTranslation, *keys: str) -> bool:
-    """Adds a problem for each key whose path is on an object store or the hub, with the command that copies it.
+    """Adds a problem for each key whose path is on an object store or the hub, with the command that downloads it.
 
     Args:
         t: The translation, modified in place.
@@ -197,9 +197,10 @@ def put_total_pixels(t: SpecTranslation, section: str) -> None:
 
 
 def drop_overridden(t: SpecTranslation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:
-    """Removes video settings without effect from `given`; adds a problem for a height without a width or vice versa.
+    """Removes video settings from `given` that other settings in it make ineffective.
 
     A fixed size (height and width) replaces the pixel limits, and a fixed number of frames replaces the frame limits.
+    Adds a problem for a height without a width or vice versa.
 
     Args:
         t: The translation, to which problems and report lines are added.

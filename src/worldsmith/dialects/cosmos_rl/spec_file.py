@@ -54,7 +54,7 @@ class Spec(ForeignSpec):
         return leaf_keys(self.form.spec)
 
     def is_broken(self, key: str) -> bool:
-        """Returns whether the value of a key, or of one above or below it, is known to be invalid."""
+        """Returns whether the value of a key, of a section above it or of a key below it is known to be invalid."""
         path = fields_of(key)
         return any(starts_with(bad, path) or starts_with(path, bad) for bad in self.broken)
 
@@ -63,7 +63,7 @@ class Spec(ForeignSpec):
         return find(self.root, fields_of(key))
 
     def default(self, key: str) -> Any:
-        """Returns the default that the spec class has for a dotted key; None for a required key."""
+        """Returns the default of a dotted key in the spec class; None for a required key."""
         return default_at(self.form.spec, fields_of(key))
 
     def is_stated(self, key: str) -> bool:
@@ -216,7 +216,7 @@ def _apply(document: Document, form: SpecForm, override: Override, problems: lis
 
 
 def _move(document: Document, source: Path, target: Path, problems: list[Problem]) -> None:
-    """Moves the value at the alias path `source` to `target`, in place; adds a problem if both are set.
+    """Moves the value at the alias path `source` to the path `target`, in place; if both are set, adds a problem.
 
     The section of the alias is removed if it becomes empty.
     """
@@ -253,7 +253,7 @@ def _take_open(document: Document, form: SpecForm) -> dict[str, Any]:
 
 
 def _take_outside(spec: Spec, document: Document) -> None:
-    """Moves stated keys that have a rule but no Config field from the document to `spec.outside`."""
+    """Moves the keys that the document sets and that have a rule but no Config field to `spec.outside`, with values."""
     for rule in spec.form.rules:
         for key in rule.keys if rule.outside else ():
             path = parse_path(key)

@@ -79,7 +79,7 @@ def put_rate(t: SpecTranslation, folder: bool) -> None:
 
 
 def put_size(t: SpecTranslation, key: str) -> None:
-    """Sets the resolution in `t` from [height, width] at `key`; adds a problem if it does not fit the network."""
+    """Sets the resolution in `t` from [height, width] at `key`; adds a problem if it is not valid for the network."""
     size = t.get(key)
     if len(size) != 2:
         t.refuse(key, f"expected [height, width], found {size}", f"{key}=[480,720]")
@@ -114,7 +114,11 @@ def model_frames(t: SpecTranslation) -> None:
 
 @computed(f"{ARGS}train_data", f"{ARGS}train_data_weights")
 def train_data(t: SpecTranslation) -> None:
-    """Sets the path of the training dataset in `t`; adds a problem for several datasets and SAT's own folder layout."""
+    """Sets the path of the training dataset in `t`.
+
+    Adds a problem if the SAT config names several datasets, if the path does not exist, or if it is a folder in SAT's
+    layout (`videos/` and `labels/`).
+    """
     key, folders = f"{ARGS}train_data", t.get(f"{ARGS}train_data")
     if len(folders) != 1:
         t.refuse(key, f"a run reads one dataset, found {len(folders)}", "combine them with `worldsmith dataset`")

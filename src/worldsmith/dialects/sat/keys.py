@@ -44,7 +44,7 @@ class Key:
 
     @property
     def plain(self) -> Any:
-        """Type of the key, without the limits in its `Annotated` hint."""
+        """Type of the key's value, without the limits in its `Annotated` hint."""
         holder = type("Holder", (), {"__annotations__": {"value": self.hint}})
         return get_type_hints(holder)["value"]
 

@@ -24,7 +24,7 @@ PARTS = tuple(component for component in TARGETS if component not in ELSEWHERE)
 def components(t: SpecTranslation) -> None:
     """Reports in `t` the class names (`target` keys) that the SAT config sets, each with its replacement in Worldsmith.
 
-    Unsupported class names are reported earlier, when the files are read.
+    Class names that are not supported became problems when the files were read.
     """
     for component in PARTS:
         if t.is_stated(f"{component}target"):
@@ -34,7 +34,10 @@ def components(t: SpecTranslation) -> None:
 
 @computed(f"{NETWORK}hidden_size", f"{NETWORK}num_attention_heads", f"{POSITIONS}params.hidden_size_head")
 def heads(t: SpecTranslation) -> None:
-    """Sets the head size and the number of attention heads in `t` from SAT's hidden size and number of heads."""
+    """Sets the head size and the number of attention heads in `t` from SAT's hidden size and number of heads.
+
+    Adds a problem if the hidden size is not the number of heads times the head size.
+    """
     width, number = t.get(f"{NETWORK}hidden_size"), t.get(f"{NETWORK}num_attention_heads")
     size = f"{POSITIONS}params.hidden_size_head"
     if width % number:
@@ -156,7 +159,10 @@ def text_length(t: SpecTranslation) -> None:
 
 @computed(LORA_TRAIN, FROZEN, *(f"{LORA}{name}" for name in ("target", "params.r", "params.lora_alpha")))
 def trained_parameters(t: SpecTranslation) -> None:
-    """Sets whether adapters or all weights of the transformer are trained in `t`."""
+    """Sets in `t` whether LoRA adapters or all weights of the transformer are trained.
+
+    Adds a problem if nothing would be trained, or if parts of the transformer are frozen by name.
+    """
     adapted, frozen = t.get(LORA.rstrip(".")), t.get(FROZEN)
     if adapted:
         put_adapters(t)
@@ -213,7 +219,7 @@ def dropped_captions(t: SpecTranslation) -> None:
 
 @computed(f"{MODEL}noised_image_input", f"{MODEL}noised_image_dropout", f"{MODEL}noised_image_all_concat")
 def image_conditioning(t: SpecTranslation) -> None:
-    """Sets the conditioning on an image in `t` from the three `noised_image_…` keys."""
+    """Sets the conditioning on the first frame in `t` from SAT's three `noised_image_…` keys, if it is enabled."""
     key, dropout, repeat = (f"{MODEL}noised_image_{name}" for name in ("input", "dropout", "all_concat"))
     if not t.get(key):
         t.report(key, "kept", "there is no image conditioning")
@@ -243,7 +249,7 @@ def loss_type(t: SpecTranslation) -> None:
 
 @computed(f"{MODEL}latent_input")
 def latent_input(t: SpecTranslation) -> None:
-    """Reports in `t` that videos are always encoded by the VAE, even if the SAT config uses pixels as latents."""
+    """Reports in `t` that videos are always encoded by the VAE; warns if the training config uses pixels as latents."""
     key = f"{MODEL}latent_input"
     if not t.get(key):
         t.report(key, "kept", "videos are encoded")
@@ -258,7 +264,10 @@ def latent_input(t: SpecTranslation) -> None:
     f"{LOSS}params.sigma_sampler_config.params.uniform_sampling", f"{LOSS}params.sigma_sampler_config.params.group_num"
 )
 def timestep_strata(t: SpecTranslation) -> None:
-    """Sets the number of timestep strata in `t` from the process groups of SAT's uniform timestep sampling."""
+    """Sets the number of timestep strata in `t` to the number of process groups of SAT's uniform timestep sampling.
+
+    Without uniform sampling or a number of groups it sets nothing, and only reports the keys.
+    """
     base = f"{LOSS}params.sigma_sampler_config.params."
     if t.get(f"{base}uniform_sampling"):
         text = (

@@ -41,7 +41,10 @@ class SatModel:
 
 @computed(TYPE, FILE)
 def prompts(t: SpecTranslation) -> None:
-    """Sets the file of the prompts in `t` from SAT's `input_file`; adds a problem for interactive input."""
+    """Sets the file of the prompts in `t` from SAT's `input_file`, if `input_type` is "txt".
+
+    Warns for "cli", as interactive input is not supported; adds a problem for any other type.
+    """
     kind, file = t.get(TYPE) or "cli", t.get(FILE)
     if kind == "txt":
         t.put(f"{OURS}input_files", [file or "input.txt"], source=FILE)

@@ -222,7 +222,10 @@ def _walk(data: Any, path: Path, *, create: bool) -> tuple[Any, Path]:
 
 
 def _follow_references(document: Document, stack: SatStack) -> None:
-    """Replaces references ``${a.b}`` in `document` by their values; others become problems of `stack`."""
+    """Replaces references ``${a.b}`` in `document` by the values of the keys that they name, in place.
+
+    A reference within a longer string, or to a missing key or a section, becomes a problem of `stack`.
+    """
     for path, value in list(walk(document.data)):
         if not isinstance(value, str) or "${" not in value:
             continue
@@ -291,9 +294,10 @@ def _unknown(stack: SatStack, document: Document, path: Path, hint: str | None =
 
 
 def _require_values(stack: SatStack, sections: Sequence[str]) -> None:
-    """Adds a problem for each missing required value in `sections`; sampling needs no training data.
+    """Adds a problem to `stack` for each missing required value in `sections`.
 
-    If `sections` are only a part of all sections, the config is one for sampling.
+    If `sections` are not all sections, the config is one for sampling, and keys that only training needs may be
+    missing. So may the keys of optional components that the config does not have.
     """
     for name, key in KEYS.items():
         if name.partition(".")[0] not in sections or (name in TRAINING and sections != SECTIONS):
@@ -307,7 +311,7 @@ def _require_values(stack: SatStack, sections: Sequence[str]) -> None:
 
 
 def _check_targets(stack: SatStack) -> None:
-    """Adds a problem for each `target` (class name of a component) that is not supported."""
+    """Adds a problem to `stack` for each `target` (class name of a component) that is not supported."""
     for component, names in TARGETS.items():
         key = f"{component}target"
         target = stack.values.get(key)
@@ -316,7 +320,7 @@ def _check_targets(stack: SatStack) -> None:
 
 
 def _find_placeholders(stack: SatStack) -> None:
-    """Adds a problem for each ``{…}`` placeholder in a file name that the user must replace."""
+    """Adds a problem to `stack` for each string value with a ``{…}`` placeholder that the user must replace."""
     for key, value in stack.values.items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and (found := _PLACEHOLDER.search(text)):

@@ -160,7 +160,7 @@ class AnswerTasks:
             A warning, without adding the metric, if the default encoder is not on this machine; "" otherwise.
 
         Raises:
-            UserError: If another encoder cannot be used.
+            UserError: If an encoder other than the default one cannot be used.
         """
         if all(task.measure is not self.text.measure for task in chosen):
             return ""

@@ -73,7 +73,8 @@ class BertScore(Configurable):
         """Returns the folder of the encoder; None if the default encoder is not on this machine. Downloads no files.
 
         Raises:
-            UserError: If another encoder is not on this machine, or if the layer is unknown or does not exist.
+            UserError: If an encoder other than the default one is not on this machine, or if the layer is unknown or
+                does not exist.
         """
         name = self.config.model
         try:

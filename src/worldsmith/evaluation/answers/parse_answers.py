@@ -77,7 +77,10 @@ def _is_echo(text: str) -> bool:
 
 
 def parse_direction(text: str) -> str | None:
-    """Returns the first label in `DIRECTIONS`, such as "turning left", whose last word is in the text; else None."""
+    """Returns the first label in `DIRECTIONS`, such as "turning left", whose last word ("left") occurs in the text.
+
+    None if no label matches. Case is ignored.
+    """
     normalized = text.lower()
     return next((label for label in DIRECTIONS if label.rpartition(" ")[2] in normalized), None)
 

@@ -24,7 +24,7 @@ PLACES = {
 
 
 def _find_metrics() -> dict[str, type[Metric]]:
-    """Returns the metric classes of this folder and of `worldsmith/demo/`, by their name in `--evaluators`.
+    """Returns the metric classes of `evaluation/metrics/` and of `worldsmith/demo/`, by their name in `--evaluators`.
 
     Metrics that need pretrained weights are last.
     """

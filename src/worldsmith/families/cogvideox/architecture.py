@@ -133,7 +133,7 @@ class NetworkConfig(Config):
     def table_shape(self) -> tuple[int, int, int]:
         """Shape of the learned position table: (1, max text tokens + video tokens, channels).
 
-        The video has `sample_height`, `sample_width` and `sample_frames`.
+        The number of video tokens follows from `sample_height`, `sample_width` and `sample_frames`.
         """
         cells = (self.sample_height // self.patch_size) * (self.sample_width // self.patch_size)
         return 1, self.max_text_seq_length + self.sample_latent_frames * cells, self.inner_dim
@@ -173,7 +173,7 @@ class NetworkConfig(Config):
 
 
 class ImageConfig(Config):
-    """Config of the conditioning on a clip's first frame; its latents are concatenated to those of the video."""
+    """Config of image conditioning: latents of a clip's first frame are concatenated to the latents of the video."""
 
     noise: bool = True
     """Whether noise is added to the image before the VAE encodes it, sampled again in every step. Without noise, the
@@ -200,7 +200,7 @@ class ImageConfig(Config):
             raise wrong(self, "noise", *idle, why="they have no effect without noise", remedy="omit these settings")
 
     def extend(self, image: Tensor, frames: int) -> Tensor:
-        """Extends image latents to all latent frames of a video, [n, C, frames, h, w].
+        """Returns image latents that are extended to all latent frames of a video, [n, C, frames, h, w].
 
         If `repeat` is set, the image latents are in every frame; otherwise in the first, and the others are zeros.
 

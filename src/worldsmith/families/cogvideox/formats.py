@@ -122,7 +122,7 @@ class CogVideoXFormats(PipelineFormats):
         return "CogVideoXPipeline" if config.image is None else "CogVideoXImageToVideoPipeline"
 
     def arrange(self, model: CogVideoXGenerator, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
-        """Returns `parts`; sets `invert_scale_latents` in its VAE's config in place, for models with an image input.
+        """Returns `parts`; if `image.latent_scale` is set, changes `invert_scale_latents` of the VAE config in place.
 
         Args:
             model: The exported model.
@@ -256,7 +256,7 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
 
 
 def stored_tensors(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """Returns the tensors of a stored model by SAT name, in the dtype and with the LoRA merge of the export options."""
+    """Returns the tensors of a stored model by SAT name, in the dtype and with merged LoRA adapters as in `options`."""
     import torch
 
     dtype: torch.dtype = getattr(torch, options.dtype)

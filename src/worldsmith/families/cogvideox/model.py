@@ -201,7 +201,7 @@ class CogVideoXGenerator(PipelineModel):
             noisy: Noisy latents, [n, C, t, h, w]; t is a multiple of the temporal patch size.
             timesteps: Timesteps, [n].
             text: Text embeddings, [n, tokens, d].
-            image: Latents of the conditioning image, [n, C, t, h, w]; None without an image.
+            image: Latents of the conditioning image, extended to all frames, [n, C, t, h, w]; None without an image.
             extra_inputs: Ignored.
 
         Returns:
@@ -222,7 +222,7 @@ class CogVideoXGenerator(PipelineModel):
         return answers.transpose(1, 2)
 
     def padding(self, frames: int) -> int:
-        """Returns how many latent frames must be added to `frames` latent frames to fill the temporal patches."""
+        """Returns the number of latent frames to add to `frames` latent frames to fill the temporal patches."""
         return -frames % (self.config.network.patch_size_t or 1)
 
     def rotary(self, latent_shape: tuple[int, int, int]) -> tuple[Tensor, Tensor] | None:
@@ -289,9 +289,9 @@ class CogVideoXSampler(SchedulerSampler):
     def start(
         self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the initial state [C, t, h, w], and the latents of the conditioning image over all frames, or None.
+        """Returns (initial state [C, t, h, w], image latents [C, t, h, w] for all frames, or None without an image).
 
-        The initial state is noise, or the noisy latents of the given video for video-to-video.
+        The initial state is noise; for video-to-video, the noisy latents of the given video.
 
         Args:
             layout: Layout of the sample.
@@ -370,6 +370,6 @@ def dynamic_scale(guidance: float, left: float, steps: int, exponent: int = 5) -
         guidance: g.
         left: Number of steps left, or the timestep.
         steps: Number of solver steps.
-        exponent: Exponent of the completed fraction.
+        exponent: Exponent of (steps - left)/steps.
     """
     return 1 + guidance * (1 - math.cos(math.pi * ((steps - left) / steps) ** exponent)) / 2

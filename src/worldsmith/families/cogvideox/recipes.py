@@ -34,7 +34,7 @@ PIPELINE = "${oc.env:COGVIDEOX_PATH}"
 
 
 def cogvideox_weights_advice(name: str) -> dict[str, str]:
-    """Returns {"COGVIDEOX_PATH": how to get the released weights `name`}, shown if the variable is not set."""
+    """Returns {"COGVIDEOX_PATH": how to get the weights `name`}, shown if this environment variable is not set."""
     return hub_variable_advice("COGVIDEOX_PATH", f"zai-org/{name}")
 
 
@@ -175,7 +175,9 @@ def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
 
 
 def change_network(config: Trainer.Config, name: str, network: NetworkConfig, size: str) -> Trainer.Config:
-    """Changes the network, and the clip size and length to those of the network's training, in place; returns `config`.
+    """Changes `config` in place to another network, and to the clips that it was trained on; returns `config`.
+
+    Image conditioning is enabled if the network has an image input.
 
     Args:
         config: Config of the run.

@@ -57,7 +57,7 @@ class SatLocation:
     """Number of equal chunks in the SAT tensor."""
 
     def extract(self, stored: Tensor) -> Tensor:
-        """Extracts the network tensor from the SAT tensor `stored`; the result is a view if it is a single chunk."""
+        """Extracts the network tensor from the SAT tensor `stored`; a single chunk is returned as a view."""
         import torch
 
         parts = [stored.chunk(self.of)[part] for part in self.parts]
@@ -70,7 +70,7 @@ def list_network_tensors(key: str) -> list[TensorChunks]:
     The SAT tensor consists of equal chunks along its first dimension; the indices are (0,) for a single network tensor.
 
     Args:
-        key: Name of the SAT tensor, without prefix; an unknown name gives an empty list.
+        key: Name of the SAT tensor without `model.diffusion_model.`; an unknown name gives an empty list.
     """
     if key == SAT_TABLE:
         return [(TABLE, (0,))]
@@ -103,10 +103,10 @@ def _list_layer_tensors(block: str, rest: str) -> list[TensorChunks]:
 
 
 def locate_tensors(keys: Iterable[str]) -> dict[str, SatLocation]:
-    """Returns the location of each network tensor, by diffusers name, in a SAT checkpoint with these tensors.
+    """Returns the location of each network tensor in a SAT checkpoint, by diffusers name.
 
     Args:
-        keys: Names of SAT tensors, without prefix.
+        keys: Names of the tensors in the checkpoint, without `model.diffusion_model.`; unknown names are ignored.
     """
     found = {}
     for key in keys:
@@ -117,14 +117,14 @@ def locate_tensors(keys: Iterable[str]) -> dict[str, SatLocation]:
 
 
 def sat_keys(names: Iterable[str]) -> dict[str, list[TensorChunks]]:
-    """Maps the tensors of a SAT checkpoint to the network tensors that they contain.
+    """Returns which tensors a SAT checkpoint of a network has, and which network tensors each of them contains.
 
     Args:
         names: Diffusers names of all parameters of a network, including those of LoRA adapters.
 
     Returns:
-        By SAT name without prefix: (diffusers name, chunk indices) of each contained network tensor. Base weights of
-        layers with adapters have the suffix `.original`.
+        SAT name without `model.diffusion_model.` -> (diffusers name, chunk indices) of each network tensor in the SAT
+        tensor. SAT names of base weights of layers with adapters contain `.original`.
 
     Raises:
         ValueError: If SAT has no name for a tensor.
@@ -154,7 +154,11 @@ def base_weight_name(key: str) -> str:
 
 
 def list_sat_keys(blocks: int) -> list[str]:
-    """Returns all SAT names (without prefix) of a network with `blocks` blocks and LoRA adapters."""
+    """Returns all tensor names that a SAT checkpoint of a network with `blocks` transformer blocks can contain.
+
+    Included are a position table, LoRA matrices, and weight and bias of every module. The names do not have the prefix
+    `model.diffusion_model.`, and base weights do not have `.original`.
+    """
     paths = list(ENDS)
     keys = [SAT_TABLE]
     for block in range(blocks):
@@ -167,7 +171,7 @@ def list_sat_keys(blocks: int) -> list[str]:
 
 
 def concatenate_chunks(chunks: Sequence[TensorChunks], tensors: Mapping[str, Tensor]) -> Tensor:
-    """Concatenates network tensors to the SAT tensor that contains them.
+    """Returns the SAT tensor that contains the given network tensors, by concatenating their chunks.
 
     Args:
         chunks: (diffusers name, indices of its chunks in the SAT tensor) of each network tensor.

@@ -44,8 +44,8 @@ class SatWeights(WeightSource):
     position embeddings.
 
     Args:
-        file: The file `mp_rank_00_model_states.pt` in a folder `NAME`; the file of the same name in `NAME-ema`, if it
-            exists, contains the EMA weights.
+        file: Path `NAME/mp_rank_00_model_states.pt`. EMA weights are read from `NAME-ema/mp_rank_00_model_states.pt` if
+            this file exists.
 
     Raises:
         UserError: If the file is damaged, contains code, or has no CogVideoX network.
@@ -132,7 +132,7 @@ class SatTensors:
 
 
 def excluded_component(key: str) -> str:
-    """Returns the component other than the network that the SAT tensor `key` belongs to, such as "the VAE", or ""."""
+    """Returns the component that the SAT tensor `key` belongs to, such as "the VAE"; "": the network, or unknown."""
     return next((component for prefix, component in OTHER_COMPONENTS.items() if key.startswith(prefix)), "")
 
 
@@ -140,7 +140,7 @@ def is_sine_table(tensors: Mapping[str, Tensor]) -> bool:
     """Returns whether the position table is the computed sinusoidal one of CogVideoX-2B, and not a learned one.
 
     Args:
-        tensors: SAT tensors of the network by name without prefix.
+        tensors: SAT tensors of the network by name without `model.diffusion_model.`.
     """
     return SAT_TABLE in tensors and not any(name in tensors for name in FREQUENCIES) and not _has_image_input(tensors)
 
@@ -148,14 +148,14 @@ def is_sine_table(tensors: Mapping[str, Tensor]) -> bool:
 def _has_image_input(tensors: Mapping[str, Tensor]) -> bool:
     """Returns whether the network has an image input: twice as many input as output channels per patch.
 
-    `tensors`: SAT tensors of the network by name without prefix.
+    `tensors` are the SAT tensors of the network by name without `model.diffusion_model.`.
     """
     proj, end = tensors["mixins.patch_embed.proj.weight"], tensors["mixins.final_layer.linear.weight"]
     return proj.dim() == 4 and proj.shape[1:].numel() == 2 * len(end)
 
 
 def settings_from_shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Infers fields of `NetworkConfig` from the shapes of SAT tensors, which are given by name without prefix."""
+    """Infers fields of `NetworkConfig` from SAT tensors, given by name without `model.diffusion_model.`."""
     patches, end = tensors["mixins.patch_embed.proj.weight"], tensors["mixins.final_layer.linear.weight"]
     newer = patches.dim() == 2
     cells = 8 if newer else int(patches.shape[2:].numel())
@@ -218,8 +218,8 @@ def network_settings(source: SatWeights) -> dict[str, Any]:
     """Returns the fields of `NetworkConfig` for a SAT checkpoint.
 
     They are read from `worldsmith.json` next to the weights, if it exists. Otherwise they are inferred from tensor
-    shapes, and the sizes of position embeddings are read from config.json or, without that file, are those of released
-    models.
+    shapes. Sizes of position embeddings do not follow from shapes: they are read from config.json or, without this
+    file, are those of the released models.
     """
     for folder in source.raw.file.parents[:2]:
         if (folder / ABOUT).is_file():

@@ -30,7 +30,7 @@ class CogVideoXTask(PipelineTask):
     """Training task of CogVideoX: text to video and image to video, with v-prediction.
 
     The loss is over all latent frames. In CogVideoX 1.5 this includes the padding in front, which sampling generates
-    and removes, as in CogVideo's own trainer. Images are dropped per sample; SAT drops them for a complete batch.
+    and removes, as in CogVideo's SAT trainer. Images are dropped per sample; SAT drops them for a complete batch.
     """
 
     objective_class = VPrediction
@@ -44,9 +44,10 @@ class CogVideoXTask(PipelineTask):
 
     @property
     def first_frames(self) -> FirstFrames:
-        """Source of the latents of a clip's first frame; "none" for text-to-video.
+        """Source of the latents of a clip's first frame: "none" (text-to-video), "cached" or "encoded in every epoch".
 
-        "cached": the latent cache. "encoded in every epoch": the frame's pixels, to which noise is added first.
+        "cached": latents are read from the latent cache. "encoded in every epoch": noise is added to the pixels of the
+        frame, which the VAE then encodes.
         """
         image = self.model.config.image
         return "none" if image is None else "encoded in every epoch" if image.noise else "cached"

@@ -87,7 +87,7 @@ class Cosmos3Generator(Model):
         config: Config of the model.
         device: Device of the network, such as "cuda:0".
         seed: Seed of the initial weights; None: they stay uninitialized.
-        defaults: Generation defaults of earlier training; None: those of the package.
+        defaults: Generation defaults that earlier training stored; None: `Cosmos3Defaults()`.
     """
 
     class Config(Model.Config):
@@ -211,7 +211,7 @@ class Cosmos3Generator(Model):
 
     @cached_property
     def text_tokenizer(self) -> TextTokenizer:
-        """The tokenizer, loaded on first use.
+        """The caption tokenizer, loaded on first use.
 
         Raises:
             ValueError: If a token id is outside of the network's embedding table.
@@ -221,7 +221,7 @@ class Cosmos3Generator(Model):
         return tokenizer
 
     def tokenize(self, caption: str) -> list[int]:
-        """Returns the token ids of a caption in the chat template, without the EOS and vision-start ids of `pack`."""
+        """Returns the token ids of a caption in the chat template; `pack` appends those of EOS and vision-start."""
         return self.text_tokenizer.encode(caption)
 
     def encode(self, video: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ class Cosmos3Generator(Model):
         return self.vae.decode(latents)
 
     def pack(self, layouts: Sequence[SampleLayout]) -> PackedSequence:
-        """Packs several samples into one sequence on the model's device.
+        """Returns the layout of several samples packed into one sequence, on the model's device.
 
         Raises:
             ValueError: If `layouts` is empty, or a layout does not fit the network.
@@ -368,7 +368,7 @@ class CleanFramesSolver(SchedulerSolver):
 
     Args:
         scheduler: UniPC scheduler of diffusers.
-        clean: Clean latents of the first latent frames [C, frames, h, w].
+        clean: Clean latents [C, frames, h, w] of the conditioning frames, which are the first latent frames.
     """
 
     def __init__(self, scheduler: Any, clean: Tensor) -> None:
@@ -385,7 +385,10 @@ class CleanFramesSolver(SchedulerSolver):
 
 
 def seeded_noise(seed: int, shape: tuple[int, ...]) -> Tensor:
-    """Returns standard normal float32 noise that depends only on seed and shape: Philox is the same on every CPU."""
+    """Returns standard normal float32 noise that depends only on seed and shape.
+
+    It is sampled with numpy's Philox generator, which gives the same values on every CPU.
+    """
     import numpy as np
     import torch
 

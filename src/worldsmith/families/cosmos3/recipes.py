@@ -82,7 +82,7 @@ def validation_loader() -> VideoLoader.Config:
 
 
 def base_checkpoint_advice(name: str) -> dict[str, str]:
-    """Returns {"BASE_CHECKPOINT_PATH": how to get the released weights nvidia/`name`}, shown if it is not set."""
+    """Returns {"BASE_CHECKPOINT_PATH": how to get the weights nvidia/`name`}, shown if this variable is not set."""
     return hub_variable_advice("BASE_CHECKPOINT_PATH", f"nvidia/{name}")
 
 
@@ -152,8 +152,8 @@ def vision_sft_nano() -> Trainer.Config:
 def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Config:
     """Variant of vision_sft_nano with captions of at most 1024 tokens.
 
-    The name is that of the released recipe, whose map-style data loader can be resumed. This also holds for every other
-    loader of this package.
+    The name is that of the released recipe, whose map-style data loader can be resumed. All data loaders of
+    this package can be resumed.
     """
     config.job.experiment = config.job.name = "vision_sft_nano_mapstyle_dataloader"
     cast(VideoLoader.Config, config.dataloader_train).max_caption_tokens = 1024

@@ -35,7 +35,7 @@ LAYER = "language_model.model.layers.{}."
 
 
 class Cosmos3Encoder(ClipEncoder):
-    """Encoder that fills the latent cache with clips; its VAE can be compiled."""
+    """Encodes clips into the latent cache; `compile` compiles the VAE encoder for the sizes of resolution buckets."""
 
     task: Cosmos3Task
 
@@ -125,7 +125,7 @@ class Cosmos3Task(ClipTask):
         yield "attention", describe_modes(self.model.network.attention)
 
     def preview(self, loader: VideoLoader) -> Preview:
-        """Returns a summary of the first batch of a loader: its size, and key, latent shape and caption of a sample.
+        """Returns a summary of the first batch of a loader: size; key, latent shape and caption of the first sample.
 
         To determine the latent shape, the VAE encodes up to five frames on the CPU.
         """
@@ -174,11 +174,12 @@ class StepCounter(MatmulCounter):
 
         Args:
             layer: Name prefix of the layer.
-            stream: Whether its text stream carries gradients.
-            last: Whether it is the last layer, whose text output is not used.
+            stream: Whether the text input of the layer carries gradients.
+            last: Whether this is the last layer of the network, whose text output is not used.
 
         Returns:
-            Whether the text output carries gradients, and the same for the (keys, values) that latents attend to.
+            (output, (keys, values)): whether the text output, and the text keys and values to which latents attend,
+            carry gradients.
         """
         tokens, attention = sum(self.text_lengths), f"{layer}self_attn."
         normed = stream | self.is_trained(f"{layer}input_layernorm")
@@ -194,12 +195,12 @@ class StepCounter(MatmulCounter):
         return self.mlp(f"{layer}mlp", f"{layer}post_attention_layernorm", tokens, stream), seen
 
     def write(self, layer: str, stream: bool, seen: tuple[bool, bool]) -> bool:
-        """Adds the FLOPs of the latent half of a layer to `flops`; returns whether its output carries gradients.
+        """Adds the FLOPs of the latent half of a layer to `flops`; returns whether the output carries gradients.
 
         Args:
             layer: Name prefix of the layer.
-            stream: Whether its latent stream carries gradients.
-            seen: Whether the (keys, values) of the text carry gradients.
+            stream: Whether the latent input of the layer carries gradients.
+            seen: (whether the text keys carry gradients, whether the text values do), from `read`.
         """
         tokens, attention = sum(self.latent_lengths), f"{layer}self_attn."
         normed = stream | self.is_trained(f"{layer}input_layernorm_moe_gen")

@@ -39,7 +39,7 @@ class TextTokenizer(Configurable):
         """Folder with tokenizer.json, tokenizer_config.json and the chat template, or a hub repository's org/name."""
 
         def substitute(self) -> SubstituteComponent:
-            """Returns the built-in tokenizer that `worldsmith plan` uses if the files of the tokenizer are missing."""
+            """Returns the built-in tokenizer that `worldsmith plan` uses if the files in `path` are missing."""
             return SubstituteComponent("path", "a built-in tokenizer", PLACES, tokenizer_files("tiny_tokenizer"))
 
         def check_files(self) -> None:
@@ -102,7 +102,7 @@ def find_tokenizer(name: str) -> Path:
     """Returns the local folder of a tokenizer, a path or hub name as in `text_tokenizer.path`; downloads missing files.
 
     Raises:
-        FileNotFoundError: If it does not exist.
+        FileNotFoundError: If the tokenizer does not exist.
     """
     return find_tokenizer_files(find_layout(name, PLACES, field="text_tokenizer.path"))
 
@@ -111,7 +111,7 @@ def find_tokenizer_files(path: Path) -> Path:
     """Returns the folder with the tokenizer files: `path` itself, or the subfolder `text_tokenizer` of a pipeline.
 
     Raises:
-        FileNotFoundError: If neither has them.
+        FileNotFoundError: If neither folder has tokenizer files.
     """
     for folder in (path, path / SUBFOLDER):
         if (folder / FILES[0]).is_file():

@@ -36,8 +36,8 @@ def pipeline_run(
         load_path: Pipeline folder or hub repository.
         steps: Number of training steps.
         clip_norm: Max gradient norm.
-        callbacks: Further callbacks by name.
-        parts: Other sections of the config, by field name.
+        callbacks: Callbacks by name, in addition to gradient clipping and the monitors; None: no further ones.
+        parts: Further sections of the result, such as `optimizer`, by field name of `Trainer.Config`.
     """
     family = model.family
     return Trainer.Config(
@@ -62,7 +62,7 @@ def clip_loader_settings(
         resolution: Resolution bucket.
         frames: Number of frames of each clip.
         max_caption_tokens: Max number of caption tokens; None: `max_length` of the text encoder.
-        dataset: Further fields of the dataset's config.
+        dataset: Further fields of `VideoDataset.Config`.
     """
     return {
         "dataset": VideoDataset.Config(
@@ -110,7 +110,7 @@ def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, 
 def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frames: int = 1) -> Trainer.Config:
     """Changes `config` in place to a tiny network for a CPU, with random weights, and returns it.
 
-    VAE and text encoder stay the same.
+    The locations of VAE and text encoder are unchanged; their precision becomes float32.
 
     Args:
         config: Config of the run.

@@ -72,7 +72,7 @@ class PipelineFormats(FamilyFormats):
         return model.defaults.make_scheduler(model.defaults.shift)
 
     def arrange(self, model: Any, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
-        """Returns the constructor arguments of the pipeline class, except the scheduler.
+        """Returns the constructor arguments of the pipeline class, except the scheduler; by default `parts`.
 
         Args:
             model: The model.
@@ -155,7 +155,7 @@ class PipelineFormats(FamilyFormats):
                 set_field(config, path, str(folder))
 
     def finish(self, model: Any, folder: Path) -> None:
-        """Writes files into the exported `folder` that diffusers' `save_pretrained` does not write; by default none."""
+        """Writes files into the exported `folder` that `save_pretrained` of diffusers does not write; default: none."""
 
     def read_defaults(self, data: Mapping[str, Any]) -> Any:
         return self.model.defaults_class(**data)
@@ -210,7 +210,7 @@ class PipelineFormats(FamilyFormats):
         return {without_numbers(layer) for layer in layers} <= known
 
     def component_names(self, config: Any) -> dict[str, str]:
-        """Returns the hub name or absolute path of each component other than the network, by config field."""
+        """Returns the hub name or absolute path of each component except the network, by config field, if set."""
         places = {path: attrgetter(path)(config) for path in self.model.components}
         return {path: lasting_name(place) for path, place in places.items() if place}
 
@@ -299,7 +299,7 @@ def check_stored(model: StoredModel) -> None:
 
 
 def stored_weights(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """Returns the weights of a stored model by diffusers name, in the dtypes of an export with these options."""
+    """Returns the weights of a stored model by diffusers name, on the CPU, in the dtypes of an export."""
     return exported_weights(cast(PipelineFormats, model.formats), model.load(full_precision=True), options.dtype)
 
 

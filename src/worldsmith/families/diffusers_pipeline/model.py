@@ -112,14 +112,14 @@ class PipelineModel(Model):
             self.restore_buffers()
 
     def restore_buffers(self) -> None:
-        """Fills in place the buffers that weight files do not contain; called after memory for them was allocated."""
+        """Fills in place the buffers that weight files do not contain; called after their memory was allocated."""
 
     @cached_property
     def vae(self) -> Any:
         """The VAE, loaded on first use.
 
         Raises:
-            UserError: If its number of latent channels differs from the network's.
+            UserError: If VAE and network have different numbers of latent channels.
         """
         vae = self.config.tokenizer.build(device=self.device)
         if vae.channels != self.latent_channels and not in_simulation():  # plans use the released VAE instead
@@ -136,7 +136,10 @@ class PipelineModel(Model):
         return self.config.text_encoder.build()
 
     def encode(self, video: Tensor) -> Tensor:
-        """Encodes a uint8 video [3, T, H, W] with the VAE; returns the float32 tensor that a latent cache stores."""
+        """Encodes a uint8 video [3, T, H, W] with the VAE; returns the float32 tensor that a latent cache stores.
+
+        This is the normalized latent [C, t, h, w], or [2C, t, h, w] (mean and log variance of its posterior).
+        """
         encoded: Tensor = self.vae.encode(video)
         return encoded
 
@@ -169,7 +172,8 @@ class PipelineModel(Model):
             noisy: Noisy latents [n, C, t, h, w].
             timesteps: Timesteps [n].
             text: Hidden states of the captions [n, text tokens, d], from `read`.
-            extra_inputs: Further inputs of the family, from `PipelineTask.extra_inputs`.
+            extra_inputs: Further inputs of the family: in training from `PipelineTask.extra_inputs`, in sampling from
+                `SchedulerSampler.extra_inputs`.
 
         Returns:
             Network outputs [n, C, t, h, w].
@@ -199,7 +203,7 @@ class PipelineModel(Model):
 
     @property
     def latent_fingerprint(self) -> str:
-        """Hash that changes with everything in the VAE that changes the content of a latent cache."""
+        """Hash of everything in the VAE that affects the content of a latent cache, such as weights and precision."""
         fingerprint: str = self.vae.fingerprint
         return fingerprint
 
@@ -215,7 +219,7 @@ def draw_parameter(name: str, shape: torch.Size, weight: torch.Size, seed: int) 
         name: Internal parameter name.
         shape: Shape of the parameter.
         weight: Shape of the weight of the parameter's layer.
-        seed: Seed of the run; the value depends only on it and on `name`.
+        seed: Seed of the run; random values depend only on `seed`, `name` and the shapes.
     """
     import torch
 

@@ -97,7 +97,7 @@ class SchedulerSampler(VideoSampler):
         return solver.noise(shape).to(self.model.device), None
 
     def extra_inputs(self, samples: Sequence[InitialState]) -> dict[str, Any]:
-        """Returns further arguments of the model's `predict` for these samples, by name; by default none."""
+        """Returns further arguments of the model's `predict` for these samples, by name; by default {}."""
         return {}
 
     def predictor(self, samples: Sequence[InitialState], branches: Sequence[int]) -> Predict:
@@ -155,7 +155,7 @@ class SchedulerSolver:
         self.arguments: dict[str, Any] = {"generator": draws} if draws_itself else {}
 
     def noise(self, shape: tuple[int, ...]) -> Tensor:
-        """Samples standard normal noise [C, t, h, w] as the diffusers pipeline does."""
+        """Samples standard normal noise of `shape` (C, t, h, w), with the same values as in the diffusers pipeline."""
         import torch
 
         with real_values():
@@ -167,7 +167,7 @@ class SchedulerSolver:
         return self.advance(answer[None], timestep, state[None])[0]
 
     def advance(self, answer: Tensor, timestep: Tensor, state: Tensor) -> Tensor:
-        """Takes one scheduler step for a batch of one sample and returns its next state.
+        """Takes one scheduler step for a batch of one sample and returns its next state [1, C, t, h, w].
 
         Args:
             answer: Network output [1, C, t, h, w].
@@ -233,10 +233,10 @@ class FlowMatchDefaults(PipelineDefaults):
 
 
 def read_schedule(folder: Path) -> dict[str, Any]:
-    """Reads the fields of `FlowMatchDefaults` from the scheduler config of the pipeline in `folder`; {} if it has none.
+    """Returns fields of `FlowMatchDefaults` from the scheduler config of a pipeline; {} if the file does not exist.
 
     Raises:
-        UserError: If the pipeline has another scheduler.
+        UserError: If the scheduler is not `FlowMatchEulerDiscreteScheduler`.
     """
     file = folder / "scheduler" / "scheduler_config.json"
     if not file.is_file():

@@ -34,9 +34,10 @@ class PipelineEncoder(ClipEncoder):
     """Token ids of captions that `encode` has deferred to `encode_captions`; None: captions are not deferred."""
 
     def encode(self, sample: VideoSample) -> bool:
-        """Encodes the clip, its caption, and the empty caption that replaces dropped ones into the caches.
+        """Encodes a clip into the latent cache, and its caption and the empty caption into the text cache.
 
-        Returns False if the clip was cached already.
+        After `defer_captions`, captions are only collected for `encode_captions`. Returns True if latents of the clip
+        were encoded, False if all were in the cache already.
         """
         model = self.task.model
         empty = None if model.config.text_encoder.dropped_captions == "zeros" else self.task.tokenize("")
@@ -219,7 +220,7 @@ class PipelineTask(ClipTask):
         return drawn
 
     def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
-        """Returns further arguments of `predict` by name, in addition to noisy latents, timesteps and text states.
+        """Returns arguments of `predict` by name, in addition to noisy latents, timesteps and text states; default: {}.
 
         Args:
             batch: Samples of one shape.
@@ -248,7 +249,7 @@ class PipelineTask(ClipTask):
     def count_flops(self, batch: Sequence[VideoSample]) -> int | None:
         """Returns the FLOPs of the network in a training step on this batch, without VAE and text encoder.
 
-        None before the first `loss` call on a batch of this shape.
+        Returns None before the first `loss` call on a batch of this shape.
         """
         found = self.work_by_shape.get(shape_of(batch))
         if isinstance(found, tuple):
@@ -259,14 +260,14 @@ class PipelineTask(ClipTask):
         return not sample.caption and self.model.config.text_encoder.dropped_captions == "zeros"
 
     def tokens(self, batch: Sequence[VideoSample]) -> int:
-        """Returns the number of network tokens in a batch, including text padding."""
+        """Returns the number of text and latent tokens in a batch, including text padding."""
         return len(batch) * (self.model.config.text_encoder.max_length + self.grid.vision_tokens(batch[0].latent_shape))
 
 
 def count_step_flops(model: PipelineModel, arguments: Sequence[Any], extra_inputs: Mapping[str, Any]) -> int:
     """Returns the FLOPs of the matmuls of `predict` and of its backward pass, without recomputation.
 
-    The FLOPs are counted on a copy of the network on the meta device, in which the same parameters are trained.
+    The FLOPs are counted on a copy of the network on the meta device, in which the same parameters require gradients.
 
     Args:
         model: The model.

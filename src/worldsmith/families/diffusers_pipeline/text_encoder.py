@@ -37,7 +37,7 @@ FIELD = "model.config.text_encoder.path"
 
 
 def in_pipeline(*parts: tuple[str, str]) -> tuple[str, ...]:
-    """Returns the glob patterns of the files of text encoders and tokenizers, such as "text_encoder/*.safetensors".
+    """Returns glob patterns of text encoder and tokenizer files in a pipeline, such as "tokenizer/tokenizer.json".
 
     Args:
         parts: Pipeline subfolders (encoder, tokenizer) of each text encoder.
@@ -85,7 +85,7 @@ class T5TextEncoder(Configurable):
             return self.max_length
 
         def substitute(self) -> SubstituteComponent:
-            """Returns a substitute (config and tiny tokenizer) that plans use if the text encoder is not available."""
+            """Returns the substitute (config, tiny tokenizer) that `worldsmith plan` uses if the files are missing."""
             contents = {f"{ENCODER}/config.json": T5_XXL, **tokenizer_files("tiny_t5", TOKENIZER)}
             return SubstituteComponent("path", "the encoder of T5 v1.1 XXL", PLACES, contents)
 
@@ -183,11 +183,11 @@ class T5TextEncoder(Configurable):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Fingerprint of everything other than token ids that determines hidden states: weights, precision, masking."""
+        """Fingerprint of weights, precision and masking, which with the token ids determine the hidden states."""
         return f"{fingerprint(self.encoder_folder)} {self.config.precision} masked={self.masked}"
 
     def release(self) -> bool:
-        """Frees the encoder's memory until it is needed again; returns False if it was not loaded."""
+        """Frees the weights of the encoder until they are needed again; returns whether they were loaded."""
         was_loaded, self.encoder = self.encoder is not None, None
         return was_loaded
 
@@ -250,7 +250,7 @@ def load_encoder(folder: Path, precision: str, device: str | torch.device) -> An
 
 
 def find_encoder_folders(path: Path, encoder: str = ENCODER, tokenizer: str = TOKENIZER) -> tuple[Path, Path]:
-    """Returns the folders of a text encoder and of its tokenizer: subfolders of a pipeline, or both `path`.
+    """Returns the folders of a text encoder and of its tokenizer: subfolders of `path`, or `path` for both.
 
     Args:
         path: A pipeline, or a folder with the files of both.
@@ -258,7 +258,7 @@ def find_encoder_folders(path: Path, encoder: str = ENCODER, tokenizer: str = TO
         tokenizer: Subfolder of the tokenizer in a pipeline.
 
     Raises:
-        FileNotFoundError: If one of them does not exist.
+        FileNotFoundError: If a folder lacks the config of the encoder or the files of the tokenizer.
     """
     folders = (path / encoder, path / tokenizer) if (path / encoder).is_dir() else (path, path)
     for folder, file in zip(folders, ("config.json", TOKENIZER_FILES[0]), strict=True):

@@ -112,7 +112,7 @@ class FluxGenerator(PipelineModel):
             noisy: Noisy latents [n, C, 1, h, w].
             timesteps: Timesteps [n], 0 to 1000.
             text: Hidden states of the captions [n, 1 + T5 tokens, d]; the first row is CLIP's pooled state.
-            extra_inputs: Optional `guidance`: guidance scale as network input; by default that of training.
+            extra_inputs: Optional `guidance`: guidance scale, an input of the network; default: `training_guidance`.
 
         Returns:
             Velocities [n, C, 1, h, w].
@@ -140,7 +140,7 @@ class FluxSampler(FlowMatchSampler):
     """Sampler of FLUX.1 with Euler's method; the guidance scale is an input of the network.
 
     Raises:
-        ValueError: If a guidance scale other than 1 is given and the network has no such input.
+        ValueError: If a guidance scale other than 1 is given and the network has no guidance input.
     """
 
     model: FluxGenerator

@@ -33,7 +33,7 @@ PIPELINE = "${oc.env:FLUX_PATH}"
 
 
 def flux_weights_advice(name: str) -> dict[str, str]:
-    """Returns {"FLUX_PATH": how to get the released weights `name`}, shown if the variable is not set."""
+    """Returns {"FLUX_PATH": how to get the weights `name`}, shown if this environment variable is not set."""
     return hub_variable_advice("FLUX_PATH", f"black-forest-labs/{name}")
 
 

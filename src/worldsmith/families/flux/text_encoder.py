@@ -131,7 +131,7 @@ class FluxTextEncoder(T5TextEncoder):
 
 
 def tokenize_for_both(clip: Any, t5: Any, caption: str) -> list[int]:
-    """Returns the token ids of a caption for CLIP, truncated and padded, followed by all of those for T5.
+    """Returns the token ids of a caption for CLIP, truncated and padded, followed by all token ids for T5.
 
     Args:
         clip: Tokenizer of CLIP.

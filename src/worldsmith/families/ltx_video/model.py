@@ -89,7 +89,7 @@ class LTXVideoVAE(PosteriorVAE):
         class_name: ClassVar[str] = "AutoencoderKLLTXVideo"
 
         def substitute(self) -> SubstituteComponent:
-            """Returns a substitute (config without weights) that plans use if the files of the VAE are missing."""
+            """Returns the substitute (config without weights) that `worldsmith plan` uses if VAE files are missing."""
             return vae_substitute("LTX-Video", {"_class_name": self.class_name})
 
     statistics: tuple[Tensor, Tensor]
@@ -115,7 +115,7 @@ class LTXVideoVAE(PosteriorVAE):
 
 
 class LTXTextEncoder(T5TextEncoder):
-    """T5 text encoder that attends to padding and sets the hidden states of padding to 0; the network masks them."""
+    """T5 text encoder that attends to padding; hidden states of padding are set to 0, which the network masks."""
 
     class Config(T5TextEncoder.Config):
         max_length: Count = 128
@@ -148,7 +148,7 @@ class LTXVideoDefaults(FlowMatchDefaults):
 class LTXVideoGenerator(PipelineModel):
     """LTX-Video: a transformer over the tokens of a video, with cross-attention to the text.
 
-    Positions are in seconds and pixels; the network gets the frame rate of each video.
+    Position embeddings depend on seconds and pixels, so the network gets the frame rate of each video.
     """
 
     network_class = "LTXVideoTransformer3DModel"
@@ -188,7 +188,7 @@ class LTXVideoGenerator(PipelineModel):
             noisy: Noisy latents [n, C, t, h, w].
             timesteps: Timesteps [n], 0 to 1000.
             text: Hidden states of the captions [n, text tokens, d]; rows of zeros are masked.
-            extra_inputs: Required `fps`: frames per second of each sample; None or 0 for a default value.
+            extra_inputs: Required `fps`: frames per second of each sample; None or 0: 25.
 
         Returns:
             Velocities [n, C, t, h, w].

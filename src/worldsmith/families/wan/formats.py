@@ -22,7 +22,7 @@ from worldsmith.models.spec import ModelSpec
 
 
 class WanFormats(PipelineFormats):
-    """Reads weights of Wan models in diffusers' format, and exports pipelines, with both experts of Wan 2.2."""
+    """Reads weights of Wan models in diffusers' format and exports pipelines, for Wan 2.2 A14B with both experts."""
 
     model = WanGenerator
     marks = ("condition_embedder.text_embedder.linear_1.weight", "blocks.0.attn2.norm_k.weight", "scale_shift_table")
@@ -91,7 +91,11 @@ class WanFormats(PipelineFormats):
         return arranged
 
     def finish(self, model: WanGenerator, folder: Path) -> None:
-        """Copies the files of the other expert, or of the image encoder, into the exported `folder`."""
+        """Copies components that diffusers does not save into the exported `folder`, and adds them to model_index.json.
+
+        For a model with two experts, this is the expert that was not trained. For a network with image encoder (Wan 2.1
+        image-to-video), it is the encoder and its image processor.
+        """
         index = read_json_object(folder / PIPELINE_INDEX)
         if model.config.expert is not None:
             (other,) = (where for name, where in EXPERTS.items() if name != model.config.expert)

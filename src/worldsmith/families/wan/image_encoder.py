@@ -32,7 +32,7 @@ class WanImageEncoder(Configurable):
         device: Device of the weights.
 
     Raises:
-        FileNotFoundError: If the pipeline lacks the encoder or the image processor.
+        FileNotFoundError: If the pipeline in `config.path` has no image encoder or no image processor.
     """
 
     class Config(Configurable.Config):
@@ -42,7 +42,7 @@ class WanImageEncoder(Configurable):
         """Number format of weights and computation."""
 
         def substitute(self) -> SubstituteComponent:
-            """Returns a substitute (configs without weights) that plans use if the image encoder is not available."""
+            """Returns the substitute (configs without weights) that `worldsmith plan` uses if the files are missing."""
             contents = {f"{ENCODER}/config.json": CLIP_H_VISION, f"{PROCESSOR}/preprocessor_config.json": CLIP_PICTURES}
             return SubstituteComponent("path", "the image encoder of CLIP ViT-H/14", PLACES, contents)
 
@@ -92,7 +92,7 @@ class WanImageEncoder(Configurable):
         return load_from_folder(CLIPImageProcessorPil, self.folder / PROCESSOR)
 
     def states(self, images: Sequence[Tensor]) -> Tensor:
-        """Encodes uint8 images [3, 1, H, W] one by one to hidden states before the last layer, [n, tokens, d]."""
+        """Encodes uint8 images [3, 1, H, W] one by one; returns the input of the last CLIP layer, [n, tokens, d]."""
         import torch
 
         found = []

@@ -58,15 +58,15 @@ class WanDefaults(PipelineDefaults):
     """Guidance scale of the low-noise expert; None: that of the high-noise expert."""
 
     def make_scheduler(self, shift: float | None = None) -> Any:
-        """Builds the scheduler of the released pipelines with `shift`; None: with the shift of these defaults."""
+        """Builds the UniPC scheduler of the released pipelines with `shift`; None: `self.shift`, or 1."""
         return make_unipc_scheduler(shift or self.shift or 1.0)
 
 
 class WanGenerator(PipelineModel):
     """Wan: a transformer over video tokens, with cross-attention to the text in each block.
 
-    The model is one network, or one of two experts for different noise levels; the other expert is read from the
-    pipeline in `config.pipeline`.
+    The model is one network, or one of two experts for different noise levels. For generation, the expert that is not
+    this model is read from the pipeline in `config.pipeline`.
     """
 
     network_class = "WanTransformer3DModel"
@@ -139,7 +139,7 @@ class WanGenerator(PipelineModel):
                 raise wrong(self, *pair, why=why, remedy=remedy)
             if (self.expert is None) != (self.boundary_ratio is None) or (self.pipeline and self.expert is None):
                 names = "expert", "boundary_ratio", "pipeline"
-                why = "a model with two experts requires the trained expert, the noise level of the switch, and the pipeline"
+                why = "a model with two experts requires the trained expert, the switching noise level and the pipeline"
                 raise wrong(self, *names, why=why, remedy="set all three, or none of them")
             if self.expand_timesteps and self.network.takes_image:
                 why = "with a timestep per token, conditioning frames replace latents and are not concatenated to them"
@@ -165,7 +165,7 @@ class WanGenerator(PipelineModel):
         """The image encoder, loaded on first use.
 
         Raises:
-            UserError: If its number of channels differs from that in the network's config.
+            UserError: If the encoder does not have `network.image_dim` channels.
         """
         encoder: WanImageEncoder = self.config.image_encoder.build(device=self.device)
         expected = self.config.network.image_dim
@@ -179,10 +179,10 @@ class WanGenerator(PipelineModel):
 
     @cached_property
     def other_expert(self) -> Any:
-        """The frozen network for the other noise levels, loaded on first use; downloaded if needed.
+        """The frozen network of the expert that is not this model; downloaded if needed and loaded on first use.
 
         Raises:
-            FileNotFoundError: If its folder is not found.
+            FileNotFoundError: If the folder of this expert in `config.pipeline` is not found.
         """
         if in_simulation():
             make = partial(self.library_class(), **asdict(self.config.network))
@@ -210,15 +210,19 @@ class WanGenerator(PipelineModel):
     ) -> Tensor:
         """Runs the network, or the expert for the timestep, on samples of one shape.
 
+        A network with a timestep per token (`expand_timesteps`) requires `given` or `first`; others ignore both.
+
         Args:
             noisy: Noisy latents [n, C, t, h, w].
-            timesteps: Timesteps [n].
+            timesteps: Timesteps [n], 0 to 1000.
             text: Hidden states of the captions [n, text tokens, d].
             image: Mask and latents of the conditioning image, [n, 4 + C, t, h, w]; None without image input.
             image_states: Hidden states of the image encoder [n, tokens, d], for a network with that input.
-            given: Number of clean leading latent frames per sample.
-            first: Latents [C, 1, h, w] of the clean first frame per sample; None: the sample has none.
-            both: True: each sample runs through the expert of its timestep; False: all run through this network.
+            given: For each sample the number of leading latent frames that are already clean in `noisy` and get
+                timestep 0; (): 1 for samples with a tensor in `first`, otherwise 0.
+            first: For each sample the clean latents [C, 1, h, w] that replace its first latent frame, or None to keep
+                the frame; (): all frames are kept.
+            both: True: all samples run through the expert for `timesteps[0]`; False: through this model's network.
             extra_inputs: Ignored.
 
         Returns:
@@ -242,7 +246,7 @@ class WanGenerator(PipelineModel):
         return answers
 
     def network_at(self, timestep: float) -> Any:
-        """Returns the network for a timestep (0 to 1000): this one, or the other expert."""
+        """Returns the network for a timestep (0 to 1000): that of this model, or `other_expert`."""
         config = self.config
         if config.boundary_ratio is None:
             return self.network
@@ -254,7 +258,7 @@ class WanGenerator(PipelineModel):
 
         Args:
             timesteps: Timesteps of the samples, [n].
-            given: Number of clean leading latent frames per sample.
+            given: Number of clean leading latent frames of each sample.
             shape: Latent shape (t, h, w) of the samples.
         """
         import torch
@@ -265,7 +269,7 @@ class WanGenerator(PipelineModel):
         return (noisy * timesteps[:, None]).repeat_interleave((height // patch) * (width // patch), dim=1)
 
     def with_first_frame_mask(self, latents: Tensor) -> Tensor:
-        """Returns [4 + C, t, h, w]: four mask channels that mark the first frame, then `latents`.
+        """Returns a tensor [4 + C, t, h, w]: four mask channels (1 in the first latent frame, else 0), then `latents`.
 
         Args:
             latents: Latents [C, t, h, w] of a video that shows the first frame, then gray frames.
@@ -289,7 +293,7 @@ def pipeline_part_name(pipeline: str, part: str) -> str:
 
 
 class WanSampler(SchedulerSampler):
-    """Sampler of Wan with UniPC; a model with two experts switches to the other one at its boundary noise level."""
+    """Sampler of Wan with UniPC; a model with two experts switches between them at the noise level `boundary_ratio`."""
 
     model: WanGenerator
 

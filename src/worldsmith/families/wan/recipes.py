@@ -33,7 +33,7 @@ ADAPTERS: Any = {"rank": 32, "alpha": 32, "lr": 1e-4}
 
 
 def wan_weights_advice(name: str) -> dict[str, str]:
-    """Returns {"WAN_PATH": how to get the released weights `name`}, shown if the variable is not set."""
+    """Returns {"WAN_PATH": how to get the weights `name`}, shown if this environment variable is not set."""
     return hub_variable_advice("WAN_PATH", f"Wan-AI/{name}-Diffusers")
 
 
@@ -199,7 +199,7 @@ def model_config(config: Trainer.Config) -> WanGenerator.Config:
 def train_high_noise_expert(config: Trainer.Config, name: str, boundary: float) -> Trainer.Config:
     """Changes `config` in place to train the high-noise expert of a two-expert pipeline, and returns it.
 
-    The initial weights are those of the pipeline.
+    The initial weights are those of the high-noise expert in the pipeline.
 
     Args:
         config: Config of the run.

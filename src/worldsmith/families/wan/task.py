@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WanTask(PipelineTask):
-    """Training task of Wan: text- and image-to-video. An expert is trained only on its own noise levels."""
+    """Training task of Wan: text- and image-to-video; an expert is trained only on the noise levels it is used for."""
 
     objective_class = RectifiedFlow
 

@@ -82,9 +82,9 @@ def weighted_sum(phases: Sequence[PhaseMemory], counts: Sequence[int]) -> PhaseM
 def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, PhaseMemory]:
     """Extrapolates the peak of each phase to a network with more layers.
 
-    Which moment is the peak depends on the depth, so each moment is extrapolated. A moment of `base` is matched to the
-    moment of a deeper network with the same distance from the start or the end of its stretch, which lies between two
-    layer boundaries.
+    Which moment of a step is the peak depends on the number of layers, so every moment is extrapolated. A moment of
+    `base` is compared with the moment of the deeper network that has the same distance from the start or the end of its
+    stretch (consecutive memory events of one phase).
 
     Args:
         base: Step of the network with the fewest layers.

@@ -139,7 +139,7 @@ def repeated_layer_lists(config: Trainer.Config) -> dict[str, int]:
 
 
 def min_simulated_layers(lists: Mapping[str, int]) -> int:
-    """Returns the number of layers per list that the extrapolation has to simulate.
+    """Returns the min number of layers to keep in each list, from which more layers can be extrapolated.
 
     Args:
         lists: Number of layers by config field or module name, as from `repeated_layer_lists`.

@@ -179,7 +179,10 @@ def find_phases(run: TrackedRun) -> dict[str, Callable[[], None]]:
 
 
 def encode(run: TrackedRun) -> None:
-    """Encodes one clip of each size in the batch with its caption, one after the other, while the network is loaded."""
+    """Runs the run's encoders on the first batch, so that the tracker records the memory of encoding.
+
+    Of all clips with the same size only one is encoded, with its caption. The network stays on the device meanwhile.
+    """
     encoder, dummies = run.task.encoder, run.task.dummy_data
     dummies.forget_cached()
     for sample in {dummies.encoder_size(sample): sample for sample in run.batches[0]}.values():

@@ -122,7 +122,7 @@ class TrackedRun(Trainer):
 
     @property
     def finds_all_encoded(self) -> bool:
-        """Whether the batches contain latents of encoded clips, so that no clip has to be encoded."""
+        """Whether the batches contain latents of clips; the run then needs no encoder."""
         return any(getattr(sample, "latents", None) is not None for batch in self.batches for sample in batch)
 
     def prime(self) -> None:

@@ -71,7 +71,7 @@ class TrafficRecorder:
             module: Name of the module whose forward pass calls the operator.
 
         Returns:
-            Whether the operator starts a collective or waits for one.
+            True if the operator starts a collective or waits for one; only a start is recorded.
         """
         if func.namespace not in NAMESPACES:
             return False

@@ -93,7 +93,7 @@ class CheckData(RunAction):
     def load(self, words: RunArguments) -> Loaded:
         """Loads the config of the run that the arguments `words` describe.
 
-        If they name a dataset, it is the config of a recipe that reads this dataset.
+        If the arguments name a dataset, it is the config of a recipe that reads this dataset.
         """
         notes, source = words.leave_parent_out(), words.unknown_source()
         found = None if source is None else find_dataset(source, self.config.recipe)
@@ -178,7 +178,7 @@ class CheckData(RunAction):
             ranks: Number of data-parallel ranks.
 
         Returns:
-            The task, which reads the data, of each split ("train", "val").
+            Split ("train", "val") -> task that reads the data of this split.
         """
         tree = self.tree
         tasks: dict[str, Task] = {}
@@ -232,9 +232,11 @@ class CheckData(RunAction):
     def add_count_problems(
         self, found: CheckResult, report: DataReport, split: str, *, stops_on_overlong: bool
     ) -> None:
-        """Adds remarks and problems to `found` that follow from the sample and pack counts in `report`.
+        """Adds a problem or remark to `found` if samples exceed the token limit or ranks have too few packed batches.
 
-        `stops_on_overlong`: a sample above the token limit stops the run; otherwise it is skipped.
+        `stops_on_overlong`: a sample above the token limit stops the run (a problem); otherwise it is skipped (a
+        remark). An epoch with less than one step, or without samples, on some ranks is a remark. `split` is "train" or
+        "val".
         """
         ranks = len(report.packs)
         if report.over_cap and (report.kept or stops_on_overlong):
@@ -334,10 +336,10 @@ def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
 
 
 def cap_field(loaded: Loaded, split: str) -> str:
-    """Returns the name of the setting by which the user changes the max tokens of a sample, for messages.
+    """Returns the name, for messages, of the setting with which the user changes the max tokens of a sample.
 
-    It is the config field that the data loader's field refers to, or the key of the spec file that sets it. Returns ""
-    if it is the data loader's own field. `split` is "train" or "val".
+    It is the config field that the data loader's field refers to, or the key of the training spec that sets it. Returns
+    "" if the data loader's own field is to be changed. `split` is "train" or "val".
     """
     section = f"dataloader_{split}"
     path = (section, getattr(loaded.tree, section).sample_cap_field)

@@ -169,7 +169,7 @@ def find_problems(
     Args:
         report: Report on the data.
         loader: The data loader of the run.
-        tally: Skipped samples; its `refusal` is the error message if they would stop the run, else None.
+        tally: Skipped samples; `tally.refusal` is the error message if they would stop the run, else None.
         seen: Inspection results of all inspected samples.
     """
     found = [] if tally.refusal is None else [tally.refusal]
@@ -202,9 +202,9 @@ def count_packs(
     packs_a_step: int,
     share: float,
 ) -> None:
-    """Packs the samples of each rank with the packer of the run, and with the other packers for comparison.
+    """Packs the samples of each rank with the packer of the run and, for comparison, with "sequential" and "pool".
 
-    Sets the packs, steps and fill ratios of `report`.
+    Sets the packs (packed batches), steps and fill ratios of `report`.
 
     Args:
         report: Report on the data, which is changed in place.
@@ -242,14 +242,14 @@ def packs_when_full(packs: Sequence[Sequence[int]]) -> float:
 
 
 def tokens_by_rank(kept: Sequence[InspectedSample], ranks: int) -> list[list[int]]:
-    """Returns, for each of `ranks` ranks, the token counts of the usable samples `kept` that it reads in an epoch."""
+    """Returns, for each of `ranks` ranks, the token counts of the samples in `kept` that the rank reads in an epoch."""
     return [[item.num_tokens for item in kept if item.position % ranks == rank] for rank in range(ranks)]
 
 
 def find_max_ranks(config: PackingDataLoader.Config, kept: Sequence[InspectedSample], below: int, packs: float) -> int:
-    """Returns the max number of ranks, below `below`, at which each rank gets at least `packs` packs per epoch.
+    """Returns the max number of ranks, less than `below`, at which each rank has enough packed batches in an epoch.
 
-    0 if no number of ranks is small enough.
+    Enough are `packs` packed batches. 0 if even a single rank would have fewer.
     """
     for ranks in range(below - 1, 0, -1):
         if all(len(pack_all(config.packer, config, own)) >= packs for own in tokens_by_rank(kept, ranks)):
@@ -258,7 +258,7 @@ def find_max_ranks(config: PackingDataLoader.Config, kept: Sequence[InspectedSam
 
 
 def pack_all(name: str, config: PackingDataLoader.Config, tokens: Sequence[int]) -> list[list[int]]:
-    """Packs samples with the given token counts; returns the token counts of the samples in each pack.
+    """Packs samples with the given token counts; returns the token counts of the samples in each packed batch.
 
     `name` is the packer; its settings are those of `config`.
     """

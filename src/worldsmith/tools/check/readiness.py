@@ -60,7 +60,7 @@ class Needs:
     problems: list[str] = field(default_factory=list)
 
     def writable(self, folder: Path, what: str) -> None:
-        """Adds a problem if `folder` cannot be written; `what` describes it in the message, such as "the cache "."""
+        """Adds a problem to `problems` if `folder` cannot be written; `what` describes it, such as "the cache "."""
         try:
             require_writable(folder, what=what)
         except UserError as error:
@@ -113,7 +113,8 @@ def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Nee
 def inspect_hub(needs: Needs, tree: Any) -> None:
     """Adds the model components on the hub to `needs`; adds a problem if the disk is too small for their download.
 
-    `tree` is the config of the run. Problems in `needs` already state why a component is not available.
+    `tree` is the config of the run. Components that a problem in `needs` already lists as not available are not queried
+    on the hub again.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError
@@ -200,12 +201,12 @@ def inspect_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ran
 
 
 def inspect_latent_cache(needs: Needs, cache: str, needed: int) -> None:
-    """Adds a remark to `needs` if the latents of an epoch do not fit on the disk of the latent cache.
+    """Adds the size of the latents and the free disk space to `needs.disk`; adds a remark if the latents do not fit.
 
     Args:
         needs: Requirements of the run, which are changed in place.
         cache: Folder of the latent cache.
-        needed: Bytes of the latents.
+        needed: Bytes of the latents of an epoch.
     """
     free = shutil.disk_usage(nearest_folder(Path(cache))).free
     needs.disk |= {"latent_cache": needed, "latent_cache_free": free}

@@ -101,7 +101,7 @@ class AnnotateFps(Action):
         return Result(list(self.lines(dataset, done, out)), facts)
 
     def facts(self, dataset: ChatFile, done: Annotated, before: bytes, out: Path) -> dict[str, Any]:
-        """Returns the content of the provenance file: paths and checksums of both files, media folder and record counts.
+        """Returns the content of the provenance file: both paths and checksums, media folder, record counts.
 
         Args:
             dataset: The dataset that was annotated.

@@ -106,8 +106,8 @@ class PreviewChats(Action):
     def show_conversation(self, dataset: Any, processor: ChatProcessor, index: int, lines: list[str]) -> dict[str, Any]:
         """Appends output lines on the conversation `index` to `lines`, and returns its content as plain data.
 
-        The keys are `key`, `tokens` and `supervised` (numbers of tokens), `text` (token spans) and `media`; those of a
-        skipped conversation are `key`, `left_out` (reason) and `detail`.
+        The keys are `key`, `tokens` and `supervised` (numbers of tokens), `text` (token spans) and `media` (from
+        `show_media`). The keys of a skipped conversation are `key`, `left_out` (reason) and `detail`.
         """
         key = dataset.place(index)[0]
         try:

@@ -226,10 +226,11 @@ class ConversationSettings:
     media_name: str
 
     def check(self) -> None:
-        """Raises ValueError if the score is "sa" or "joint", which rate the caption, but the question lacks the caption."""
+        """Raises ValueError if the question lacks the caption, which the scores "sa" and "joint" rate."""
         if self.score_field != "pc" and not self.caption_field:
             raise ValueError(
-                f"score_field '{self.score_field}' rates the caption, but the question does not contain it; set include_caption"
+                f"score_field '{self.score_field}' rates the caption, but the question does not contain it; "
+                "set include_caption"
             )
 
 

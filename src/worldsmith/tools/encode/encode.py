@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Encoded:
-    """Number of samples that a process encoded, found in the cache, and skipped."""
+    """Numbers of samples that a process encoded, that were already in the latent cache, and that were skipped."""
 
     encoded: int = 0
     found: int = 0
@@ -84,17 +84,17 @@ class Encode(RunAction):
         return Result([summary], {**asdict(done), "processes": size * count, "cache": folders})
 
     def check(self) -> None:
-        """Raises UserError if the run has no latent cache, or if it is not writable."""
+        """Raises UserError if the run has no latent cache, or if the folder of the latent cache is not writable."""
         for encoder in self.encoders(World()).values():
             require_writable(encoder.require_cache(), what="the latent cache ")
 
     def total(self, rank: int = 0, size: int = 1) -> int:
-        """Returns the number of samples that process `rank` of `size` encodes."""
+        """Returns the number of samples, over all splits and epochs, that process `rank` of `size` encodes."""
         loaders = [encoder.task.loader(dry=True) for encoder in self.encoders(World()).values()]
         return sum(len(range(rank, self.config.passes * len(loader.dataset), size)) for loader in loaders)
 
     def encoders(self, world: World) -> dict[str, SampleEncoder]:
-        """Returns the sample encoders of a process by split: "train" and, if it has a latent cache, "val"."""
+        """Returns a process's sample encoders by split: "train", and "val" if the run validates with a latent cache."""
         tree = self.tree
         model: Model = tree.model.config.build(device="meta")
         model.device = device_of(world)  # the encoder goes there; the network stays without memory
@@ -122,7 +122,7 @@ class Encode(RunAction):
         Args:
             rank: Number of the process.
             size: Number of processes that share the samples.
-            shown: Called with the number of finished samples, to report progress.
+            shown: Called with the number of samples that this process has finished, to report progress.
             local_rank: Number of the process on this machine, which selects its GPU; None: `rank`.
         """
         import torch

@@ -34,11 +34,11 @@ from worldsmith.monitor.page.run_page import refresh_page
 from worldsmith.sampling.generate_answers import Answer
 
 QUESTION, DURATION = "question", "duration"
-"""Names of the slices that are computed; other slices are fields of the records."""
+"""Names of the slices that are computed from the question and its video; any other slice is a record field."""
 SECONDS = (2, 5, 10, 30, 60)
-"""Upper bounds of the duration slices, in seconds."""
+"""Upper bounds of the video duration ranges of the slice "duration", in seconds."""
 LETTERS = 80
-"""Max characters of a question as a slice value."""
+"""Max length of a question that is used as the value of a slice, in characters."""
 FOLDER, SETTINGS = "answers", "settings.json"
 CONFUSION, ITEMS, DIRECTIONALITY = "confusion.png", "items", "directionality_score.json"
 NAMES = {"binary": "yes/no accuracy", "text": "exact match"}
@@ -87,7 +87,7 @@ def read_records(
         dataset: Dataset of conversations; the last answer is the ground truth.
         limit: Read only the first N records; None: all.
         task_field: Record field with the task type; "": not used.
-        slices: Names of slices, for which the value of each record is stored.
+        slices: Slices by which the accuracy is reported: "question", "duration" or names of record fields.
 
     Raises:
         UserError: If no record can be used, or if no record has a field that `task_field` or `slices` name.
@@ -255,7 +255,10 @@ class SavedAnswers:
         self.folder = out / FOLDER
 
     def require_same(self, settings: Mapping[str, Any]) -> None:
-        """Raises UserError if the folder has answers that were generated with other settings than `settings`."""
+        """Raises UserError if the saved answers were generated with other settings than `settings`.
+
+        `settings` is the result of `EvaluateAnswers.answer_settings`: model fingerprints and generation settings.
+        """
         if not (self.folder / SETTINGS).is_file():
             return
         known, wanted = flatten(read_json_object(self.folder / SETTINGS)), flatten(json.loads(json.dumps(settings)))
@@ -294,7 +297,8 @@ class SavedAnswers:
     def read(self) -> dict[tuple[str, str], dict[str, str]]:
         """Returns the saved answers of all processes, by (record id, fingerprint of the question).
 
-        Each is the JSON object that `add` wrote, with the key "error" if the answer could not be generated.
+        Each has the keys "id" (of the record), "asked" (fingerprint of the question) and `said` (text of the answer).
+        If the answer could not be generated, it also has "error" (message) and "status" ("prep_error", "gen_error").
         Incomplete lines are ignored. Of several answers to a question the last one is returned, but an error never
         replaces an answer.
         """
@@ -420,9 +424,9 @@ def directionality(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_items(folder: Path, rows: Sequence[Row], dataset: str) -> None:
-    """Writes a JSON file for each answered record, named by its id, and deletes other JSON files in `folder`.
+    """Writes one JSON file per answered record (answer, ground truth, correctness) into `folder`, named by record id.
 
-    `dataset` is the name of the dataset, which is stored in each file.
+    Deletes all other JSON files in `folder`. `dataset` is the name of the dataset, which is stored in each file.
     """
     folder.mkdir(exist_ok=True)
     names = {row.id: f"{file_name(row.id)}.json" for row in rows if row.answered}

@@ -254,9 +254,10 @@ class EvaluateAnswers(AnswerAction, WritingAction):
                 show(answered, len(waiting))
 
     def find_overlap(self, exam: Questionnaire, model: StoredModel) -> dict[str, int | None]:
-        """Counts duplicate records (`repeated`) and records `in_training_data` of the model; logs warnings about both.
+        """Returns the numbers of duplicate records (`repeated`) and of records in the model's training data.
 
-        `in_training_data` is None if the training data is unknown or not on this machine.
+        The second has the key `in_training_data`; it is None if the training data is unknown or cannot be read. Logs a
+        warning if one of the numbers is greater than 0.
         """
         asked, trained_on = exam.asked, None
         count, repeated = len(asked.turns), count_repeated(asked)

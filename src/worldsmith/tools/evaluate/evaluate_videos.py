@@ -98,7 +98,7 @@ class EvaluateVideos(VideoAction):
             for name in ("baseline", "evaluators", *field_names(MetricOptions)):
                 if self.prompts is not None and getattr(self, name) != defaults[name]:
                     raise wrong(self, name, "prompts", why="the former needs sample files or a dataset",
-                                remedy="give these with --input-files, and their content in `extra`")  # fmt: skip
+                                remedy="use sample files with --input-files instead of --prompts")  # fmt: skip
             if self.dataset is None and "loss" in self.evaluators:
                 raise wrong(self, "evaluators", "dataset", why="the loss needs a dataset of clips",
                             remedy="give --dataset DIR")  # fmt: skip
@@ -199,7 +199,7 @@ class EvaluateVideos(VideoAction):
         return self.measure(orders, samples, losses, facts, clips.left_out_lines())
 
     def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
-        """Opens the dataset of clips at the path `dataset`, and sets `self.mode` and `self.modes` from the trained model.
+        """Opens the dataset of clips at the path `dataset`, and sets `mode` and `modes` from the trained model.
 
         Raises UserError if the output folder is inside the folder of one of the `models`, or if no metric can be
         computed.

@@ -108,13 +108,13 @@ class HeldOutClips:
         """Computes the loss of a model on the clips and stores it, or reads the stored loss if no input has changed.
 
         Args:
-            order: Model to measure, with its device and output folder. It can differ from the model with which this
-                object was constructed, whose data settings are used.
+            order: Model to measure, with its device and output folder. It can differ from `self.model`, whose data
+                settings are used.
             progress: Called with (done, total) after each clip.
             overwrite: Compute the loss even if it is stored.
 
         Returns:
-            The losses. If they are not comparable with those of that model, the only entry is "" -> reason.
+            The losses. If they cannot be compared with those of `self.model`, the only entry is "" -> reason.
         """
         tree = training_tree(order.model)
         if reason := self.incomparable_reason(order.model, tree):
@@ -135,7 +135,7 @@ class HeldOutClips:
         return found
 
     def incomparable_reason(self, model: StoredModel, tree: Mapping[str, Any] | None) -> str:
-        """Returns why the loss of `model` is not comparable with that of the constructor's model; "" if it is comparable.
+        """Returns why the loss of `model` cannot be compared with the loss of `self.model`; "" if it can be compared.
 
         `tree` is the config of the run that trained `model`; None if it is unknown.
         """
@@ -149,7 +149,7 @@ class HeldOutClips:
         )
         kinds = [[of.spec.name, *of.config.latent_grid] for of in (self.model, model)]
         if kinds[0] != kinds[1] or one != other:
-            return f"{model.folder} has another model family, latent size, training objective or other data settings"
+            return f"{model.folder}: model family, latent size, objective or data settings differ from the first model"
         return ""
 
     def signature(self, order: Order, tree: Mapping[str, Any]) -> str:
@@ -200,7 +200,7 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
 
 
 def clip_identities_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
-    """Returns (absolute path, content hash) of the clip of each window; if the hash is unknown, the path instead."""
+    """Returns (absolute path, content hash) of the clip of each window; an unknown hash is replaced by the path."""
     marks = [str(facts[0]) for _, facts in dataset.contents()]
     return [(str(Path(window.path).resolve()), mark) for window, mark in zip(dataset.windows, marks, strict=True)]
 
@@ -222,8 +222,8 @@ def compute_losses(
     Args:
         order: Model to load, with its device.
         data: Settings of the data loader.
-        objective: Training objective, as plain data.
-        tally: Collects the skipped clips.
+        objective: Section `objective` of the config of the training run, as plain data.
+        tally: Records the skipped clips, in place.
         progress: Called with (done, total) after each clip.
 
     Returns:

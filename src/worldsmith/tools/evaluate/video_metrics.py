@@ -173,9 +173,10 @@ def draw(sheet: Path, samples: Mapping[str, Sequence[GeneratedVideo]]) -> None:
 
 
 def values_of(scores: Mapping[str, Scores]) -> dict[str, Values]:
-    """Returns the values by sample name and output name, from scores by output name.
+    """Regroups scores by output name: returns the values of each sample, by sample name and then by output name.
 
-    Outputs that are measured over all samples together are omitted.
+    A value is a number, or a string with the reason why it is missing. Outputs that are measured over all samples
+    together are omitted.
     """
     found: dict[str, Values] = {}
     for output, of in scores.items():
@@ -253,7 +254,8 @@ def summarize(units: Mapping[str, str], models: Mapping[str, Mapping[str, Scores
         models: Scores by model name and output name.
 
     Returns:
-        The summary by output name: unit, mean and interval by model name, `difference`, and `not_measured`.
+        The summary by output name: `unit`, the results of `facts` by model name, `difference` (results of `facts` by
+        name of the model compared with the first one), and `not_measured` (numbers by model name and reason).
     """
     found: dict[str, Any] = {}
     first = next(iter(models))
@@ -279,11 +281,11 @@ def summarize(units: Mapping[str, str], models: Mapping[str, Mapping[str, Scores
 
 
 def facts(values: Sequence[float], samples: int | None = None, *, share: bool = False) -> dict[str, Any]:
-    """Returns `mean`, 95 % `interval` and number of samples of values.
+    """Returns a dict with `mean`, 95 % `interval` (low, high) and `samples`, the number of samples, of values.
 
     Args:
         values: The values.
-        samples: Number of samples, if a value measures many of them, such as an FVD; None: one value per sample.
+        samples: Number of samples, if one value measures many samples, such as FVD; None: one value per sample.
         share: The values are 0 or 1, for which Wilson's interval is used.
     """
     mean = sum(values) / len(values) if values else None

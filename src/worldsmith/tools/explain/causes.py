@@ -136,7 +136,7 @@ def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]
 
     Args:
         stream: Output of a process.
-        seen: Cache that is extended: result of `line_key` for a line → the patterns and named groups it matches.
+        seen: Cache, extended in place: key of a line (from `line_key`) → (pattern id, named groups) of its matches.
     """
     chain, linked = 0, False
     for line, frame in with_frames(stream.lines):
@@ -154,7 +154,10 @@ def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]
 
 
 def without_code(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yields the lines of a log, except tracebacks' frames and source code, which may contain messages not raised."""
+    """Yields the lines of a log without traceback frames and their source code.
+
+    Source code can contain error messages that were not raised.
+    """
     return (line for line, _ in with_frames(lines))
 
 
@@ -255,7 +258,7 @@ class ErrorPattern:
     less: tuple[str, ...] = ()
     """Two named groups or none: a line matches only if the number in the first group is smaller."""
     over: tuple[int, ...] = ()
-    """Less specific patterns, which are dropped if this pattern is found."""
+    """Ids of less specific error patterns, which are not reported if this pattern is found."""
     at_least: int = 1
     """Min number of matching lines."""
     consequence: bool = False

@@ -60,7 +60,7 @@ class Explain(Action):
         )
 
     def read(self) -> tuple[list[Stream], Run | None]:
-        """Returns the log's lines as one stream per file and rank, and the run that wrote it, if known.
+        """Returns the lines of the log as one stream per file and rank, and the run that wrote the log (None: unknown).
 
         Raises UserError if the path is neither a log nor a run folder.
         """

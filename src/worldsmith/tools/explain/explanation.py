@@ -23,10 +23,11 @@ from worldsmith.tools.explain.logs import split
 OPERATION = re.compile(r"\{(set|half|double|tenth|less|fit|see) ([^{}]+)\}")
 KINDS = {"generator: ": "vfm", "reasoner: ": "vlm"}
 ROUND = 64
-"""Suggested token limits are rounded up to a multiple of this."""
+"""Suggested token limits are rounded up to a multiple of this number of tokens."""
 TOKENS = "data_setting.max_tokens"
 SAMPLE_CAP, PACK_CAP = "dataloader_train.max_sample_tokens", "dataloader_train.max_sequence_length"
-"""Token limits of a sample and of a pack; they replace `TOKENS` in runs that limit each sample, such as those of a Cosmos-RL spec."""
+"""Token limits of a sample and of a pack; they replace `TOKENS` in runs that limit each sample, for example those of a
+Cosmos-RL spec."""
 SPEC_KEYS = {
     TOKENS: "policy.model_max_length",
     "dataloader_train.max_samples_per_batch": "train.train_policy.mini_batch",
@@ -34,7 +35,7 @@ SPEC_KEYS = {
     "model.config.parallelism.data_parallel_replicate_degree": "policy.parallelism.dp_replicate_size",
     "optimizer.lr": "train.optm_lr",
 }
-"""Setting → key of a spec, which a suggested fix also names if the run limits each sample."""
+"""Config path → key of a Cosmos-RL spec that sets it; suggested fixes name both if the run limits each sample."""
 
 
 @dataclass(frozen=True, slots=True)

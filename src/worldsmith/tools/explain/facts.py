@@ -34,7 +34,7 @@ class Run:
 
     @property
     def task(self) -> str | None:
-        """Task of the run, "vfm" or "vlm"; None: unknown."""
+        """Task of the run: "vfm" (video generator) or "vlm" (vision-language reasoner); None: unknown."""
         return self.value("job.task")
 
 
@@ -109,7 +109,7 @@ def quarantine(run: Run) -> str | None:
 
 
 def skipped(run: Run) -> str | None:
-    """Returns text with the number of skipped steps of a run and the file on the first one; None without any."""
+    """Returns text with the number of skipped steps and the file that describes the first one; None without any."""
     files = sorted((run.folder / "bad_batches").glob("step_*.json")) if run.folder else []
     return f"{len(files)} steps were skipped; {files[0]} describes the first" if files else None
 

@@ -62,7 +62,7 @@ class Convert(Action):
 
     class Config(Action.Config):
         source: str
-        """Diffusers pipeline or transformer folder, native export, folder of a reasoner in transformers' format, hub name
+        """Diffusers pipeline or transformer folder, native export, reasoner folder in transformers' format, hub name
         (org/name) of one of these, a checkpoint, or a SAT folder or file."""
         out: str
         """Output folder."""
@@ -283,7 +283,7 @@ def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torc
     from worldsmith.checkpoint.dcp.dcp_folder import save_part
 
     class ReadingPlanner(DefaultSavePlanner):
-        """DCP save planner for tensors on the meta device; reads each tensor from the weight source when it is written."""
+        """DCP save planner for tensors on the meta device; reads each tensor from its source when it is written."""
 
         def lookup_object(self, index: MetadataIndex) -> Tensor:
             name = index.fqn.removeprefix(LIVE)

@@ -118,7 +118,7 @@ class Export(WritingAction):
         return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower)
 
     def describe(self, model: StoredModel) -> str:
-        """Returns text with the kind of weights (such as EMA weights), their training step and the dtype of the export."""
+        """Returns text with the kind of weights, such as EMA weights, their training step and the export dtype."""
         return f"{WEIGHTS_NAMES[model.weights]} after {model.iteration} steps, {self.config.dtype}"
 
     def prepare(self) -> PreparedExport:

@@ -140,7 +140,7 @@ class Annotations:
         asked = [key for key in keys if same_question(self.by_key[key], str(row.get("question", "")))]
         keys = asked or keys
         if len({json.dumps(self.media(key)) for key in keys}) > 1:
-            raise ValueError(f"{len(keys)} records of {self.location} have the name '{name}' but different files")
+            raise ValueError(f"{len(keys)} records of {self.location} have the name '{name}' but different media files")
         return keys[0] if keys else None
 
     def media(self, key: str) -> list[str]:
@@ -150,9 +150,9 @@ class Annotations:
         return [join(self.media_root, path) for path in listed if isinstance(path, str)]
 
     def with_full_paths(self, key: str) -> dict[str, Any]:
-        """Returns the record with this key, with media paths joined with the media root.
+        """Returns a copy of the record with this key, in which the media root is prepended to media paths.
 
-        So it does not depend on the location of the annotation file.
+        The copy does not depend on the location of the annotation file.
         """
         record = dict(self.by_key[key])
         for kind in KINDS:
@@ -279,7 +279,7 @@ def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
 
 
 def classify_error(prediction: str, ground_truth: str) -> ErrorType:
-    """Returns the error type of a wrong answer, given the predicted and the ground-truth text."""
+    """Returns the error type of a wrong answer: "FP", "FN", "wrong", "unparsed" or "format" (see `Gap.error_type`)."""
     word = parse_yes_no(ground_truth) if normalized(ground_truth) in ("yes", "no") else None
     letter = (
         parse_letter(ground_truth)

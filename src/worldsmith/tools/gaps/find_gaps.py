@@ -42,7 +42,7 @@ COLUMNS: Mapping[str, str] = {
     "row": "int64",
     "evaluation": "string",
 }
-"""Column names and types, in order; the first three are those of the tool that this command replaces."""
+"""Names and types of the table columns, in order; the first three are compatible with the tool that this replaces."""
 
 
 class FindGaps(Action):
@@ -110,7 +110,9 @@ class FindGaps(Action):
 
     @cached_property
     def annotations(self) -> Annotations | None:
-        """Annotations of the evaluated questions; None if the results name all media and no annotations are written.
+        """Annotations of the evaluated questions; None if they are not needed.
+
+        They are needed for --kpi-ann-path, for --annotations-out, and if a row of the results does not name its media.
 
         Raises UserError if they are not found.
         """
@@ -127,7 +129,7 @@ class FindGaps(Action):
         return self.config.summary or f"{table.removesuffix('.json').removesuffix('.parquet')}.summary.json"
 
     def require_outputs(self) -> None:
-        """Raises FileExistsError if an output exists without `--force`, UserError if pyarrow is required but missing."""
+        """Raises FileExistsError if an output exists without `--force`, UserError if required pyarrow is missing."""
         config = self.config
         if not config.gaps_parquet.endswith(".json"):
             require_pyarrow(config.gaps_parquet)
@@ -239,7 +241,7 @@ def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) 
     "error_types" has counts by error type; "slices" has, by "name: value" of a slice, {"answers": count, "gaps": count
     of wrong answers}. The accuracies are None without answers.
 
-    `gaps` are the table rows of `find_gaps` for the wrong ones of `answers`.
+    `gaps` are the table rows from `find_gaps` for the wrong answers among `answers`.
     """
     total, wrong = len(answers), len(gaps)
     types = Counter(row["error_type"] for row in gaps)

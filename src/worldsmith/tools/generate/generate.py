@@ -151,10 +151,10 @@ class GenerateVideos(WritingAction):
 
 
 def model_of_stack(stack: Sequence[str]) -> StoredModel:
-    """Returns the model that SAT config files describe, with the weights that they name.
+    """Returns the model that SAT config files describe, with the weights that these files name.
 
     `stack` has the paths of the files, and overrides. Raises ConfigError if the files are invalid, UserError if the
-    weights do not fit them.
+    weights do not fit the described model.
     """
     files, words = [word for word in stack if not is_change(word)], [word for word in stack if is_change(word)]
     _, found = translate_sampling(files, words)
@@ -200,7 +200,7 @@ def sample_of_prompt(index: int, text: str) -> SampleEntry:
 
 
 def is_size_unset(layers: Sequence[Layer]) -> bool:
-    """Returns whether size, length or frame rate are missing in all layers of settings, so that the model sets them."""
+    """Returns whether at least one of size, length and frame rate is unset in all layers, so that the model sets it."""
     given = {name for name in SIZES for layer in layers if getattr(layer.settings, name) is not None}
     return not given >= {"num_frames", "fps"} or not ("resolution" in given or given >= {"height", "width"})
 

@@ -61,7 +61,7 @@ class Order:
         }
 
     def arguments(self, sample: SampleArgs) -> dict[str, Any]:
-        """Returns the content of `sample_args.json`: sampling arguments, fingerprint of the input media, and the model."""
+        """Returns the content of `sample_args.json`: sampling arguments, fingerprint of the input media, model."""
         begin = None if sample.vision_path is None else files_fingerprint([Path(sample.vision_path)])
         return {**sample.record(), "vision_mark": begin, "model": self.about}
 

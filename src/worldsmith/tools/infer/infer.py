@@ -120,7 +120,10 @@ class Infer(AnswerAction):
         }
 
     def questions(self) -> dict[str, list[Turn]]:
-        """Returns the conversations to answer, by media file with --media, else one by "the question"."""
+        """Returns the conversations to answer, by path of the media file.
+
+        Without --media, it is one conversation with the key "the question".
+        """
         system = [say("system", self.config.system)] if self.config.system else []
         return {
             str(parts[0].source) if self.config.media else "the question": [

@@ -67,9 +67,10 @@ class Clock:
 
 
 class Fitting:
-    """Estimates memory and step time of a run with other settings, such as gradient checkpointing, by simulation.
+    """Estimates memory and step time of a run with changed settings, such as gradient checkpointing, by simulation.
 
-    With every setting, a step has the same samples as in the unchanged run: packs are only split or merged.
+    With every setting, a step has the same samples as in the unchanged run: only packed batches (packs) are split or
+    merged.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Fitting:
             read: Called with a list of overrides; returns the run loaded with them.
             ranks: Number of GPUs.
             gpu: Type of the GPUs.
-            batches: Packs of a rank in a step; None: planned from the data of the run.
+            batches: Packed batches (lists of samples) of a rank in a step; None: planned from the data of the run.
             show_progress: Called with a description of each setting before it is evaluated, to show the progress.
             clock: Clock with the CPU time budget of the search; None: unlimited.
             clips: Smaller clips, which are applied to all settings; None: the clips of the run.
@@ -106,7 +107,10 @@ class Fitting:
         """Max CPU seconds of a simulation with all layers so far."""
 
     def with_clips(self, clips: Learned) -> Fitting:
-        """Returns an evaluator of the same run with other clip sizes; it uses the same clock and time statistics."""
+        """Returns an evaluator of the same run whose clips have the sizes in `clips`.
+
+        It shares the clock of this evaluator and starts with its measured simulation times.
+        """
         other = Fitting(
             self.read, ranks=self.ranks, gpu=self.gpu, show_progress=self.show_progress, clock=self.clock, clips=clips
         )
@@ -114,14 +118,14 @@ class Fitting:
         return other
 
     def search(self, settings: Sequence[Setting]) -> SettingSearch:
-        """Returns a search for the best of `settings` that uses this evaluator and its time budget."""
+        """Returns a search, not yet started, for the best of `settings`; it uses this evaluator and its time budget."""
         return SettingSearch(settings, self.evaluate, self.has_time, least=self.least)
 
     def has_time(self, whole: bool) -> bool:
-        """Returns whether the budget has enough time to evaluate another setting.
+        """Returns whether the rest of the CPU time budget suffices to evaluate one more setting.
 
-        `whole`: the setting is simulated with all layers, otherwise with few. Time to simulate the best setting with
-        all layers is reserved.
+        `whole`: the setting is simulated with all layers (True) or few (False). With False, the time to simulate the
+        best setting with all layers afterwards is reserved.
         """
         if not self.lists:
             return self.clock.left > self.seconds
@@ -144,7 +148,7 @@ class Fitting:
 
     @cached_property
     def data(self) -> PlannedBatches:
-        """Packs that a rank processes in one step of the unchanged run."""
+        """Packed batches that a rank processes in one step of the unchanged run."""
         if self.given is not None:
             return PlannedBatches(self.given, "those that were given", 0, 0)
         with substitute_missing_components(self.config_of_degrees) as stated:
@@ -152,7 +156,10 @@ class Fitting:
 
     @cached_property
     def config_of_degrees(self) -> Any:
-        """Config of the run; if its parallelism degrees do not fit `ranks`, it shards the weights over all ranks."""
+        """Config of the run if its parallelism degrees fit `ranks`.
+
+        Otherwise, a config of the run that shards the weights over all ranks.
+        """
         try:
             plan_degrees(self.config.model.config.parallelism, self.ranks)
         except WrongValueError:
@@ -175,7 +182,10 @@ class Fitting:
 
     @cached_property
     def weighs_samples(self) -> bool:
-        """Whether the loss weight of a sample does not depend on its pack, so that other packs give the same result."""
+        """Whether the loss weight of a sample does not depend on its packed batch.
+
+        If True, the samples of a step can be packed differently without changing the training result.
+        """
         with substitute_missing_components(self.config_of_degrees) as stated:
             task = task_for(stated.config, self.ranks)
             pack = [sample for batch in self.data.batches for sample in batch]
@@ -183,13 +193,15 @@ class Fitting:
 
     @cached_property
     def pace(self) -> Gpu:
-        """GPU type whose speed is used: the given one or, if its speed is unknown, the smallest with enough memory."""
+        """GPU type whose speed is used: `gpu` or, if its speed is unknown, the smallest type with enough memory."""
         if self.gpu.peak_flops:
             return self.gpu
         return (holding(self.gpu.memory) or list(GPUS.values()))[0]
 
     def evaluate(self, setting: Setting, whole: bool) -> Tried:
-        """Simulates a step with a setting and returns its memory and time, or the reason why it was rejected.
+        """Simulates a step with a setting and returns its memory and time, or the reason why the setting was rejected.
+
+        If weights, gradients and optimizer state already exceed the GPU memory, returns only their memory.
 
         Args:
             setting: The setting.
@@ -241,7 +253,7 @@ class Fitting:
         return work
 
     def with_ranks(self, ranks: int) -> Fitting:
-        """Returns an evaluator of the same run on `ranks` GPUs, with the same samples per GPU."""
+        """Returns an evaluator of the run on `ranks` GPUs, with the same packed batches per GPU and no time limit."""
         other = Fitting(
             self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, show_progress=self.show_progress
         )
@@ -250,17 +262,17 @@ class Fitting:
 
     @property
     def smallest(self) -> dict[str, Setting]:
-        """Description of a change of the training result -> setting with this change that needs the least memory.
+        """Setting that probably needs the least memory for each change of the training result, by its description.
 
-        The smallest change is first. The tokens of a pack are sharded over as few GPUs as possible.
+        The smallest change is first. The tokens of a packed batch are sharded over as few GPUs as possible.
         """
         return least_of(self.settings, lambda setting: -int(setting.options["context"]))
 
     @property
     def with_most_context(self) -> dict[str, Setting]:
-        """Description of a change of the training result -> setting with this change that needs the least memory.
+        """Setting that probably needs the least memory for each change of the training result, by its description.
 
-        The smallest change is first. The tokens of a pack are sharded over as many GPUs as possible.
+        The smallest change is first. The tokens of a packed batch are sharded over as many GPUs as possible.
         """
         return least_of(self.settings, lambda setting: int(setting.options["context"]))
 
@@ -274,7 +286,7 @@ class Fitting:
     def states(self, setting: Setting) -> MemoryVerdict | None:
         """Returns the memory of weights, gradients and optimizer state with a setting, compared with the GPU memory.
 
-        It is computed without a simulation. None if the run does not support the setting.
+        The memory is computed without a simulation. None if the run does not support the setting.
         """
         try:
             return self.states_of(self.read(setting.words).tree)
@@ -289,8 +301,9 @@ class Fitting:
 def least_of(settings: Sequence[Setting], priority: Callable[[Setting], int]) -> dict[str, Setting]:
     """Returns the setting that needs the least memory for each change of the training result, by its description.
 
-    The smallest change is first. Settings are compared by the fewest replicas, then by the largest value of the
-    function `priority`, then by the most memory-saving options.
+    The smallest change is first. No memory is computed: the setting with the fewest replicas needs the least memory,
+    among equals the one with the largest result of the function `priority`, then the one with the most memory-saving
+    options.
     """
     found: dict[str, Setting] = {}
     for setting in sorted(settings, key=lambda setting: (-setting.replicas, priority(setting), sum(setting.slower))):
@@ -299,7 +312,7 @@ def least_of(settings: Sequence[Setting], priority: Callable[[Setting], int]) ->
 
 
 def limits_of(loaded: Loaded) -> PackLimits:
-    """Returns the max tokens and samples of a pack in the config of a run, and the config paths that set them."""
+    """Returns the max tokens and samples of a packed batch in a run's config, and the config paths that set them."""
     data: Any = loaded.tree.dataloader_train
 
     def written(name: str) -> str:

@@ -66,9 +66,8 @@ class Fits:
 def find_fits(fitting: Fitting) -> Fits:
     """Searches the best settings with which a run fits into the memory of its GPUs.
 
-    If no setting fits, it searches settings with smaller clips and then a sufficient number of GPUs.
-
-    Ctrl-C and the end of the time budget end the search without an exception; the result has what was found so far.
+    If no setting fits, searches settings with smaller clips and then a sufficient number of GPUs. Ctrl-C and the end of
+    the time budget end the search without an exception; the result then contains the settings evaluated before.
     """
     batches, limits = fitting.data.batches, limits_of(fitting.loaded)
     plain = next((setting for setting in fitting.settings if not setting.words and not setting.encoded), None)
@@ -129,9 +128,9 @@ def find_fits(fitting: Fitting) -> Fits:
 
 
 def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> dict[str, list[Tried]]:
-    """Evaluates the settings that differ from the best one in one option, as long as there is time.
+    """Evaluates the settings that differ from the setting `best` in one option, as long as there is time.
 
-    Returns option name -> evaluated settings that differ only in this option.
+    Returns {option name: evaluated settings that differ from `best` only in this option}.
     """
     found: dict[str, list[Tried]] = {}
     for setting in search.settings:
@@ -146,9 +145,9 @@ def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> di
 
 
 def find_enough_gpus(fitting: Fitting) -> Enough:
-    """Doubles the number of GPUs until a setting fits, and returns the number with this setting.
+    """Doubles the number of GPUs until a setting fits; returns this number with the setting.
 
-    Raises OutOfTime if the time budget is exceeded.
+    The result has no setting if no number of GPUs is enough. Raises OutOfTime if the time budget is exceeded.
     """
     most = fitting.with_ranks(MOST_RANKS)
     possible = {change for change, setting in most.smallest.items() if states_fit(most, setting)}
@@ -177,7 +176,10 @@ def find_enough_gpus(fitting: Fitting) -> Enough:
 
 
 def states_fit(fitting: Fitting, setting: Setting) -> bool:
-    """Returns whether weights, gradients and optimizer state fit into the GPU memory with a setting."""
+    """Returns whether weights, gradients and optimizer state fit into the GPU memory with a setting.
+
+    False if the run does not support the setting.
+    """
     states = fitting.states(setting)
     return states is not None and states.spare >= 0
 
@@ -185,7 +187,8 @@ def states_fit(fitting: Fitting, setting: Setting) -> bool:
 def never_fits(fitting: Fitting, tried: Tried) -> bool:
     """Returns whether a setting would not fit on any number of GPUs.
 
-    This is so if it does not fit even without weights, gradients and optimizer state, which are sharded.
+    This is the case if it exceeds the GPU memory even without weights, gradients and optimizer state, which are
+    sharded. False if the setting was not simulated.
     """
     states = fitting.states(tried.setting)
     if tried.memory is None or tried.work is None or states is None:
@@ -194,7 +197,7 @@ def never_fits(fitting: Fitting, tried: Tried) -> bool:
 
 
 def with_largest_pack(setting: Setting) -> Setting:
-    """Returns the setting with all packs replaced by the largest one, which determines the memory of a step."""
+    """Returns a copy of the setting whose packed batches are all the largest one, which determines the memory."""
     packs = setting.packs.batches
     largest = max(packs, key=tokens_of)
     return replace(setting, packs=replace(setting.packs, batches=[largest] * len(packs)))
@@ -206,7 +209,7 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
     Args:
         fits: Result of the search.
         gpu: The GPU that is planned for.
-        start: Command that trains with the planned number of processes.
+        start: Command that trains with the planned number of processes, without the arguments in `run`.
         run: Command-line arguments that describe the run; the overrides of a setting are appended.
         steps: Optimizer steps of the run.
     """
@@ -282,7 +285,7 @@ def commands(start: Sequence[str], run: Sequence[str], tried: Tried) -> Iterator
 
 
 def describe_learned(tried: Tried) -> str:
-    """Returns a text that describes how a setting changes the training result."""
+    """Returns a text that describes how a setting changes the training result, or that the result is unchanged."""
     change = tried.setting.learned
     return f"changes: {change.says}" if change.level else "the same as without these settings"
 
@@ -301,7 +304,7 @@ def verdict(tried: Tried) -> str:
 
 
 def compared(other: Tried, best: Tried) -> str:
-    """Returns a comparison of `other` with `best` as text: relative step time, or the reason why it does not fit."""
+    """Returns a comparison of `other` with `best` as text: relative step time, or why `other` cannot be used."""
     if other.memory is None:
         return f"is rejected ({other.refused})"
     if not other.fits:
@@ -320,8 +323,9 @@ def row(label: str, text: str, *, first: int = FIRST) -> Iterator[str]:
 def fit_facts(fits: Fits) -> dict[str, Any]:
     """Returns the result of `worldsmith plan --fit` as JSON data, with bytes and seconds.
 
-    "as_it_is" is the unchanged run, "best" the settings that fit, "others" their variants by option, "nearest" the
-    setting with the least memory if no setting fits; the other entries describe the search.
+    "as_it_is" is the unchanged run, "best" the settings that fit, "nearest" the setting with the least memory if no
+    setting fits. "others" are, by option, the settings that differ from the best one only in this option. The remaining
+    entries describe the search.
     """
     return {
         "as_it_is": None if fits.now is None else facts(fits.now),
@@ -342,7 +346,7 @@ def fit_facts(fits: Fits) -> dict[str, Any]:
 def facts(tried: Tried) -> dict[str, Any]:
     """Returns an evaluated setting as JSON data: overrides ("words"), options, memory in bytes and seconds per step.
 
-    "memory" and "seconds" are None if they are unknown; "refused" is the reason of a rejection or "".
+    "memory" and "seconds" are None if they are unknown; "refused" is the reason of a rejection, "" if not rejected.
     """
     setting = tried.setting
     return {

@@ -72,7 +72,8 @@ class PlanRun(RunAction):
     def run(self) -> Result:
         """Returns the plan, whose lines are computed while they are printed; with --fit, the result of the search.
 
-        Raises UserError for flags without effect, ValueError if the run cannot be planned.
+        Raises UserError for flags without effect, and ValueError if the number of GPUs does not fit the parallelism
+        degrees.
         """
         self.reject_ignored_flags()
         if self.config.fit:
@@ -98,7 +99,7 @@ class PlanRun(RunAction):
     def find_fits(self) -> Result:
         """Searches settings with which the run fits, and writes the best one as a config if -o is given.
 
-        Raises UserError before the search if the file cannot be written.
+        Raises UserError before the search if the file of -o exists or its name does not end in .yaml or .json.
         """
         from worldsmith.tools.plan.evaluate_settings import Clock, Fitting
         from worldsmith.tools.plan.fit import find_fits, fit_facts, fit_lines, row
@@ -176,16 +177,16 @@ class PlanRun(RunAction):
 
 
 def unset_variables(tree: Any) -> list[str]:
-    """Returns the unset environment variables that a config references without a default, in config order."""
+    """Returns the unset environment variables (names) that a config references without a default, in config order."""
     texts = [value for _, value in walk(tree) if isinstance(value, str)]
     names = [name.strip() for text in texts for name in re.findall(r"\$\{oc\.env:([^,{}]+)\}", text)]
     return [name for name in dict.fromkeys(names) if name not in os.environ]
 
 
 def launch_arguments(ranks: int, per_machine: int) -> list[str]:
-    """Returns the arguments of `worldsmith launch` for `ranks` processes, `per_machine` per machine; empty for one.
+    """Returns `launch` and its arguments for `ranks` processes, at most `per_machine` per machine; [] for one process.
 
-    R and HOST in them are placeholders for node rank and master address.
+    R and HOST in the arguments are placeholders for node rank and master address.
     """
     machines = next(n for n in range(-(-ranks // per_machine), ranks + 1) if ranks % n == 0)
     several = ["--nnodes", str(machines), "--node-rank", "R", "--master-addr", "HOST"] if machines > 1 else []

@@ -91,9 +91,10 @@ class SettingSearch:
 
     @property
     def best_so_far(self) -> list[Tried]:
-        """Selected settings, best first.
+        """Selected settings, which fit with all layers, best first.
 
-        If there are none, only the best setting that fits, which may have been simulated with few layers.
+        Before one is selected: the best setting that fits, which may have been simulated with few layers, or an empty
+        list.
         """
         chosen = self.found or sorted(self.fitting(self.settings), key=lambda tried: (not tried.whole, tried.order))[:1]
         return sorted(chosen, key=lambda tried: tried.order)
@@ -104,18 +105,18 @@ class SettingSearch:
             self.evaluate_now(chosen[0].setting, whole=True)
 
     def best_if_least_fits(self) -> list[Tried]:
-        """Returns the best settings that fit, as `best`, but searches only if the setting with the least memory fits.
+        """Returns the result of `best` if the setting `least` fits; otherwise returns an empty list without a search.
 
-        Otherwise the list is empty. Raises OutOfTime.
+        Raises OutOfTime.
         """
         return self.best() if self.least is not None and self.try_in_time(self.least).fits else []
 
     def best(self, wanted: int = 3) -> list[Tried]:
         """Searches and returns at most `wanted` settings that fit, best first.
 
-        After the best setting, settings that only add memory-saving options to a selected one are considered last. If a
-        setting fits, settings that change the training result more are not evaluated. If the setting with the least
-        memory is far from fitting, the search ends.
+        Settings with the smallest change of the training result are searched first. As soon as one fits, settings with
+        larger changes are not evaluated. Settings that only add memory-saving options to a fitting one are considered
+        last. The search also ends if the setting `least` is far from fitting.
 
         Raises:
             OutOfTime: If the time budget is exceeded before a setting was found. Later, the search ends without error.
@@ -142,9 +143,10 @@ class SettingSearch:
         return self.best_so_far
 
     def is_hopeless(self) -> bool:
-        """Returns whether even the setting with the least memory is far from fitting, so that the search can end.
+        """Returns whether even the setting `least` is far from fitting, so that the search can end.
 
-        That setting is only evaluated after another one that changes the training result was far from fitting.
+        To save time, `least` is evaluated only if a setting that changes the training result is far from fitting;
+        before that, the result is False. Raises OutOfTime.
         """
         if self.least is None:
             return False
@@ -156,9 +158,10 @@ class SettingSearch:
         return exceeds_memory(self.known[self.least], FAR_TOO_LARGE)
 
     def next_best(self, here: Sequence[Setting], chosen: set[Setting], *, without_slower_forms: bool) -> Tried | None:
-        """Searches the best setting in `here` that fits and is not in `chosen`; returns None if no setting does.
+        """Returns the best setting in `here` that fits and is not in `chosen`.
 
-        `without_slower_forms`: ignore settings that only add memory-saving options to another one that fits.
+        Evaluates as few settings as possible. None if no such setting fits. `without_slower_forms`: ignore settings
+        that only add memory-saving options to a setting that fits. Raises OutOfTime.
         """
         while True:
             ignored = set() if without_slower_forms else chosen
@@ -180,10 +183,11 @@ class SettingSearch:
                 return self.known[best.setting]
 
     def undecided(self, here: Iterable[Setting], ignored: set[Setting]) -> list[Setting]:
-        """Returns the settings in `here`, not yet evaluated, that may fit and may be faster than those that fit.
+        """Returns the settings in `here` that are not evaluated yet and not ruled out by evaluated settings.
 
-        Settings with the fewest memory-saving options are first. `ignored` are settings that fit, but with which other
-        settings are not compared.
+        A setting is ruled out if it only adds memory-saving options to a setting that fits and is not in `ignored`. A
+        setting that needs at least as much memory as one that clearly does not fit is ruled out too. Settings with the
+        fewest memory-saving options are first.
         """
         fitting = [tried.setting for tried in self.known.values() if tried.fits and tried.setting not in ignored]
         lacking = [tried.setting for tried in self.known.values() if exceeds_memory(tried, CLEARLY_TOO_LARGE)]
@@ -206,7 +210,7 @@ class SettingSearch:
         return [self.known[setting] for setting in here if setting in self.known and self.known[setting].fits]
 
     def try_in_time(self, setting: Setting, *, whole: bool | None = False) -> Tried:
-        """Evaluates a setting if there is time, else raises OutOfTime.
+        """Evaluates a setting and returns the result; raises OutOfTime if the time budget does not suffice.
 
         `whole`: simulate all layers (True) or few layers (False); None: all layers, even if there is no time.
         """
@@ -224,7 +228,7 @@ class SettingSearch:
         """Returns the setting that needs the least memory, for a search in which no setting fits.
 
         If several settings need equal memory, it is the one with the most memory-saving options. None if all settings
-        were rejected.
+        were rejected. May evaluate more settings and raise OutOfTime.
         """
         if self.least in self.known and exceeds_memory(self.known[self.least], FAR_TOO_LARGE):
             return min(self.needs(), key=memory_key, default=None)
@@ -239,7 +243,10 @@ class SettingSearch:
         return min(self.needs(), key=memory_key, default=None)
 
     def needs(self) -> list[Tried]:
-        """Returns the simulated settings; without any, those whose weights and optimizer state are too large."""
+        """Returns the settings that were simulated, whether they fit or not.
+
+        If no setting was simulated, returns those whose weights and optimizer state alone exceed the GPU memory.
+        """
         sized = [tried for tried in self.known.values() if tried.memory is not None]
         return [tried for tried in sized if tried.work is not None] or sized
 
@@ -251,7 +258,7 @@ def needed(tried: Tried) -> int:
 
 
 def is_slower(setting: Setting, other: Setting) -> bool:
-    """Returns whether a setting differs from another one only by additional memory-saving options, which cost time."""
+    """Returns whether `setting` differs from `other` only by additional memory-saving options, which cost time."""
     return setting != other and other.as_fast_as(setting)
 
 
@@ -261,6 +268,9 @@ def memory_key(tried: Tried) -> tuple[int, int]:
 
 
 def exceeds_memory(tried: Tried, fraction: float) -> bool:
-    """Returns whether a setting exceeds the GPU memory by more than `fraction` of the peak memory of its tensors."""
+    """Returns whether a setting exceeds the GPU memory by more than `fraction` of its tensors' peak memory.
+
+    False if the setting was rejected.
+    """
     memory = tried.memory
     return memory is not None and -memory.spare > fraction * memory.peak

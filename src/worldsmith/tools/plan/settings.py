@@ -28,7 +28,10 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Change of the training result (level 0: no change; larger: more change), with description and overrides."""
+    """Change of the training result by settings: its level, its description (`says`) and its overrides (`words`).
+
+    Level 0 is no change; larger levels are larger changes.
+    """
 
     level: int
     says: str
@@ -39,7 +42,7 @@ class Learned:
 class Setting:
     """Setting of a run: one choice for each option, such as the mode of gradient checkpointing.
 
-    `words` are the overrides that apply it to the run.
+    `words` are the overrides that apply the setting to the run, `replicas` is the number of replicas of the weights.
     """
 
     learned: Learned
@@ -56,16 +59,22 @@ class Setting:
 
     @property
     def keeps_sums(self) -> bool:
-        """Whether unsharded gradients are kept in memory between the packs of a step."""
+        """Whether unsharded gradients are kept in memory between the packed batches of a step."""
         return not self.slower[-1] and len(self.packs.batches) > 1
 
     def as_fast_as(self, other: Setting) -> bool:
-        """Returns whether this setting is at least as fast as `other`: it has no additional memory-saving options."""
+        """Returns whether this setting is at least as fast as `other`: it has no additional memory-saving options.
+
+        False if the settings have different replicas or change the training result differently.
+        """
         same = self.learned == other.learned and self.replicas == other.replicas
         return same and all(mine <= its for mine, its in zip(self.slower, other.slower))
 
     def as_large_as(self, other: Setting) -> bool:
-        """Returns whether this setting needs at least as much memory as `other`, because it stores all its tensors."""
+        """Returns whether this setting needs at least as much memory as `other`: it stores all tensors of `other`.
+
+        False if the settings change the training result differently.
+        """
         kept = all(mine <= its for mine, its in zip(self.slower[:-1], other.slower[:-1]))
         same = self.learned == other.learned and self.replicas >= other.replicas
         return same and kept and self.keeps_sums >= other.keeps_sums
@@ -85,9 +94,9 @@ def settings(
     Args:
         config: Config of the run.
         ranks: Number of GPUs.
-        batches: Packs of a rank in a step; each setting has the same samples in a step.
-        limits: Limits of a pack.
-        additive: Whether the loss weight of a sample does not depend on its pack, so that samples can be repacked.
+        batches: Packed batches of a rank in a step; each setting has the same samples in a step.
+        limits: Limits of a packed batch.
+        additive: Whether the loss weight of a sample does not depend on its packed batch; else, packs are kept.
         per_machine: Number of GPUs per machine.
     """
     found: list[Setting] = []
@@ -109,8 +118,8 @@ def baseline_setting(
     Args:
         config: Config of the run.
         ranks: Number of GPUs.
-        batches: Packs of a rank in a step.
-        limits: Limits of a pack.
+        batches: Packed batches of a rank in a step.
+        limits: Limits of a packed batch.
 
     Returns:
         The setting; None if the parallelism degrees of the run do not fit `ranks`.
@@ -132,9 +141,10 @@ def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
 
 
 def replica_counts(ranks: int, per_machine: int) -> list[int]:
-    """Returns the numbers of replicas to evaluate: weights sharded over all ranks, over each machine, or not at all.
+    """Returns the numbers of replicas of the weights to evaluate, in ascending order.
 
-    `per_machine` is the number of GPUs per machine.
+    The weights are sharded over all ranks (1 replica), over each machine, or not at all. `per_machine` is the number of
+    GPUs per machine.
     """
     machines = ranks // per_machine if ranks % per_machine == 0 else 1
     return sorted({1, machines, ranks})
@@ -153,14 +163,16 @@ def settings_for_degrees(
 ) -> Iterator[Setting]:
     """Yields all settings with given parallelism degrees and one change of the training result.
 
+    Yields nothing if the samples of a step cannot be divided by these degrees.
+
     Args:
         config: Config of the run.
         learned: Change of the training result.
         ranks: Number of GPUs.
         replicas: Number of replicas of the weights.
-        context: Number of ranks over which the tokens of a pack are sharded.
-        batches: Packs of a rank in a step of the run.
-        limits: Limits of a pack.
+        context: Number of ranks over which the tokens of a packed batch are sharded.
+        batches: Packed batches of a rank in a step of the run.
+        limits: Limits of a packed batch.
         additive: Whether samples can be repacked.
     """
     model, now = config.model.config, degrees_now(config, ranks)
@@ -198,9 +210,10 @@ def settings_for_degrees(
 
 
 def changes(config: Trainer.Config) -> Iterator[Learned]:
-    """Yields settings that save memory but change the result, the smallest change first; the first changes nothing.
+    """Yields changes of the training result that save memory, such as bfloat16 or adapters, the smallest change first.
 
-    Their overrides include those that save memory without changing the result.
+    The first item has level 0: it has only the overrides of `harmless_overrides` and leaves the training result
+    unchanged.
     """
     model, free = config.model.config, harmless_overrides(config)
     yield Learned(0, "nothing", free)
@@ -281,7 +294,10 @@ def usual_targets(config: Trainer.Config) -> str | None:
 
 
 def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
-    """Yields the changes to smaller clips: fewer frames, then a lower resolution, then both."""
+    """Yields the changes to smaller clips: fewer frames, then a lower resolution, then both.
+
+    Yields nothing if the training dataset has no resolution setting.
+    """
     dataset: Any = getattr(config.dataloader_train, "dataset", None)
     resolution, frames = getattr(dataset, "resolution", ""), getattr(dataset, "num_video_frames", 0)
     if not resolution:
@@ -312,7 +328,10 @@ def smaller_resolution(resolution: str) -> str:
 
 
 def with_clips(setting: Setting, clips: Learned) -> Setting:
-    """Returns the setting with the overrides and the description of other clip sizes added."""
+    """Returns a copy of the setting that also applies the clip sizes in `clips`.
+
+    The overrides, the description and the level of `clips` are added to those of the setting.
+    """
     learned = setting.learned
     says = clips.says if not learned.level else f"{clips.says}; {learned.says}"
     learned = Learned(clips.level + learned.level, says, {**clips.words, **learned.words})
@@ -320,14 +339,15 @@ def with_clips(setting: Setting, clips: Learned) -> Setting:
 
 
 def format_overrides(words: Mapping[str, str]) -> tuple[str, ...]:
-    """Formats changes (config path -> value) as command-line overrides `path=value`."""
+    """Formats config values (config path -> value) as command-line overrides `path=value`."""
     return tuple(f"{path}={value}" for path, value in words.items())
 
 
 def degree_overrides(config: Trainer.Config, ranks: int, replicas: int, context: int) -> dict[str, str]:
     """Returns the overrides (config path -> value) that set the parallelism degrees.
 
-    The weights are sharded over all ranks of each of `replicas` replicas, the tokens of a pack over `context` ranks.
+    The weights of each of `replicas` replicas are sharded over `ranks / replicas` ranks, the tokens of a packed batch
+    over `context` ranks.
     """
     asked = config.model.config.parallelism
     shard = ranks // replicas // context
@@ -353,7 +373,7 @@ def supports_context(config: Trainer.Config, context: int) -> bool:
 
 
 def changed(config: Trainer.Config, words: Mapping[str, str]) -> tuple[str, ...]:
-    """Formats those of the changes `words` (config path -> value) as overrides whose value differs from the config."""
+    """Returns overrides `path=value` for the entries of `words` (config path -> value) that differ from the config."""
     return format_overrides({path: value for path, value in words.items() if value != shown_value(config, path)})
 
 

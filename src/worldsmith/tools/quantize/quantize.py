@@ -234,7 +234,7 @@ class Quantize(AnswerAction, WritingAction):
         return QuantizationInputs(model, quantizer, data, questions)
 
     def answer_questions(self, answerer: Answerer, asked: Asked, what: str) -> TimedAnswers:
-        """Returns a model's answers to all questions with the time they take, after one warm-up answer.
+        """Returns a model's answers to all questions, and the time in seconds to generate them after a warm-up.
 
         Args:
             answerer: The model.
@@ -344,9 +344,11 @@ def spread_indices(dataset: ChatDataset, count: int) -> list[int]:
 
 
 def sizes_of(quantizer: Quantizer, folder: Path) -> dict[str, Any]:
-    """Returns sizes for quantization.json: numbers of parameters, in total and quantized, and bytes before and after.
+    """Returns sizes for quantization.json, by name.
 
-    `folder` contains the quantized weights.
+    They are the numbers of parameters (`numbers`) and of quantized parameters (`quantized`), the sizes in bytes
+    `bytes_before` and `bytes_after` quantization, and the `expected_factor` of compression. `folder` contains the
+    quantized weights.
     """
     sizes = quantizer.sizes
     return {
@@ -359,7 +361,7 @@ def sizes_of(quantizer: Quantizer, folder: Path) -> dict[str, Any]:
 
 
 def accuracy_drop(check: dict[str, Any]) -> float:
-    """Returns the decrease of the accuracy (a fraction from 0 to 1) in a result of `compare_answers`."""
+    """Returns by how much the accuracy (0 to 1) is lower after quantization, from a result of `compare_answers`."""
     return float(check["accuracy_before"] - check["accuracy_after"])
 
 

@@ -35,7 +35,7 @@ PEFT = "base_model.model."
 
 @dataclass(slots=True)
 class Exports:
-    """Result of the export checks: problems, and a description or the reason of a rejection by export format."""
+    """Result of the export checks: problems, and for each export format a description or the reason of a rejection."""
 
     findings: list[Finding] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Exports:
 
 
 class ShapesOnly(WeightSource):
-    """Weight source that has only the names and shapes of tensors; reading leaves the target tensors unchanged."""
+    """Weight source that has only the names and shapes of tensors; `read_into` leaves the given tensors unchanged."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
         self.path, self.describe = Path("the run"), "the run"
@@ -108,10 +108,10 @@ class TrainedModel(StoredModel):
 
 
 def rehearse_exports(config: Trainer.Config) -> Exports:
-    """Checks whether the exports of a run would have the tensors that diffusers, transformers or PEFT load.
+    """Compares the tensors that the exports of a run would have with those that diffusers, transformers or PEFT load.
 
-    Every export format of the model family is checked for the full network. Errors of an exporter become findings; a
-    format that does not support the model is recorded with the reason.
+    Every export format of the model family is checked for the full network. Differences and errors of an exporter
+    become findings; a format that does not support the model is recorded with the reason.
     """
     network = config.model.config.build(device="meta").network
     model, done = TrainedModel.of(config, network), Exports()
@@ -138,7 +138,7 @@ def rehearse_exports(config: Trainer.Config) -> Exports:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensors:
-    """Names and shapes of the tensors that a library class expects when it loads an export; `whose` is its name."""
+    """Names and shapes of the tensors that a library class expects when it loads an export; `whose` names the class."""
 
     whose: str
     shapes: Mapping[str, Sequence[int]]
@@ -153,7 +153,9 @@ def expected_tensors(
     tensors: Mapping[str, Tensor],
     library: Callable[[], nn.Module | None],
 ) -> ExpectedTensors | None:
-    """Returns the tensors that the library class which loads an export expects; None if no other library loads it.
+    """Returns the tensors that the library class which loads an export expects.
+
+    The class is one of diffusers, transformers or PEFT. None if no such class loads the export.
 
     Args:
         export: Export format.
@@ -182,7 +184,7 @@ def expected_tensors(
 
 
 def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
-    """Returns the shapes, by name, of the adapter matrices that PEFT creates in the network of a library.
+    """Returns the shapes, by name, of the adapter matrices that PEFT creates in a copy of a library's network.
 
     `tensors` are the adapter matrices of the export; their names select the layers.
     """

@@ -27,9 +27,10 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Finding]:
-    """Yields a finding if trained weights are not sharded over `shares` ranks, or if ranks have different weights.
+    """Yields a finding if trained weights are not sharded over `shares` ranks, or if the weights of ranks differ.
 
-    Frozen weights may be replicated: they have no gradients, and small norms are cheaper that way.
+    Names, full shapes, dtypes and sharding are compared, not values. Frozen weights may be replicated: they have no
+    gradients, and small norms are cheaper that way.
     """
     first = records[0]
     whole = [f"{name} {list(w.shape)}" for name, w in first.weights.items() if w.whole and w.trained]
@@ -63,10 +64,10 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
 
 
 def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
-    """Returns findings for ranks that call other collectives, or in another order, than the ranks of their groups.
+    """Returns a finding for each rank whose collectives or their order differ from other ranks of a process group.
 
     Such a run would hang or exchange wrong tensors. Each rank is compared with the first rank of each of its process
-    groups.
+    groups. A rank that calls a collective of a process group to which it does not belong is a finding as well.
     """
     found: dict[int, Finding] = {}
     firsts: dict[tuple[int, ...], RankRecord] = {}
@@ -153,8 +154,8 @@ def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -
     Args:
         records: Records of the simulated ranks, with their save plans.
         shares: Number of consecutive ranks over which the weights are sharded.
-        all_ranks: Whether all ranks were simulated, so that missing elements can be found; otherwise each rank must
-            write its own shard.
+        all_ranks: Whether all ranks were simulated, so that missing elements can be found; False: each rank must
+            write the rows of its shard.
     """
     for part in records[0].plans:
         plans = {record.rank: record.plans[part] for record in records}
@@ -188,6 +189,8 @@ def check_keys(
 ) -> Iterator[Finding]:
     """Yields a finding for tensors of a checkpoint part that only some ranks would write.
 
+    Tensors that are named after a single rank are allowed if that rank writes them.
+
     Args:
         part: Name of the checkpoint part, such as "model".
         shards_by_tensor: Shards by tensor name.
@@ -210,7 +213,7 @@ def check_keys(
 
 
 def find_fault(shards: Sequence[TensorShard], *, all_ranks: bool) -> str:
-    """Returns the problem if the shards of a tensor disagree on its shape or dtype, overlap, or have a gap; else "".
+    """Returns a message if the shards of a tensor disagree on its shape or dtype, overlap, or have a gap; else "".
 
     `all_ranks`: the shards of all ranks are known, so that gaps can be found.
     """
@@ -238,9 +241,9 @@ def find_fault(shards: Sequence[TensorShard], *, all_ranks: bool) -> str:
 
 
 def find_foreign_rows(shards: Sequence[TensorShard], shares: int) -> str:
-    """Returns the problem if a rank would write other rows of a tensor than its shard; else "".
+    """Returns a message if a rank would write rows of a tensor that do not belong to its shard; else "".
 
-    The shards are those of `torch.chunk` over `shares` consecutive ranks.
+    The expected shards are those of `torch.chunk` along the first dimension over `shares` consecutive ranks.
     """
     for rank, size, _, box in shards:
         if not size:

@@ -82,7 +82,7 @@ class RankRecord:
 
 
 class RankSimulator:
-    """Simulator of the ranks of a run; it keeps the fake tensor mode and the frozen components for all of them."""
+    """Simulator of the ranks of a run; the fake tensor mode and the frozen components are shared by all ranks."""
 
     def __init__(self, config: Trainer.Config, folder: Path) -> None:
         """Prepares the simulation; `folder` is a temporary run folder for checkpoint layouts without tensors."""
@@ -94,7 +94,7 @@ class RankSimulator:
 
     @contextmanager
     def rank(self, rank: int, ranks: int) -> Iterator[TrackedRun]:
-        """Context manager: yields the built run of the simulated rank `rank` of `ranks`."""
+        """Context manager: yields the built run of the simulated rank `rank` of `ranks`, with a `LayoutKeeper`."""
         with simulated_run(self.config, [], ranks=ranks, rank=rank, only_traffic=True, mode=self.mode) as run:
             run.tracker.name_modules(run.model.network, each=True)
             state: Any = run.state
@@ -105,7 +105,7 @@ class RankSimulator:
             yield run
 
     def step(self, run: TrackedRun) -> None:
-        """Runs the first step of a simulated rank on dummy data; frozen components are shared with other ranks."""
+        """Runs the first step of a simulated rank on dummy data; all simulated ranks share the frozen components."""
         model = vars(run.model)
         own = {*model, "encode"}
         model.update(self.frozen)
@@ -119,14 +119,17 @@ class RankSimulator:
         self.frozen |= {name: value for name, value in model.items() if name not in own}
 
     def once(self, encode: Callable[[torch.Tensor], torch.Tensor], video: torch.Tensor) -> torch.Tensor:
-        """Encodes a video with `encode`; returns a copy of the earlier result for a video of the same shape."""
+        """Returns the result of `encode` for a video; `encode` is called only once for videos of the same shape.
+
+        For a later video of that shape, a copy of the first result is returned.
+        """
         if video.shape not in self.encoded:
             self.encoded[video.shape] = encode(video)
         return self.encoded[video.shape].clone()
 
 
 def record_rank(simulator: RankSimulator, rank: int, ranks: int) -> RankRecord:
-    """Simulates the first step of a rank and plans its save.
+    """Simulates the first step of a rank and the planning of a checkpoint save after it.
 
     Args:
         simulator: Simulator of the run.
@@ -171,9 +174,9 @@ def resume_rank(simulator: RankSimulator, rank: int, ranks: int, checkpoint: Pat
 
 
 def make_batches(run: TrackedRun) -> list[Any]:
-    """Returns the packs (batches) of dummy samples for one step, one per gradient accumulation step.
+    """Returns the packed batches of dummy samples for one step, one per gradient accumulation step.
 
-    Their length depends on the data-parallel rank.
+    The number of tokens of a batch depends on the data-parallel rank.
     """
     with real_values():
         samples = run.task.dummy_data.make_batch(fill=FILLS[run.world.data_rank % len(FILLS)]).samples
@@ -200,7 +203,11 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 class LayoutKeeper:
-    """Replacement of `Checkpointer` that records the state of a save, and only checks shapes and dtypes in a load."""
+    """Replacement of `Checkpointer` for simulated ranks, which neither writes nor reads tensor data.
+
+    `save` stores the state in `parts` and `texts`. `load_part` compares names, shapes and dtypes with a checkpoint, and
+    appends the differences to `complaints` as messages.
+    """
 
     def __init__(self, world: Any, folder: Path) -> None:
         self.world, self.folder = world, folder
@@ -211,7 +218,7 @@ class LayoutKeeper:
     def save(
         self, iteration: int, parts: Mapping[str, Mapping[str, Any]], *, texts: Mapping[str, str], **others: Any
     ) -> Path:
-        """Records the state of a save and writes no files.
+        """Stores the state of a save in `parts` and `texts`, and writes no files; returns `folder`.
 
         Args:
             iteration: Training step.
@@ -223,7 +230,10 @@ class LayoutKeeper:
         return self.folder
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
-        """Compares names, shapes and dtypes of `state` with a checkpoint part; appends messages to `complaints`."""
+        """Compares names, shapes and dtypes of `state` with a checkpoint part; appends differences to `complaints`.
+
+        Raises ValueError if elements of a tensor would not be loaded.
+        """
         metadata = TensorReader(checkpoint / part).read_metadata()
         stored: Mapping[str, Any] = metadata.state_dict_metadata
         wrong = [
@@ -250,7 +260,7 @@ class LayoutKeeper:
 def require_filled(state: Mapping[str, Any], items: Sequence[Any]) -> None:
     """Raises ValueError if torch.distributed.checkpoint would not load all elements of a tensor in `state`.
 
-    `items` are the read items of its load plan.
+    `items` are the read items of the load plan for `state`.
     """
     read: dict[str, int] = dict.fromkeys(state, 0)
     for item in items:
@@ -281,7 +291,7 @@ def write_layout(folder: Path, metadata: Mapping[str, Any], texts: Mapping[str, 
     """Writes a checkpoint of the first step without tensor data, and returns its folder.
 
     Args:
-        folder: The run folder.
+        folder: The run folder; the checkpoint is written into its folder `checkpoints`.
         metadata: Content of the file `.metadata` by checkpoint part.
         texts: Content of the small text files by name.
         shares: Number of data-parallel ranks, each with a data loader state.

@@ -195,7 +195,7 @@ def with_open_degrees(config: Trainer.Config) -> Trainer.Config:
 def default_world_size(config: Trainer.Config) -> int:
     """Returns the world size that the parallelism degrees of a run require.
 
-    If a degree is open (-1), it is the smallest valid multiple that is at least 8.
+    If a data-parallel degree is -1 (any size), returns the smallest valid world size of at least 8.
     """
     asked, least = config.model.config.parallelism, least_ranks(config)
     is_open = min(asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree) <= 0
@@ -203,7 +203,7 @@ def default_world_size(config: Trainer.Config) -> int:
 
 
 def choose_ranks(ranks: int, degrees: Degrees) -> list[int]:
-    """Returns the ranks to simulate: all; in large runs, the first, the last and those at group boundaries.
+    """Returns the ranks to simulate: all, or above a world size of 16 the first, last and those at group boundaries.
 
     `degrees` are the parallelism degrees, which determine the groups.
     """
@@ -216,10 +216,11 @@ def choose_ranks(ranks: int, degrees: Degrees) -> list[int]:
 
 
 def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.Config:
-    """Returns a config of the run whose network has at most `layers` layers in each list of repeated layers.
+    """Returns a copy of the config whose network has at most `layers` layers in each list of repeated layers.
 
-    The network may require more layers. If a model folder describes the network, a copy of its files with fewer layers
-    is written into `folder`. If the network does not become smaller, `config` itself is returned.
+    A network that requires more layers keeps as many as it requires. If a model folder describes the network, a copy of
+    its small files with fewer layers is written into `folder`, and the new config refers to it. If the network does not
+    become smaller, `config` itself is returned.
     """
     short: Any = deepcopy(config)
     model = short.model.config
@@ -241,7 +242,10 @@ def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.
 
 
 def reduce_config_layers(described: dict[str, Any], layers: int) -> dict[str, Any]:
-    """Returns a transformers config (`described`) with at most `layers` layers in each list of repeated layers."""
+    """Returns a copy of a transformers config (`described`) with at most `layers` layers per list of repeated layers.
+
+    More layers are kept if the vision encoder has more outputs that are added in the language model.
+    """
     layers = max(layers, len((described.get("vision_config") or {}).get(SELECTED) or ()))
 
     def cut(name: str, value: Any) -> Any:
@@ -259,9 +263,9 @@ def reduce_config_layers(described: dict[str, Any], layers: int) -> dict[str, An
 
 
 def copy_model_folder(source: Path, target: Path, described: dict[str, Any]) -> Path:
-    """Copies the small files of the model folder `source` to the new folder `target` with another config.json.
+    """Copies the small files of the model folder `source` to the new folder `target`, with `described` as config.json.
 
-    `described` is the content of config.json. Returns `target`.
+    Small files are those that end in .json, .jinja, .txt or .model. Returns `target`.
     """
     target.mkdir()
     for file in source.iterdir():

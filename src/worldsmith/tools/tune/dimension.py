@@ -21,7 +21,7 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension of a search: a field of the config, its range or choices, and its name in Optuna."""
+    """Dimension of a search space of `worldsmith tune`: a config field, its range or choices, and its Optuna name."""
 
     name: str
     path: str
@@ -31,18 +31,19 @@ class Dimension:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether the field accepts integers only."""
+        """Whether the config field of the dimension accepts integers only."""
         return fits(1, self.hint) and not fits(1.5, self.hint)
 
     @cached_property
     def labels(self) -> list[str]:
-        """Choices of the dimension as text, as stored by Optuna and shown in messages."""
+        """Choices of the dimension as text, as stored by Optuna and shown in messages; empty for a range of numbers."""
         return [value if isinstance(value, str) else write(value, WORD) for value in self.mark.choices]
 
     def distribution(self) -> BaseDistribution:
-        """Returns the Optuna distribution of the dimension.
+        """Returns the Optuna distribution of the dimension; for powers of two, the distribution of the exponent.
 
-        Optuna has no weighted choices. They become a float from 0 to 1, and each choice has an interval of it.
+        Optuna has no weighted choices. They become a float from 0 to 1, and each choice has an interval of it whose
+        length is proportional to the weight.
         """
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -58,7 +59,11 @@ class Dimension:
         return FloatDistribution(mark.low, mark.high, log=mark.log)
 
     def suggest(self, trial: Trial) -> Any:
-        """Returns Optuna's suggestion for a trial: a number (the exponent of a power of two) or a choice's label."""
+        """Returns Optuna's suggestion for a trial, which `value` converts to a value of the config field.
+
+        The suggestion is a number of the range, an exponent for powers of two, the label of a choice, or a float from 0
+        to 1 for weighted choices.
+        """
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         kind: Any = self.distribution()
@@ -70,7 +75,7 @@ class Dimension:
         return drawn if self.mark.choices else min(max(float(f"{drawn:.{DIGITS}g}"), kind.low), kind.high)
 
     def value(self, drawn: Any, base: Any) -> Any:
-        """Returns the value of the field for a suggestion of Optuna.
+        """Returns the value of the config field for a suggestion of Optuna.
 
         Args:
             drawn: The suggestion, as returned by `suggest`.
@@ -86,7 +91,7 @@ class Dimension:
         return int(found) if self.is_whole and isinstance(found, float) and found.is_integer() else found
 
     def drawn(self, value: Any, base: Any) -> Any:
-        """Returns the suggestion of Optuna that produces a value of the field; None if no suggestion does.
+        """Returns the suggestion of Optuna that produces a value of the config field; None if no suggestion does.
 
         Args:
             value: Value of the field.
@@ -122,7 +127,7 @@ class Dimension:
 def interval_index(weights: Sequence[float], fraction: float) -> int:
     """Returns the index of the interval that contains `fraction`, a number from 0 to 1.
 
-    The intervals divide 0 to 1 in proportion to `weights`.
+    The intervals divide 0 to 1 in proportion to `weights`; each contains its lower end, and the last one 1.
     """
     total, end = sum(weights), 0.0
     for index, weight in enumerate(weights):
@@ -133,5 +138,5 @@ def interval_index(weights: Sequence[float], fraction: float) -> int:
 
 
 def exponent(value: float) -> int:
-    """Returns floor(log2(value)) of a value above 0."""
+    """Returns floor(log2(value)) of a value of at least 1; 0 for smaller values."""
     return max(int(value), 1).bit_length() - 1

@@ -32,9 +32,10 @@ VALIDATION = "dataloader_val"
 
 @dataclass(frozen=True, slots=True)
 class FinalData:
-    """Evaluation of the best trial and the baseline of a study on final data, which no trial uses (`--final-data`).
+    """Evaluation of the best trial and the baseline of a study on the held-out data of `--final-data`.
 
-    The overrides `data` select the final data; `metric` is the name of the objective.
+    `source` is the run to tune, `data` the arguments of `--final-data` (overrides that select data which no trial
+    uses), and `metric` the name of the objective.
     """
 
     source: Source
@@ -52,10 +53,10 @@ class FinalData:
             run_in_child(self.require_unseen)
 
     def measure(self, record: Record, best: FrozenTrial) -> dict[str, Any]:
-        """Evaluates the best trial and the baseline on the final data.
+        """Evaluates the best trial and the baseline on the data of `--final-data`.
 
         Args:
-            record: The study.
+            record: Record of the study.
             best: The best trial.
 
         Returns:
@@ -84,7 +85,7 @@ class FinalData:
         return {**values, "data": list(self.data)}
 
     def require_unseen(self) -> None:
-        """Raises UserError if samples of the final data are in the training or validation data of the trials."""
+        """Raises UserError if the training or validation data of the trials contains samples of the `--final-data`."""
         seen: Any = self.source.load().tree
         final: Any = self.source.load(self.changes).tree
         model = seen.model.config.build(device="meta")
@@ -99,13 +100,13 @@ class FinalData:
                 )
 
     def validated(self, settings: Sequence[str], run: Path, folder: Path) -> dict[str, float]:
-        """Returns the validation metrics by name of a run's best weights on the final data.
+        """Returns the validation metrics, by name, of the weights of a trial on the data of `--final-data`.
 
-        A new run without parallelism loads these weights, and validates before its first step.
+        Builds a new run without parallelism that loads the weights, and validates it before its first step.
 
         Args:
             settings: Overrides of the trial.
-            run: Folder of the trial's run; the last weights are used if the run does not keep the best ones.
+            run: Folder of the trial's run; its best weights are used, or its last ones if the best ones are not kept.
             folder: Folder of the new run.
         """
         start = {
@@ -124,7 +125,9 @@ class FinalData:
             trainer.lock.release()
 
     def evaluated(self, run: Path, folder: Path) -> dict[str, float | None]:
-        """Returns all metrics by name that `worldsmith evaluate` computes for a run on the final data.
+        """Returns all metrics, by name, of a trial's run that `worldsmith evaluate` computes on the `--final-data`.
+
+        Raises UserError if the evaluation fails.
 
         Args:
             run: Folder of the run.
@@ -147,10 +150,10 @@ class FinalData:
 
     @property
     def changes(self) -> list[str]:
-        """Overrides of a run that validates on the final data: those in `data`, with the prefix "dataloader_val.".
+        """Overrides with which a run validates on the `--final-data`: those in `data`, prefixed by "dataloader_val.".
 
-        If the run is described by a training spec, overrides in `data` that do not begin with a field of
-        dataloader_val set keys of the spec and get no prefix.
+        If the run is described by a training spec (Cosmos-RL or TAO), only overrides that begin with a field of
+        dataloader_val get the prefix; the remaining ones set keys of the spec.
         """
         if not self.source.is_spec:
             return [f"{VALIDATION}.{word}" for word in self.data]
@@ -159,9 +162,9 @@ class FinalData:
 
 
 def run_in_child(work: Callable[[], T]) -> T:
-    """Runs `work` in a child process and returns its result.
+    """Calls `work` without arguments in a child process and returns its result.
 
-    The calling process therefore does not import torch or use a GPU. Raises UserError if the child process fails.
+    Only the child process imports torch and uses a GPU. Raises UserError if it fails.
     """
     try:
         (found,) = run_in_processes(lambda *share: work(), 1, lambda done: None)

@@ -37,7 +37,7 @@ class SettingAxis:
 
     @property
     def is_log(self) -> bool:
-        """Whether the axis is logarithmic."""
+        """Whether the axis is logarithmic: the search range is logarithmic or consists of powers of two."""
         return self.dimension.mark.log or self.dimension.mark.power_of_two
 
 
@@ -57,7 +57,7 @@ def setting_axis(path: str, lines: Lines, space: Space) -> SettingAxis:
 
 
 def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns (charts that have enough values, sentences that state why other charts are omitted).
+    """Returns (charts that have enough values, sentences that state why the remaining charts are not shown).
 
     Each chart is a dict for the HTML templates, as built by `chart` or `parallel_coordinates`.
 
@@ -169,10 +169,10 @@ def axis(
 
     Args:
         name: Name of the axis.
-        places: Values on the axis; None: no value.
-        labels: Labels of the values 0, 1, …; None: numbers.
-        stops: Preferred values of the ticks; those outside of the range are not used.
-        log: Whether the axis is logarithmic, if all values are positive.
+        places: Values on the axis; None for a trial without a value.
+        labels: Labels of the values 0, 1, …; None: the values are numbers.
+        stops: Values of the ticks; those outside of the range are not used. Without any, ticks are evenly spaced.
+        log: Whether the axis is logarithmic; ignored if a value is not positive.
     """
     found = [place for place in places if place is not None]
     low, high = (0.0, max(1.0, len(labels) - 1.0)) if labels else (min(found), max(found))
@@ -222,9 +222,9 @@ def chart(name: str, title: str, lines: list[dict[str, Any]], **about: Any) -> d
 
 
 def curve(label: str, pairs: Sequence[tuple[float, float]], *, points: bool = False) -> dict[str, Any]:
-    """Returns a curve, or single points, as data for the chart script of the report.
+    """Returns a curve, or single points, as a dict for the chart script of the report: `label`, `x`, `y` and more.
 
-    `pairs` are the (x, y) points, at least one; `points`: draw single points instead of a curve.
+    `pairs` are the (x, y) points, at least one; `points`: show single points instead of a connected curve.
     """
     ends = {"last": pairs[-1], "least": min(pairs, key=lambda p: p[1]), "greatest": max(pairs, key=lambda p: p[1])}
     return {
@@ -255,10 +255,10 @@ def write_page(
         name: Name of the study.
         space: The search space.
         lines: Trials as in trials.jsonl.
-        facts: Content of best.json.
+        facts: Content of best.json; its key "trial" is missing if no trial is complete.
         rules: Settings of the study by name; `source`, `metric` and `direction` are required.
-        importances: Importance (0 to 1) by dimension name.
-        command: Command that trains with the best settings.
+        importances: Importance (0 to 1) by dimension name; empty: unknown.
+        command: Command line that trains with the best settings.
         at_work: Whether the study is running.
     """
     metric, direction = rules["metric"], rules["direction"]
@@ -328,9 +328,10 @@ def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
 
 
 def warning(facts: Mapping[str, Any]) -> str:
-    """Returns the warning that the best value is biased; "" if final data was evaluated or the baseline is the best.
+    """Returns the warning that the value of the best trial is too optimistic, because it was selected from many trials.
 
-    `facts` is the content of best.json.
+    Returns "" if the best trial was also evaluated on the held-out data of `--final-data`, if it is the baseline, or if
+    no trial is complete. `facts` is the content of best.json.
     """
     if facts.get("final") or not facts.get("trial"):
         return ""

@@ -91,7 +91,10 @@ class Record:
         write_text(self.folder / TRIALS, "".join(lines))
 
     def importances(self) -> dict[str, float]:
-        """Returns the importance (0 to 1) of each dimension for the objective; empty with too few different values."""
+        """Returns the importance (0 to 1) of each dimension for the objective, as computed by Optuna.
+
+        Empty with fewer than 4 complete trials, or if all their values are equal.
+        """
         values = [trial.value for trial in self.finished if trial.state.name == "COMPLETE"]
         if len(values) < LEAST or len(set(values)) < 2:
             return {}
@@ -100,7 +103,10 @@ class Record:
         return get_param_importances(self.study)
 
     def counts(self) -> dict[str, int]:
-        """Returns the number of trials by final state, and under "refused_draws" that of rejected configurations."""
+        """Returns the number of trials by state ("complete", "pruned", "failed"), and of rejected configurations.
+
+        The latter has the key "refused_draws".
+        """
         names = [STATES[trial.state.name] for trial in self.finished]
         refused = sum(len(trial.user_attrs["refused"]) for trial in self.finished)
         return {**{name: names.count(name) for name in STATES.values()}, "refused_draws": refused}
@@ -112,8 +118,9 @@ STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 def trial_as_line(trial: FrozenTrial, run: Path) -> dict[str, Any]:
     """Returns an ended trial as plain data, in the format of trials.jsonl; `run` is the folder of its run.
 
-    `settings` are values by path and `words` the same as overrides; `validations` are metric values, None if not
-    finite; `refused` are configurations that were rejected before the trial, as dicts of `settings` and `reason`.
+    `settings` are values by config path, and `words` the same settings as overrides. `validations` are the values of
+    the metric, None if not finite. `refused` are configurations that were rejected before the trial was selected, as
+    dicts of `settings` and `reason`.
     """
     about = trial.user_attrs
     return {
@@ -149,13 +156,13 @@ def ended(
     """Returns an Optuna trial that has ended.
 
     Args:
-        plan: The settings of the trial.
+        plan: Plan of the trial, with its settings.
         state: "complete", "pruned" or "failed".
         value: Objective value, for a pruned trial its last validation metric; None if the trial failed.
-        reported: Validation metrics of the trial, in order.
-        notes: Optuna system attributes, which the pruner reads when it decides on later trials.
-        reason: Reason of a failure or of pruning.
-        seconds: Duration of the run.
+        reported: Validation metrics of the trial, in order; NaN if not finite.
+        notes: Optuna system attributes, which the pruner reads when it decides on later trials; None: no attributes.
+        reason: Reason of a failure or of pruning; None for a complete trial.
+        seconds: Duration of the run in seconds.
     """
     from optuna.trial import TrialState, create_trial
 
@@ -192,7 +199,7 @@ def open_study(path: Path, direction: str) -> Study:
 
 @contextmanager
 def lock_study(folder: Path) -> Iterator[None]:
-    """Context manager: locks the study in `folder`. Raises UserError if another command uses it."""
+    """Context manager: locks the study in `folder`. Raises UserError if another `worldsmith tune` process uses it."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)  # a lock that processes forked from this one do not have
     try:
@@ -206,7 +213,7 @@ def lock_study(folder: Path) -> Iterator[None]:
 
 
 def require_same_study(folder: Path, about: Mapping[str, Any]) -> None:
-    """Raises UserError if the folder contains another study or other files; `about` identifies the expected study."""
+    """Raises UserError unless `folder` does not exist, is empty, or contains the study with the settings `about`."""
     if not folder.exists():
         return
     if not (folder / STUDY).exists():
@@ -222,6 +229,6 @@ def require_same_study(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each key whose values in `before` and `now` differ."""
+    """Returns a line "NAME: was OLD, is now NEW" for each key whose values in `before` and `now` differ."""
     names = dict.fromkeys([*before, *now])
     return [f"  {n}: was {before.get(n)!r}, is now {now.get(n)!r}" for n in names if before.get(n) != now.get(n)]

@@ -39,7 +39,10 @@ class StudySetup:
 
     @cached_property
     def folder(self) -> Path:
-        """Folder of the study. Raises UserError if neither the command nor a spec names one."""
+        """Folder of the study: from `-o`, else "tune" in the result folder that a training spec names.
+
+        Raises UserError if neither is given.
+        """
         if self.config.out:
             return Path(self.config.out)
         folder = self.given.output_folder()
@@ -49,9 +52,10 @@ class StudySetup:
 
     @cached_property
     def route(self) -> Route:
-        """Decision whether to search or only to train once, from `automl_policy` and the natural-language request.
+        """Decision whether to search or only to train once.
 
-        Raises UserError for an unknown value of `automl_policy`.
+        It is made from the override `automl_policy` and the request in natural language (`--request`). Raises UserError
+        for an unknown value of `automl_policy`.
         """
         config = self.config
         schemas = Path(config.schemas) if config.schemas else None
@@ -59,14 +63,15 @@ class StudySetup:
 
     @cached_property
     def given(self) -> Source:
-        """Recipe, file or run folder that the command line names, with the overrides of the command line only."""
+        """Run to tune: the recipe, file or run folder of the command line, with only the overrides given there."""
         return Source(self.config.source, self.route.words, self.config.parent_run)
 
     @cached_property
     def source(self) -> Source:
-        """Source of each trial: `given` with overrides that load the weights of the parent run and disable resuming.
+        """Run that each trial trains: `given` with overrides that load the initial weights and disable resuming.
 
-        If no search is requested, it is `given` itself. Raises ConfigError or UserError.
+        The initial weights are those of the parent run (`parent_run`), if there is one. If no search is requested, the
+        result is `given` itself. Raises ConfigError or UserError.
         """
         return self.given.with_parent_found().as_new_run() if self.route.search else self.given
 
@@ -77,12 +82,12 @@ class StudySetup:
 
     @cached_property
     def processes(self) -> int:
-        """Number of processes of each trial, unless the search changes parallelism degrees."""
+        """Number of processes that the parallelism degrees of the baseline require."""
         return processes_of(self.base.tree)
 
     @cached_property
     def space(self) -> Space:
-        """The search space: fields with `Search` annotations, and those of --search."""
+        """Search space: config fields with `Search` annotations, if `marked` is set, and the fields of `--search`."""
         config = self.config
         return Space(self.base.tree, config.search, keep=config.keep, marked=config.marked, spec=self.source.spec)
 
@@ -110,13 +115,16 @@ class StudySetup:
         return Strategy(self.direction, most=self.validations({}), **settings)
 
     def validations(self, settings: Mapping[str, Any]) -> int:
-        """Returns how many times a run with these settings (values by path) validates."""
+        """Returns how many times a run with these settings (values by config path) validates after its first step."""
         loop = (self.source.load(as_words(settings)) if settings else self.base).tree.trainer
         return int(-(-loop.max_iter // loop.validation_iter))
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Settings that identify the study in its folder, as plain data."""
+        """Settings that identify a study, as plain data; a study folder is only continued if they are equal.
+
+        They are the settings of the search, its dimensions ("search"), and the config of the baseline by path ("run").
+        """
         names = ("metric", "evaluate", "sampler", "startup", "pruner", "reduction", "least_validations", "seed")
         run = {path: value for path, value in flatten(to_dict(self.base.tree)).items() if not path.startswith("job.")}
         return {
@@ -128,7 +136,7 @@ class StudySetup:
 
     @cached_property
     def final(self) -> FinalData:
-        """The final evaluation on data that no trial uses."""
+        """Evaluation of the best trial and the baseline on the held-out data of `--final-data`."""
         config = self.config
         return FinalData(self.source, config.final_data, config.metric, config.evaluate)
 
@@ -142,7 +150,10 @@ class StudySetup:
         return None
 
     def check(self) -> None:
-        """Raises UserError or ConfigError if settings do not fit together or do not fit this machine."""
+        """Raises UserError or ConfigError if settings of the study contradict each other or the config of the run.
+
+        Also raises UserError if Optuna is not installed, or if this machine has too few GPUs.
+        """
         config, tree = self.config, self.base.tree
         if importlib.util.find_spec("optuna") is None:
             raise UserError("worldsmith tune needs Optuna: pip install 'worldsmith[tune]'")

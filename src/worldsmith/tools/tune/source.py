@@ -30,7 +30,7 @@ SECTIONS = tuple(name for name in Trainer.Config.__dataclass_fields__ if name !=
 
 @dataclass(frozen=True)
 class SpecFields:
-    """Searchable keys of the training spec that describes a run, and the run fields that they set."""
+    """Searchable keys of the training spec (Cosmos-RL or TAO) that describes a run, and the fields that they set."""
 
     spec: Spec
     targets: Mapping[str, Sequence[Path]]
@@ -39,20 +39,20 @@ class SpecFields:
     """Fields of the run that overrides set directly; they have precedence over the spec."""
 
     def key(self, path: str) -> str | None:
-        """Returns the full key of the spec for a name or alias; None if it is the name of a run field."""
+        """Returns the full key of the training spec for a key or alias; None if `path` is a config field of the run."""
         key = self.spec.form.aliases.get(path, path)
         return None if first_part(key) in SECTIONS else key
 
     def search_space(self) -> Iterator[Searched]:
-        """Yields the searchable fields of the spec; spec keys are used as paths, also in conditions and ratios."""
+        """Yields the searchable fields of the training spec. Their paths, conditions and ratios contain spec keys."""
         for found in search_space(self.spec.root):
             marks = tuple(in_keys(mark) for mark in found.marks)
             yield replace(found, path=spec_key(parse_path(found.path)), marks=marks)
 
     def replaced_by(self, key: str, paths: Sequence[Path]) -> Path | None:
-        """Returns the first of the run fields `paths` that the spec key `key` also sets; None if it sets none of them.
+        """Returns the first of the config fields `paths` that the spec key `key` also sets; None if no field matches.
 
-        A field counts if it is one of the fields in `targets[key]`, contains one, or is contained in one.
+        The spec key sets a field if one of `targets[key]` is the field, contains it, or is contained in it.
         """
         targets = self.targets.get(key, ())
         return next((path for path in paths for to in targets if starts_with(to, path) or starts_with(path, to)), None)
@@ -62,7 +62,8 @@ class SpecFields:
 class Source:
     """Run to tune: a recipe, config file, training spec or run folder, given by name or path, with overrides.
 
-    For a spec, overrides that begin with a section of the run's config change the run; others change the spec.
+    For a training spec (Cosmos-RL or TAO), overrides that begin with a section of the run's config, such as
+    "optimizer", change the config; all remaining overrides change the spec.
     """
 
     name: str
@@ -71,10 +72,11 @@ class Source:
     """Run or result whose weights initialize the trials (--parent); None: the parent that the spec states, if any."""
 
     def with_parent_found(self) -> Source:
-        """Returns a source whose overrides load the weights of its parent run and, for a spec, set the parent's model.
+        """Returns a source with overrides that load the weights of the parent run as initial weights.
 
-        Returns the source itself if it has no parent. Raises UserError if the parent has no weights, or if an override
-        also sets the initial weights.
+        The parent run is `parent` or, if None, the one that the training spec names. For a spec, an override also sets
+        the parent's model. Returns the source itself if it has no parent run. Raises UserError if the parent run has no
+        weights, or if another override sets the initial weights.
         """
         of_spec, of_run = self.split()
         parent = self.parent
@@ -89,7 +91,7 @@ class Source:
         return Source(self.name, [*given, *of_run, make_override(LOAD_PATH, start)])
 
     def load(self, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
-        """Returns the loaded config of the run with the further overrides `words`. Raises ConfigError.
+        """Returns the loaded config of the run, with the overrides of the source and then `words`. Raises ConfigError.
 
         `keep_unset`: keep references to unset environment variables, which are errors otherwise.
         """
@@ -100,8 +102,8 @@ class Source:
         """Returns the arguments of the `worldsmith` command that trains the run.
 
         Args:
-            words: Further overrides.
-            processes: Number of processes on this machine.
+            words: Overrides in addition to those of the source.
+            processes: Number of processes on this machine; above 1, `worldsmith launch` starts them.
         """
         of_spec, of_run = self.split(words)
         source = [self.name] if of_spec is None else ["--spec", self.name, *of_spec]
@@ -109,7 +111,10 @@ class Source:
         return launched(["train", *source, *parent, *(["--", *of_run] if of_run else [])], processes)
 
     def as_new_run(self) -> Source:
-        """Returns the source with overrides that disable resuming. Raises ConfigError if the config is invalid."""
+        """Returns the source with overrides that disable resuming, or itself if it does not resume.
+
+        Raises ConfigError if the config is invalid.
+        """
         if not self.resumes():
             return self
         kept = [word for word in self.words if key_of_word(word) not in RESUMES or not is_true(word)]
@@ -117,13 +122,13 @@ class Source:
         return replace(found, words=[*kept, f"{RESUMES[not self.is_spec]}=false"]) if found.resumes() else found
 
     def resumes(self) -> bool:
-        """Returns whether the config requests resuming the last saved run of its folder."""
+        """Returns whether the config requests resuming the last saved run of its job group (`job.resume_newest`)."""
         return bool(self.load().tree.job.resume_newest)
 
     def split(self, words: Sequence[str] = ()) -> tuple[list[str] | None, list[str]]:
-        """Splits the overrides of the source and `words` into (overrides of the spec, overrides of the run).
+        """Splits the overrides of the source and `words` into (overrides of the training spec, overrides of the run).
 
-        The first item is None if the source is not a spec.
+        The first item is None if the source is not a training spec.
         """
         every = [*self.words, *words]
         if not self.is_spec:
@@ -133,7 +138,7 @@ class Source:
 
     @cached_property
     def is_spec(self) -> bool:
-        """Whether the source is a training spec."""
+        """Whether the source is a training spec of Cosmos-RL or TAO."""
         return is_train_spec([self.name])
 
     @cached_property
@@ -149,7 +154,7 @@ class Source:
         return SpecFields(spec, targets, [parse_path(key_of_word(word)) for word in of_run])
 
     def output_folder(self) -> str | None:
-        """Returns the result folder that a spec names; None for other sources or if it names none."""
+        """Returns the result folder that the training spec names; None if it names no folder, or without a spec."""
         named = (self.spec.spec.get(key) for key in FOLDERS if self.spec.spec.is_stated(key)) if self.spec else ()
         return next((folder.removeprefix("file://") for folder in named if folder), None)
 
@@ -161,7 +166,7 @@ FOLDERS = ("results_dir", "train.output_dir")
 
 
 def launched(words: Sequence[str], processes: int) -> list[str]:
-    """Returns the arguments `words` of a `worldsmith` command, preceded by `launch` for more than one process."""
+    """Returns the arguments `words` of a `worldsmith` command, after those of `launch` if `processes` is above 1."""
     return [*(["launch", "--nproc-per-node", str(processes)] if processes > 1 else []), *words]
 
 
@@ -172,7 +177,7 @@ def processes_of(tree: Trainer.Config) -> int:
 
 
 def in_keys(mark: Search) -> Search:
-    """Returns a copy of a `Search` annotation whose condition and ratio name spec keys instead of Config fields."""
+    """Returns a copy of a `Search` annotation whose condition and ratio contain spec keys instead of config paths."""
     path, value = mark.condition
     when = f"{spec_key(parse_path(path))}={value}" if mark.when else ""
     return replace(mark, ratio_of=spec_key(parse_path(mark.ratio_of)) if mark.ratio_of else "", when=when)
@@ -184,7 +189,7 @@ def key_of_word(word: str) -> str:
 
 
 def make_override(key: str, text: str) -> str:
-    """Returns the override KEY=TEXT; the text is quoted only if it would be parsed as another value."""
+    """Returns the override KEY=TEXT; the text is quoted only if it would not be parsed as this text without quotes."""
     return f"{key}={text if read_text(text, str | None) == text else write(text, WORD)}"
 
 

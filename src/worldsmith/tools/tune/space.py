@@ -45,9 +45,9 @@ FORMS = (
 
 
 class Space:
-    """Search space of a run: its dimensions, sorted so that each follows those that it depends on.
+    """Search space of a run: its dimensions, sorted so that each follows those in its condition and its ratio.
 
-    Names are fields of the run or, with a `spec`, also keys of the spec.
+    Names are config paths of the run or, with `spec`, also keys of the training spec that describes the run.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Space:
             words: `--search` arguments.
             keep: Fields with `Search` annotations that are not searched.
             marked: Whether fields with enabled `Search` annotations are searched in addition to those in `words`.
-            spec: The keys of the spec that describes the run; None for other sources.
+            spec: Keys of the training spec (Cosmos-RL or TAO) that describes the run; None if no spec does.
 
         Raises:
             UserError: For an invalid argument, or if there is no field to search.
@@ -127,8 +127,9 @@ class Space:
     def leave_out(self, chosen: dict[str, Any], given: Mapping[str, str]) -> None:
         """Removes fields that cannot be searched from `chosen` (path → annotations and type), in place.
 
-        These are fields whose value is a list or a section, and keys of a spec that a run field replaces. `given` has
-        the `--search` arguments by path. Raises UserError if the user requested such a key.
+        These are fields whose value is a list or a section, unless `--search` names them, and keys of a training spec
+        whose config field is also set by an override or searched. `given` has the `--search` arguments by path. Raises
+        UserError if `--search` names such a key.
         """
         searched = [parse_path(path) for path in given if self.spec and self.spec.key(path) is None]
         for path in list(chosen):
@@ -147,9 +148,9 @@ class Space:
             del chosen[path]
 
     def read(self, word: str) -> tuple[str, Search | None]:
-        """Parses a `--search` argument to (path, range); the range is None if the field's own range applies.
+        """Parses a `--search` argument to (path, range); the range is None if the argument has only a path.
 
-        Raises UserError if the argument is invalid.
+        The `Search` annotations of the field then apply. Raises UserError if the argument is invalid.
         """
         match = _WORD_FORM.fullmatch(word.strip())
         if match is None:
@@ -212,7 +213,8 @@ class Space:
     def choice(self, text: str, hint: Any) -> Any:
         """Parses a choice of a `--search` argument to a value of a field with the type `hint`.
 
-        For a section, the value is the name of a class. Raises ValueError if the field does not accept it.
+        For a config section, the value is the name of a class. Raises ValueError if the field does not accept the
+        value.
         """
         if nested_config_classes(hint):
             found = named_class(text, hint, ())
@@ -229,7 +231,7 @@ class Space:
 
         Args:
             path: Name of the field.
-            word: `--search` argument, for the error message; "": `path`.
+            word: `--search` argument, for the error message; "": the message contains `path` instead.
             declared: Whether the type includes the annotations of its declaration, such as limits.
 
         Raises:
@@ -248,7 +250,7 @@ class Space:
         return annotated_hints(type(parent))[str(keys[-1])] if declared and isinstance(parent, Config) else hint
 
     def full(self, name: str) -> str:
-        """Returns the full name of a field, for a name that may be an alias of a spec key."""
+        """Returns the full key of the training spec for a key or its alias; any other name is returned unchanged."""
         return (self.spec and self.spec.key(name)) or name
 
     def locate(self, path: str) -> tuple[Config, Path]:
@@ -261,14 +263,17 @@ class Space:
         return self.tree, parse_path(path)
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
-        """Returns settings that Optuna suggests for a trial: values by path. Their combination is not checked."""
+        """Returns the settings that Optuna suggests for a trial, as values by config path.
+
+        Whether they are valid in combination is not checked.
+        """
         settings: dict[str, Any] = {}
         for dimension in self.active(settings):
             settings[dimension.path] = dimension.value(dimension.suggest(trial), self.base(dimension, settings))
         return settings
 
     def active(self, settings: Mapping[str, Any]) -> Iterator[Dimension]:
-        """Yields the dimensions whose condition holds for `settings` (values by path).
+        """Yields the dimensions whose condition holds for `settings` (values by path), at most one for each field.
 
         Conditions are evaluated one after the other, so the caller may add values to `settings` between them.
         """
@@ -279,7 +284,7 @@ class Space:
                 yield dimension
 
     def untouched(self) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-        """Returns suggestions that reproduce the baseline, and their distributions, both by dimension name.
+        """Returns (suggestions that reproduce the baseline, their Optuna distributions), both by dimension name.
 
         Dimensions that cannot produce the baseline's value are omitted.
         """
@@ -298,7 +303,7 @@ class Space:
         return (value if isinstance(value, str) else write(value, WORD)) == wanted
 
     def base(self, dimension: Dimension, settings: Mapping[str, Any]) -> Any:
-        """Returns the value that the ratio of a dimension is multiplied with; None if the dimension is not a ratio.
+        """Returns the field value that the choices of a ratio are multiplied by; None if the dimension is not a ratio.
 
         `settings` are values by path that differ from the run's config.
         """
@@ -311,9 +316,9 @@ class Space:
 
 
 def ordered(fields: Mapping[str, tuple[Sequence[Search], Any]]) -> dict[str, tuple[Sequence[Search], Any]]:
-    """Sorts fields (path → `Search` annotations and type) so that each follows those in its conditions and ratios.
+    """Returns `fields` sorted so that each field follows those in its conditions and ratios.
 
-    Raises UserError for a circular dependency.
+    `fields` maps config paths to (`Search` annotations, type). Raises UserError for a circular dependency.
     """
     found: dict[str, tuple[Sequence[Search], Any]] = {}
 
@@ -362,5 +367,5 @@ def as_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def listed(paths: Mapping[str, Any], what: str) -> str:
-    """Returns text that lists fields by path after the adjective `what`, such as "searchable"."""
+    """Returns text that lists fields by path after the adjective `what`, such as "searchable: optimizer.lr"."""
     return f"{what}: {', '.join(paths)}" if paths else f"this run has no field {what}"

@@ -37,7 +37,7 @@ class ExhaustedError(Exception):
 
 @dataclass(slots=True)
 class TrialPlan:
-    """Plan of a trial: its settings by path, and the suggestions of Optuna by dimension name (`drawn`)."""
+    """Plan of a trial: its settings (values by config path), and Optuna's suggestions by dimension name (`drawn`)."""
 
     number: int
     settings: dict[str, Any] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Strategy:
             refusal: Function that returns why a run with the given settings (by path) cannot start, None if it can.
 
         Raises:
-            ExhaustedError: If all suggested settings were tried.
+            ExhaustedError: If all suggested settings were those of earlier trials.
             UserError: If no suggested settings can run.
         """
         if number == 0:  # the baseline
@@ -166,7 +166,7 @@ class Strategy:
         return TPESampler(seed=seed, n_startup_trials=self.startup)
 
     def _pruner(self) -> BasePruner:
-        """Returns the pruner of Optuna with these settings; its resources are counted in validations."""
+        """Returns the Optuna pruner for these settings, whose resources are numbers of validations."""
         from optuna import pruners
 
         if self.pruner == "asha":
@@ -196,7 +196,7 @@ class PruningDecision:
         self.should_continue = True
 
     def report(self, value: float | None) -> bool:
-        """Adds the next validation metric of the trial (None: not finite); returns whether it should continue."""
+        """Adds the trial's next validation metric (None: not finite); returns whether the trial should continue."""
         self.reported.append(math.nan if value is None else value)
         self.trial.report(self.reported[-1], len(self.reported))
         self.should_continue = len(self.reported) >= self.most or not self.trial.should_prune()
@@ -204,5 +204,5 @@ class PruningDecision:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Optuna system attributes of the trial, which the pruner needs for later trials."""
+        """Optuna system attributes of the trial, which the pruner reads when it decides on later trials."""
         return self.study.trials[-1].system_attrs

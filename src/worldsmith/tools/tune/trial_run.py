@@ -30,7 +30,7 @@ class ValidationReader(MetricsReader):
     """Reads one validation metric from the metrics.jsonl of a run, also while the run is active.
 
     Args:
-        path: The file.
+        path: The file metrics.jsonl.
         metric: Name of the metric.
     """
 
@@ -50,7 +50,10 @@ class ValidationReader(MetricsReader):
         """Names of all validation metrics in the file (val/… and val_ema/…)."""
 
     def add_line(self, line: bytes) -> None:
-        """Adds the metric in one line of metrics.jsonl to `values`, if the line is that of a validation."""
+        """Adds the metric in one line of metrics.jsonl to `values`, if it was validated after the first step.
+
+        The names of all validation metrics in the line are added to `names`.
+        """
         if b'"val/loss"' not in line:
             return
         record = json.loads(line)
@@ -61,7 +64,7 @@ class ValidationReader(MetricsReader):
 
 
 class TrialRun:
-    """Run of one trial in its own process, with its validation metric and its outcome."""
+    """Training process of one trial and, if the study uses `worldsmith evaluate`, the evaluation process after it."""
 
     def __init__(
         self, folder: Path, words: Sequence[str], metric: str, *, slot: int = 0, after: Sequence[str] = ()
@@ -84,18 +87,18 @@ class TrialRun:
         self._since = 0.0
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Starts the training process with these environment variables; its output is appended to the log.
+        """Starts the training process with these environment variables; its output is appended to the log of the trial.
 
-        The training saves and stops if this process ends.
+        The training saves and stops if the calling process ends.
         """
         self._since = time.monotonic()
         with self.log.open("ab") as log:
             self.process = start_process(program(self.words), environment, log.fileno(), log.fileno())
 
     def start_next(self, environment: Mapping[str, str]) -> bool:
-        """Starts the evaluation command, if the trial has one, with its output in a file.
+        """Starts the evaluation command, if the trial has one; its standard output replaces the file `measured`.
 
-        Returns whether it was started; a second call starts nothing.
+        Returns whether the command was started; a second call starts nothing and returns False.
         """
         if not self.after:
             return False
@@ -109,7 +112,7 @@ class TrialRun:
         return dict(numbers(read_json_object(self.measured)))
 
     def code(self) -> int | None:
-        """Returns the exit code of the process, negative for a signal; None while it is running."""
+        """Returns the exit code of the last started process, negative for a signal; None while it is running."""
         assert self.process is not None
         code = self.process.poll()
         if code is not None and self._since:
@@ -117,13 +120,13 @@ class TrialRun:
         return code
 
     def ask_to_stop(self) -> None:
-        """Sends SIGTERM to the process once, so that the run saves and exits."""
+        """Sends SIGTERM to the running process once, so that the run saves and exits."""
         if not self.asked and self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.asked = True
 
     def kill(self) -> None:
-        """Kills the process if it is running, and waits for its end."""
+        """Kills the last started process if it is running, and waits for its end."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -134,7 +137,7 @@ class TrialRun:
         return self.validations.values
 
     def reason(self) -> str:
-        """Returns why the process failed: its signal, or its exit code with the error in the log."""
+        """Returns why the last started process failed: its signal, or its exit code with the error in the log."""
         code = self.code()
         if code is not None and code < 0:
             name = signal.Signals(-code).name
@@ -147,7 +150,10 @@ class TrialRun:
 
 
 def find_reason(lines: Sequence[str]) -> str:
-    """Returns the last line of a log that names an error, with the lines after it; else the last line."""
+    """Returns the error message in the last line of a log that names an error, with up to 5 lines after it.
+
+    If no line names an error, returns the last line that is not empty. The text has at most `LONGEST` characters.
+    """
     for index in range(len(lines) - 1, -1, -1):
         if match := REASON.match(lines[index].strip()):
             rest = [line.strip() for line in lines[index + 1 : index + 6] if line.strip()]
@@ -156,9 +162,9 @@ def find_reason(lines: Sequence[str]) -> str:
 
 
 def program(words: Sequence[str]) -> list[str]:
-    """Returns the command line of a new process for a `worldsmith` command, given as `words`.
+    """Returns the command line of a new process for a `worldsmith` command, given by its arguments `words`.
 
-    The new process imports and trusts (--import, --trust) the same packages as this one.
+    The new process imports and trusts (--import, --trust) the same packages as the calling process.
     """
     modules = dict.fromkeys(found.module for found in registered().values())
     packages = [
@@ -175,7 +181,9 @@ def is_ours(module: str) -> bool:
 def start_process(
     command: Sequence[str], environment: Mapping[str, str], output: int, errors: int
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in its own session, so that Ctrl-C reaches only this process, which forwards it.
+    """Starts a process in its own session, so that Ctrl-C reaches the calling process but not the new one.
+
+    The new process receives SIGTERM when the calling process ends.
 
     Args:
         command: Command line.
@@ -196,7 +204,9 @@ def start_process(
 
 
 def environment_of(slot: int, parallel: int, root: Path, devices: Sequence[str], processes: int = 1) -> dict[str, str]:
-    """Returns the environment variables of a trial: its devices or CPU threads, and the root of its run folder.
+    """Returns the environment variables for the processes of a trial, based on those of the calling process.
+
+    They set the root folder of the runs and, with several parallel trials, the GPUs or the number of CPU threads.
 
     Args:
         slot: Index of the slot among the parallel trials.
@@ -215,7 +225,7 @@ def environment_of(slot: int, parallel: int, root: Path, devices: Sequence[str],
 
 
 def visible_devices() -> list[str]:
-    """Returns the GPU ids that this process can use, as in CUDA_VISIBLE_DEVICES."""
+    """Returns the GPU ids that the calling process can use, as in CUDA_VISIBLE_DEVICES."""
     import torch
 
     count = torch.cuda.device_count()

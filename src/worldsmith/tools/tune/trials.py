@@ -36,7 +36,7 @@ FAILURES = 5
 
 @dataclass(slots=True)
 class RunningTrial:
-    """Running trial: its plan, its run, and the object that decides on its pruning."""
+    """Trial that has a slot but no result yet: its plan, its run, and the object that decides on its pruning."""
 
     plan: TrialPlan
     run: TrialRun
@@ -60,14 +60,15 @@ class Trials:
     """Number of consecutive failed trials in this command."""
 
     def work(self, asked: Callable[[], str | None], deadline: float = math.inf) -> str | None:
-        """Runs trials until their requested number has ended; kills running ones if an exception ends it.
+        """Runs trials until the number of trials in the config has ended. An exception kills the running trials.
 
         Args:
             asked: Function that returns a text if the command was requested to stop, else None.
             deadline: Time, as of `time.monotonic()`, after which no trial starts.
 
         Returns:
-            Why it ended early: "stopped", "time" or "exhausted"; None if all trials have ended.
+            None if all trials have ended. Otherwise "stopped" (by a signal), "time" (`deadline`) or "exhausted" (no new
+            settings were suggested).
 
         Raises:
             UserError: If the baseline or several trials in a row fail, or if no settings can run.
@@ -97,11 +98,14 @@ class Trials:
 
     @property
     def next(self) -> int:
-        """Number of the next trial."""
+        """Number of the trial that starts next; trial 0 is the first."""
         return len(self.record.finished) + len(self.waiting) + len(self.at_work)
 
     def may_start(self) -> bool:
-        """Returns whether the next trial may start: it is needed, a slot is free, and the results it uses exist."""
+        """Returns whether the next trial may start.
+
+        It may start if fewer trials than requested were started, a slot is free, and the results that select it exist.
+        """
         return (
             self.next < self.setup.config.trials
             and len(self.at_work) < self.setup.config.parallel
@@ -109,10 +113,12 @@ class Trials:
         )
 
     def start(self) -> None:
-        """Starts the next trial in a free slot.
+        """Assigns a free slot to the next trial, and selects its settings unless an earlier command has stored them.
+
+        `advance` later starts the training process.
 
         Raises:
-            ExhaustedError: If all suggested settings were tried.
+            ExhaustedError: If all suggested settings were those of earlier trials.
             UserError: If no suggested settings can run.
         """
         number = self.next
@@ -129,22 +135,24 @@ class Trials:
         self.at_work[number] = RunningTrial(plan, self.make_run(plan, slot), pruning)
 
     def plan(self, number: int) -> TrialPlan | None:
-        """Returns the plan of trial `number`; None if it was not started."""
+        """Returns the plan of trial `number`; None if no slot was assigned to it."""
         return self.at_work[number].plan if number in self.at_work else self.record.plan(number)
 
     def known(self, number: int) -> list[FrozenTrial]:
         """Returns the earlier trials that the selection of trial `number` may use.
 
-        With N parallel trials, the latest N - 1 of them are in the state "running", even if they have ended.
+        With N parallel trials, the latest N - 1 of the earlier trials have no results and the state "running", even if
+        they have ended.
         """
         done = self.record.finished[: max(0, number - self.setup.config.parallel + 1)]
         plans = (self.plan(n) for n in range(len(done), number))
         return [*done, *(plan.at_work() for plan in plans if plan)]
 
     def advance(self, trial: RunningTrial) -> str | None:
-        """Starts a trial when its folder is free, stops it if it is pruned, and stores its result at its end.
+        """Starts a trial when its run folder is not in use, stops it if it is pruned, and stores its result at its end.
 
-        Returns "stopped" if the run was stopped from outside, else None. It is called repeatedly.
+        It is called repeatedly until the trial has ended. Returns "stopped" if the run was stopped by a signal that was
+        not sent because of pruning, else None.
         """
         number, run = trial.plan.number, trial.run
         if run.process is None:
@@ -188,8 +196,8 @@ class Trials:
 
         Args:
             trial: The trial.
-            code: Exit code of its process.
-            pruned: Whether it was stopped because it was pruned.
+            code: Exit code of the trial's last process.
+            pruned: Whether the trial was stopped because it was pruned.
 
         Raises:
             UserError: If the baseline has failed.
@@ -236,7 +244,7 @@ class Trials:
                 )
 
     def delete_checkpoints(self) -> None:
-        """Deletes the checkpoints of trials other than the baseline and the best, unless the settings keep all."""
+        """Deletes the checkpoints of ended trials except the baseline and the best, unless the config keeps all."""
         best = self.record.best
         for number in () if self.setup.config.checkpoints == "all" else range(1, len(self.record.finished)):
             checkpoints = self.record.path(number) / "checkpoints"
@@ -244,7 +252,7 @@ class Trials:
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
     def make_run(self, plan: TrialPlan, slot: int) -> TrialRun:
-        """Returns the run of a trial, not yet started, for its plan and the index of its slot."""
+        """Returns the run of a trial for its plan and the index of its slot; starts no process."""
         config, source, folder = self.setup.config, self.setup.source, self.record.path(plan.number)
         words = as_words(plan.settings)
         processes = processes_of(source.load(words).tree) if words else self.setup.processes
@@ -261,10 +269,10 @@ class Trials:
         return environment_of(slot, parallel, root, devices, self.setup.processes)
 
     def score(self, run: TrialRun) -> float | None:
-        """Returns the objective value of a completed trial run; None if it is not finite.
+        """Returns the objective value of a trial run that has ended; None if it is not finite.
 
-        Of several validations the last one counts, or the best one if the run keeps the weights of the best one. Raises
-        UserError if the run does not have the metric.
+        It is the metric of the evaluation or of the last validation; of the best validation if the run keeps the best
+        weights. Raises UserError if the run does not have the metric.
         """
         config, direction = self.setup.config, self.setup.direction
         figures = run.facts() if config.evaluate else dict.fromkeys(run.validations.names)
@@ -279,6 +287,9 @@ class Trials:
 
 
 def last_or_best(values: Sequence[float | None], *, best: Callable[..., float] | None) -> float | None:
-    """Returns the last value, or the best finite value if `best` (min or max) is given."""
+    """Returns the last value (None: not finite), or the best finite one if `best` is given.
+
+    `best` is the function min or max. If no value is finite, the last value is returned.
+    """
     finite = [value for value in values if value is not None]
     return best(finite) if best and finite else values[-1]

@@ -104,7 +104,8 @@ class Tune(Action):
     def run(self) -> Result:
         """Runs the study and returns its results. Raises UserError.
 
-        If the policy requests no search, this process is replaced by the training process.
+        If `automl_policy` or the request in natural language disables the search, the training command replaces the
+        process.
         """
         config, setup = self.config, self.setup
         if not setup.route.search:
@@ -156,7 +157,7 @@ class Tune(Action):
             yield f"final data  {' '.join(config.final_data)}"
 
     def first_trials(self) -> Iterator[str]:
-        """Yields output lines for the user with the settings of the first trials after the baseline."""
+        """Yields one output line with the settings of each of the first trials after the baseline, at most three."""
         config, setup = self.config, self.setup
         known = [setup.strategy.plan(0, setup.space, [], {}, setup.refusal).at_work()]
         tried: dict[int, dict[str, Any]] = {0: {}}
@@ -217,7 +218,10 @@ class Results:
         self.write()
 
     def write(self) -> dict[str, Any]:
-        """Writes trials.jsonl, best.json, best.yaml and the report; returns the content of best.json."""
+        """Writes trials.jsonl and, if a trial is complete, best.json, best.yaml and the HTML report.
+
+        Returns the content of best.json; only "metric" and "trials" (numbers by state) if no trial is complete.
+        """
         record, best = self.record, self.record.best
         record.write_lines()
         if best is None:
@@ -238,7 +242,10 @@ class Results:
         return facts
 
     def write_record(self) -> None:
-        """Writes the lineage record of the best settings, with the inputs of the best trial's run."""
+        """Writes the lineage record of the best settings, with the inputs of the best trial's run.
+
+        Writes nothing if no trial is complete, or if that run has no lineage record.
+        """
         record, best = self.record, self.record.best
         run = record.path(best.number) if best else None
         if run is None or (known := record_of(run)) is None:
@@ -268,7 +275,7 @@ class Results:
 
     @property
     def next(self) -> str:
-        """Command line that trains with the best settings; for a spec it contains the overrides of the spec."""
+        """Command line that trains with the best settings: a training spec with overrides, or best.yaml."""
         best = self.record.best
         words = [] if best is None else trial_as_line(best, self.record.path(best.number))["words"]
         processes = processes_of(self.setup.source.load(words).tree)

@@ -114,7 +114,7 @@ class Callback(Configurable):
             trainer: The run.
 
         Returns:
-            Writer of the file; on other ranks it writes no file.
+            Writer of the file; on ranks other than 0 it discards all lines.
         """
         from worldsmith.monitor.metrics_log import MetricsLog
         from worldsmith.monitor.sinks import Sinks
@@ -195,4 +195,4 @@ class TrainingRun(Protocol):
         """Training state of the run: optimizer, trained parameters, EMA weights, data loader, skipped-step counters."""
 
     def busy(self, doing: str) -> AbstractContextManager[None]:
-        """Context manager that reports `doing`, such as "saving", as the current activity of the run."""
+        """Context manager that reports `doing`, such as "saving", as the activity of the run within the block."""

@@ -60,7 +60,7 @@ class FirstStepWatchdog(Callback):
         self.stop_watching()
 
     def stop_watching(self) -> None:
-        """Stops the timers and removes the file of stack traces if it is empty."""
+        """Ends the time limit of the first step and removes the file of stack traces if it is empty."""
         if self.file is None:
             return
         faulthandler.cancel_dump_traceback_later()
@@ -75,8 +75,8 @@ class FirstStepWatchdog(Callback):
 class BadBatches(Callback):
     """Writes `step_<n>_rank_<r>.json` for a skipped step: loss, gradient norm, and the samples of each batch.
 
-    Every rank writes its own file. Only the first `most` skipped steps since the process started are written; rank 0
-    logs when later ones are omitted. Steps that overflow float16 are not written.
+    Every rank writes its own file. Only the first `most` (a setting) skipped steps since the process started are
+    written; rank 0 logs when later ones are omitted. Steps that overflow float16 are not written.
     """
 
     class Config(Callback.Config):

@@ -158,7 +158,10 @@ def utilization_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Returns the peak FLOP/s of a CUDA device with 16-bit matmuls; None for float32, and if it is not known."""
+    """Returns the peak FLOP/s of a CUDA device such as "cuda:0" with 16-bit matmuls.
+
+    None if `precision` is "float32", if the device is no CUDA device, or if its peak is not known.
+    """
     if not device.startswith("cuda") or precision == "float32":
         return None
     import torch
@@ -169,7 +172,7 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class DataCounts:
-    """Counts of the data over all ranks, since this process started."""
+    """Counts of skipped samples and other events of data loading over all ranks, since this process started."""
 
     rejected: dict[str, int]
     """Number of skipped samples by reason."""
@@ -178,7 +181,7 @@ class DataCounts:
 
 
 def count_data(trainer: TrainingRun) -> DataCounts:
-    """Returns the counts of skipped samples and the other data counters, summed over all ranks. Collective."""
+    """Sums the counts of skipped samples and the counters of data loader and task over all ranks. Collective."""
     loader, world = trainer.state.loader, trainer.world
     rejected = Counter(r.reason for r in loader.dataset.rejections)  # every rank has read the whole list
     loaded: Counter[str] = Counter()
@@ -374,7 +377,9 @@ class ParamCount(Callback):
 
 
 def module_path(name: str) -> str:
-    """Returns the module to which a parameter belongs: its path up to the first number, else without the last name.
+    """Returns the path of the module to which a parameter belongs, by which norms and parameter counts are grouped.
+
+    That is the parameter name up to its first number. A name without a number loses its last component.
 
     `model.layers.3.mlp.up_proj.weight` → `model.layers.3`; `vae2llm.bias` → `vae2llm`.
     """

@@ -102,7 +102,10 @@ class HeartBeat(Callback):
 
 
 def current_activity(trainer: TrainingRun) -> Activity:
-    """Returns the current activity of the run; during training that of its task, if it reports one. Thread-safe."""
+    """Returns the current activity of the run, such as "saving", and its completed fraction. Thread-safe.
+
+    During training, a long operation that the run's task reports is returned instead of "training".
+    """
     work = trainer.task.long_work if trainer.doing == "training" else None
     return Activity(*(work or (trainer.doing, trainer.share)))
 

@@ -33,7 +33,7 @@ PAUSE_PER_COST = 100
 class RunPage(Callback):
     """Rebuilds `report.html` in the run folder: at the start, at intervals in a separate process, and at the end.
 
-    Only rank 0 does it. No step waits for it. Best effort: the first error is logged, and the run continues.
+    Only rank 0 builds the report, and no training step waits for it. The first error is logged, and the run continues.
     """
 
     class Config(Callback.Config):
@@ -95,7 +95,10 @@ class RunPage(Callback):
             self._schedule_rebuild(0.0)
 
     def _collect_rebuild(self, options: int) -> None:
-        """Collects the exit code of the rebuilding process if it has ended. `options`: options of `os.wait4`."""
+        """Collects the exit code of the process that rebuilds the report, if that has ended; sets the time of the next.
+
+        `options`: options of `os.wait4`; `os.WNOHANG` does not wait.
+        """
         assert self.child is not None
         try:
             pid, status, used = os.wait4(self.child.pid, options)
@@ -129,8 +132,8 @@ class RunPlan(Callback):
     """Plans the run in a separate process: writes `plan.json`, which the report compares with measurements.
 
     Rank 0 starts a separate process with the lowest priority and without a GPU, which simulates a step without
-    allocating tensors. No step waits for it, and it ends with the run. Best effort: an error is logged, and the run
-    continues.
+    allocating tensors. No training step waits for that process, and it ends with the run. An error is logged, and the
+    run continues.
     """
 
     class Config(Callback.Config):
@@ -184,7 +187,10 @@ class RunPlan(Callback):
             self._log_comparison(trainer.run_folder)
 
     def _move_plan(self, folder: Path, code: int) -> None:
-        """Moves `plan.json` of the child process, which ended with exit code `code`, to the run folder; logs it."""
+        """Moves the `plan.json` that the planning process wrote to the run folder `folder`, and logs a summary of it.
+
+        If the exit code `code` of that process is not 0, its last output line is logged instead.
+        """
         self.child = None
         from worldsmith.monitor.page.plan_check import format_plan
 
@@ -218,7 +224,10 @@ class RunPlan(Callback):
 
 
 def plan_command(run_folder: Path, processes: int, device: str) -> list[str]:
-    """Returns the command that plans the run in `run_folder` on `processes` GPUs of the same model as `device`."""
+    """Returns the `worldsmith plan --json` command, as a list of arguments, for the config of the run in `run_folder`.
+
+    The plan is for `processes` GPUs of the same model as `device`, such as "cuda:0".
+    """
     trusted = [word for name in trusted_packages() if name != "worldsmith" for word in ("--trust", name)]
     plan = ["plan", str(run_folder / "config.yaml"), "--gpus", str(processes), "--gpu", plan_gpu_name(device), "--json"]
     return [sys.executable, "-m", "worldsmith", *trusted, *plan]

@@ -26,8 +26,8 @@ ENABLED = "trainer.callbacks.compile_tokenizer.enabled"
 class CompileTokenizer(Callback):
     """Compiles the encoder of the task, such as the VAE, with torch.compile, once for each clip shape.
 
-    - For runs that encode every clip again in each epoch. It is rejected with `dataloader_train.latent_cache`: a clip
-      is then encoded once, and the last bits of its latents would depend on whether the encoder was compiled by then.
+    - For runs that encode every clip again in each epoch. It is rejected with `dataloader_train.latent_cache`:
+      cached latents would depend, in their last bits, on whether a clip was encoded before or after the compilation.
     - A resumed run compiles at the same step as a run that was never stopped.
     """
 

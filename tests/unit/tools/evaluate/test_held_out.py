@@ -122,4 +122,4 @@ def test_losses_of_different_objectives_are_not_compared(tmp_path: Path) -> None
     clips = HeldOutClips(str(tmp_path / "data"), find_model(run))
     assert clips.incomparable_reason(find_model(other), find_model(other).tree) == ""
     config.write_text(config.read_text().replace("resolution: '64'", "resolution: '128'"))
-    assert "other data settings" in clips.incomparable_reason(find_model(other), find_model(other).tree)
+    assert "data settings differ" in clips.incomparable_reason(find_model(other), find_model(other).tree)

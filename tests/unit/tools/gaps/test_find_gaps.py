@@ -201,7 +201,7 @@ def test_records_that_share_an_id(evaluated: Path) -> None:
     write(evaluated / "out" / "zero_shot" / "general" / "results.json", own)
     assert [r["record_id"] for r in find(evaluated, force=True)[0]] == ["x", "x#2"]
     write(evaluated / "out" / "zero_shot" / "general" / "results.json", [{**wrong[0], "question": "Something else?"}])
-    with pytest.raises(UserError, match=r"2 records of .* have the name 'x' but different files"):
+    with pytest.raises(UserError, match=r"2 records of .* have the name 'x' but different media files"):
         find(evaluated, force=True)
 
 

@@ -42,7 +42,7 @@ class ChatDataset(Configurable, StreamDataset):
         """Returns the turns of a conversation; raises SampleError if its record is not usable."""
 
     def fields(self, index: int) -> Mapping[str, Any]:
-        """Returns the original record of a conversation; empty if it is not stored."""
+        """Returns the record of conversation `index` by key, as read from the dataset; empty if it is not stored."""
         return {}
 
     def in_order(self) -> Iterator[int | Rejection]:
@@ -51,7 +51,7 @@ class ChatDataset(Configurable, StreamDataset):
         yield from range(len(self))
 
     def number(self, index: int) -> int:
-        """Returns the 0-based index in the dataset file of the record of conversation `index`."""
+        """Returns the 0-based index of the record of conversation `index` among all records of the dataset file."""
         return index
 
     def require_rates(self) -> None:
@@ -72,14 +72,14 @@ def unique(key: str, seen: dict[str, int]) -> str:
 
     Args:
         key: Key of a record.
-        seen: Number of uses of each key so far; updated.
+        seen: Number of uses of each key so far; updated in place.
     """
     seen[key] = seen.get(key, 0) + 1
     return key if seen[key] == 1 else unique(f"{key}#{seen[key]}", seen)
 
 
 def with_system(turns: Iterable[Turn], prompt: str) -> list[Turn]:
-    """Returns the turns, preceded by the system prompt `prompt`, unless it is empty or they begin with one."""
+    """Returns the turns, preceded by the system prompt `prompt` unless it is "" or the first turn is a system turn."""
     turns = list(turns)
     return [say("system", prompt), *turns] if prompt and turns[0].role != "system" else turns
 

@@ -183,16 +183,20 @@ class ChatFile(ChatDataset):
         return flag_file(self)
 
     def contents(self) -> Iterable[tuple[str, Any]]:
-        """Yields (key, content) of each conversation, to find duplicates: IDs and file names are not part of it."""
+        """Yields (key, content) of each conversation, to find duplicates: conversations whose content is equal.
+
+        The content does not contain IDs. A media file is represented by its content fingerprint; after the first
+        1000 files and for unreadable files, by its path.
+        """
         for index, entry in enumerate(self.entries):
             turns = self.turns(index)
             parts = [[p.kind, p.text, self._mark(p.source), p.fps, p.resized] for turn in turns for p in turn.parts]
             yield entry.key, [[turn.role, len(turn.parts)] for turn in turns] + parts
 
     def traces(self) -> Iterable[str]:
-        """Yields a string for each conversation that is equal for conversations about the same media files.
+        """Yields one string per conversation; conversations about the same media files have the same string.
 
-        For a conversation without media, it is the text of the turns.
+        For a conversation without media, the string contains the text of the turns.
         """
         return (trace_of(self.turns(index)) for index in range(len(self)))
 
@@ -327,7 +331,9 @@ def flag_media_elsewhere(dataset: ChatFile) -> Iterator[DataFlag]:
 
 
 def find_media_root(root: Path, missing: Sequence[str]) -> Path | None:
-    """Returns a direct subfolder of `root`, or its parent, that contains all missing files; None if no folder does.
+    """Returns the subfolder or parent folder of `root` that contains all missing files; None if no folder does.
+
+    Only direct subfolders are searched.
 
     Args:
         root: Folder that the media paths are relative to.

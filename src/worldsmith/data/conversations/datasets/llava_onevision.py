@@ -34,7 +34,7 @@ class LlavaOneVision(ChatDataset):
         """Use only the first N records; 0: all."""
 
     def __init__(self, config: Config) -> None:
-        """Loads the dataset; raises DataError if the library is not installed or the dataset cannot be loaded."""
+        """Loads the dataset; raises DataError if that fails or the package `datasets` is not installed."""
         self.config = config
         self.name = f"{config.path} {config.subset}".strip()
         self.rejections = []
@@ -63,9 +63,10 @@ class LlavaOneVision(ChatDataset):
 
 
 class Streamed:
-    """Access to the records (dicts) of a stream by index; an index that is not above the last one restarts the stream.
+    """Access by index to the records (dicts) of a dataset that is streamed sequentially.
 
-    Raises SampleError (missing_record) for an index after the end.
+    An index that is not above the index of the previous access restarts the stream. An index after the end raises
+    SampleError (missing_record).
     """
 
     def __init__(self, stream: Iterable[dict[str, Any]]) -> None:

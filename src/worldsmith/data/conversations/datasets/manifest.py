@@ -17,10 +17,11 @@ NAMES = {"id": ("id", "name"), "media": ("media", "video"), "conversation": ("co
 
 
 class ManifestDataset(ChatFile):
-    """`meta.json`: a list of `{"id", "media", "conversation"}`; the latter two are paths relative to it.
+    """`meta.json`: a list of `{"id", "media", "conversation"}` with the paths of a media file and a conversation file.
 
-    A conversation file contains messages with typed content. Its messages refer to the media file of the record by a
-    name such as "video_0".
+    Paths are relative to the folder of `meta.json`; those of media files to `media_root`, if it is set. A conversation
+    file contains messages with typed content. Its messages refer to the media file of the record by a name such as
+    "video_0".
     """
 
     class Config(ChatFile.Config):
@@ -36,7 +37,7 @@ class ManifestDataset(ChatFile):
                 yield number, None, error
 
     def _complete(self, record: Any) -> dict[str, Any]:
-        """Returns a record with standard keys, in which the conversation replaces the path of its file.
+        """Returns a record with the keys id, media, video_fps and conversation (content of the conversation file).
 
         Raises:
             SampleError: If the record is invalid or the conversation file cannot be read.

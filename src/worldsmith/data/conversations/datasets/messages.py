@@ -157,7 +157,7 @@ def parse_part(part: Any, medium: Medium, where: str) -> Part:
 
 
 def parse_size(part: dict[str, Any], where: str) -> tuple[int, int] | None:
-    """Returns the (height, width) that a part requests by `resized_height` and `resized_width`; None without them.
+    """Returns (`resized_height`, `resized_width`), the size in pixels that a part requests; None without these keys.
 
     Args:
         part: Part of a message.

@@ -72,7 +72,7 @@ class SavedDataset(ChatFile):
     def _record(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """Returns row `number` as a dict by column, without the bytes of media.
 
-        It contains the conversation, lists of media (paths or placeholders), and columns of strings, numbers and
+        The dict contains the conversation, lists of media (paths or placeholders), and columns of strings, numbers and
         booleans.
         """
         record: dict[str, Any] = {}
@@ -131,7 +131,7 @@ class SavedDataset(ChatFile):
 
 
 def as_dicts(value: Any) -> Any:
-    """Converts a list column that `datasets` returned as a dict of lists to a list of dicts; others are unchanged."""
+    """Converts a dict of lists, as `datasets` returns a list column, to a list of dicts; other values are unchanged."""
     if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
         return [dict(zip(value, items)) for items in zip(*value.values())]
     return value

@@ -63,7 +63,7 @@ def patch_times(times: Sequence[float], temporal: int) -> list[float]:
 
 
 def rates_differ(rate: float, other: float) -> bool:
-    """Returns whether two frame rates differ by more than 1 % (`TOLERANCE`)."""
+    """Returns whether the frame rates `rate` and `other` differ by more than 1 % (`TOLERANCE`)."""
     return abs(rate / other - 1) > TOLERANCE
 
 

@@ -100,7 +100,7 @@ def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, V
 
     Args:
         folder: Model folder.
-        qwen_vl_utils: Use the video limits of that package instead of those of the folder.
+        qwen_vl_utils: Use the video limits of the package qwen-vl-utils instead of those of the folder.
 
     Returns:
         (limits on images, limits on videos)

@@ -179,7 +179,7 @@ class MediaProcessor(Configurable):
         Args:
             height: Original height in pixels.
             width: Original width in pixels.
-            resized: Requested (height, width); None: by the settings.
+            resized: Requested (height, width) in pixels, before rounding; None: set by the config and the limits.
 
         Raises:
             SampleError: If the aspect ratio is extreme.
@@ -199,7 +199,7 @@ class MediaProcessor(Configurable):
             frames: Number of used frames.
             height: Original height in pixels.
             width: Original width in pixels.
-            resized: Requested (height, width); None: by the settings.
+            resized: Requested (height, width) in pixels, before rounding; None: set by the config and the limits.
 
         Raises:
             SampleError: If the aspect ratio is extreme.
@@ -231,7 +231,7 @@ class MediaProcessor(Configurable):
         return min(stated if config.min_pixels is None else config.min_pixels * frames, most), most
 
     def frame_times(self, path: str, info: VideoInfo, indices: list[int], fps: float | None) -> list[float]:
-        """Returns the times of the selected frames of a video in seconds after its first frame.
+        """Returns the times of the selected frames of a video, in seconds after the first frame of the file.
 
         Args:
             path: Path of the video.

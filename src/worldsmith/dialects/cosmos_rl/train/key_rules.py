@@ -26,7 +26,7 @@ FRAMES = ("fps", "nframes", *BOUNDS, *PIXELS, *RESIZED)
 
 @computed("train.train_policy.type")
 def training_type(t: SpecTranslation) -> None:
-    """Reports the training type in `t`: supervised fine-tuning, also if the spec omits the type."""
+    """Reports in `t` that the training type is supervised fine-tuning; warns if the spec omits the type."""
     key = "train.train_policy.type"
     if t.get(key) == "sft":
         t.report(key, "kept", "supervised fine-tuning, as in every run here")
@@ -37,7 +37,10 @@ def training_type(t: SpecTranslation) -> None:
 
 @computed("policy.parallelism.tp_size")
 def tensor_parallelism(t: SpecTranslation) -> None:
-    """Adds a problem to `t` for tensor parallelism; warns if its degree, which has another default, is omitted."""
+    """Adds a problem to `t` if the spec's tensor parallelism degree `tp_size` is greater than 1.
+
+    If the spec omits the degree, 1 is used, and `t` gets a warning, since the default of Cosmos-RL is 2.
+    """
     key, size = "policy.parallelism.tp_size", t.get("policy.parallelism.tp_size")
     if size > 1:
         shard = t.get("policy.parallelism.dp_shard_size")
@@ -85,7 +88,10 @@ def training_clipping(t: SpecTranslation) -> None:
 
 @computed("train.seed", "train.deterministic")
 def seeds(t: SpecTranslation) -> None:
-    """Sets the seed in `t`, to 42 if the spec's seed is None or negative; reports whether kernels are deterministic."""
+    """Sets the seed in `t`, to 42 if the spec's seed is None or negative.
+
+    If the spec sets `train.deterministic`, reports that GPU kernels are not made deterministic.
+    """
     seed = t.get("train.seed")
     t.assign("train.seed", "trainer.seed", 42 if seed is None or seed < 0 else seed)
     if t.get("train.deterministic"):
@@ -124,7 +130,11 @@ def run_folder(t: SpecTranslation) -> None:
 
 @computed(RESUME)
 def resume(t: SpecTranslation) -> None:
-    """Translates `train.resume` in `t`: a path to load, true for the last saved run, or false for a new run."""
+    """Translates `train.resume` in `t`.
+
+    A path starts a new run from the training state at this path, true resumes the run that was saved last, and false
+    starts a new run.
+    """
     value = t.get(RESUME)
     if isinstance(value, str):
         t.put("checkpoint.load_path", value, source=RESUME)
@@ -172,7 +182,7 @@ def trackers(t: SpecTranslation) -> None:
 
 @computed("policy.model_max_length")
 def longest(t: SpecTranslation) -> None:
-    """Sets the max tokens of a sample in `t`, and those of a pack, which holds all samples of a mini-batch."""
+    """Sets the max tokens of a training sample in `t`, and of a packed batch (all samples of a mini-batch)."""
     source, mini = "policy.model_max_length", t.get("train.train_policy.mini_batch")
     longest = t.get(source)
     put_token_limits(t, "dataloader_train", mini, source)

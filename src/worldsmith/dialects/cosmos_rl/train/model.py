@@ -103,7 +103,11 @@ def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
 
 @computed("policy.freeze_pattern", "policy.trainable_pattern", "policy.trainable_map")
 def trained_weights(t: SpecTranslation) -> None:
-    """Sets the name patterns of frozen and trainable parameters in `t`; adds a problem for unsupported combinations."""
+    """Sets the name patterns of frozen and trainable parameters in `t`.
+
+    Adds a problem if the spec sets both kinds of patterns, has LoRA and a trainable pattern without "lora_", or sets
+    `trainable_map`.
+    """
     frozen, kept, table = (t.get(f"policy.{name}") for name in ("freeze_pattern", "trainable_pattern", "trainable_map"))
     if frozen and kept:
         why = "freeze_pattern and trainable_pattern cannot be combined"

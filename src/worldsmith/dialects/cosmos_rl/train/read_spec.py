@@ -83,7 +83,7 @@ def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple
 
 
 def find_other_training(spec: Spec) -> Problem | None:
-    """Returns a problem if a spec requests anything but supervised fine-tuning of a reasoner, else None."""
+    """Returns a problem if a spec requests a diffusion model, or no supervised fine-tuning; None if it does neither."""
     kind, trainer = spec.get(f"{SFT}type"), spec.get(f"{SFT}trainer_type")
     keys = [key for rule in RL_RULES for key in rule.keys if key in spec.outside]
     fix = f"{SFT}type=sft {SFT}trainer_type=sft custom.train_dataset.annotation_path=FILE"

@@ -56,7 +56,7 @@ ADVICE = f"{TRAIN}.annotation_path=FILE {TRAIN}.media_path=FOLDER"
 
 
 def names_files(t: SpecTranslation, key: str) -> bool:
-    """Returns whether the table at the spec key `key` names data files."""
+    """Returns whether the spec table `key` sets a path of data (see `put_files`), and not only a dataset name."""
     return any(t.get(f"{key}.{form}") for form in FORMS)
 
 
@@ -125,7 +125,7 @@ def put_annotations(t: SpecTranslation, key: str, to: str, given: str) -> None:
 
 
 def put_media(t: SpecTranslation, key: str, to: str) -> bool:
-    """Sets the media folder of a dataset from either of its two spec keys.
+    """Sets the media folder of a dataset from the keys `media_root` or `media_path` of its spec table.
 
     Keys on the command line have priority over keys in the file.
 
@@ -135,7 +135,7 @@ def put_media(t: SpecTranslation, key: str, to: str) -> bool:
         to: Dotted path of the dataset's settings.
 
     Returns:
-        False, after adding a problem, if both keys are set and differ; else True.
+        False, after adding a problem, if both keys are set to different folders; else True.
     """
     files = {name: t.get(f"{key}.{name}") for name in MEDIA}
     words = [name for name in MEDIA if t.spec.is_override(f"{key}.{name}")]
@@ -209,7 +209,7 @@ def put_column(t: SpecTranslation, form: str) -> None:
 
 
 def put_named_dataset(t: SpecTranslation, key: str, loader: str) -> None:
-    """Sets a dataset from a table of the spec that names it; the name must be a local folder.
+    """Sets a dataset from a spec table that has its name (`local_dir` or `name`), which must be an existing folder.
 
     Args:
         t: The translation, modified in place.
@@ -271,7 +271,10 @@ def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
 
 
 def put_validation(t: SpecTranslation) -> None:
-    """Sets the validation data and its batch size in `t`; without such data, holds out training records."""
+    """Sets the validation data and its batch size in `t`, if the spec enables validation.
+
+    If the spec names no validation data, the first training records are held out for it.
+    """
     enabled = t.get("validation.enable")
     t.assign("validation.enable", "trainer.run_validation", enabled)
     named = f"{VAL_NAMES}.name" if t.get(f"{VAL_NAMES}.name") else f"{VAL_NAMES}.local_dir"
@@ -299,13 +302,15 @@ def put_validation(t: SpecTranslation) -> None:
 
 
 def put_token_limits(t: SpecTranslation, loader: str, samples: int, source: str) -> None:
-    """Sets the max tokens of a sample and of a pack of samples in a data loader.
+    """Sets the token limits of a data loader from the spec's `policy.model_max_length` (L).
+
+    A sample may have L tokens, and a packed batch `samples` times L, plus 1.
 
     Args:
         t: The translation, modified in place.
         loader: Config section of the data loader, such as "dataloader_train".
-        samples: Number of samples in a pack.
-        source: Spec key that determines the number of samples.
+        samples: Number of samples in a packed batch.
+        source: Spec key to which a mistake in the limit of the packed batch is attributed.
     """
     longest = t.get("policy.model_max_length")
     t.put(f"{loader}.max_sample_tokens", longest, source="policy.model_max_length")
@@ -313,7 +318,10 @@ def put_token_limits(t: SpecTranslation, loader: str, samples: int, source: str)
 
 
 def hold_out(t: SpecTranslation) -> None:
-    """Holds out the first training records for validation in `t`: a number or a fraction of them, at least one."""
+    """Holds out the first training records for validation in `t`: a number or a fraction of them, at least one.
+
+    Adds a problem if the spec holds out 0 records, or if the dataset has only one or cannot be read.
+    """
     size, train = t.get(TEST_SIZE), t.data.get("dataloader_train", {}).get("dataset", {})
     ways = f"{VAL}.annotation_path=FILE, or validation.enable=false"
     if size is not None and size == 0:
@@ -343,7 +351,7 @@ def hold_out(t: SpecTranslation) -> None:
 
 
 def count_records(dataset: dict[str, Any]) -> tuple[int, int]:
-    """Counts the records of a dataset by building it.
+    """Returns the numbers of all and of usable records of a dataset, by building the dataset.
 
     Args:
         dataset: The settings of the dataset as plain data. `video_fps` is not required of its records.

@@ -33,7 +33,10 @@ class Steps:
     per_epoch: int | None
 
     def of_epochs(self, t: SpecTranslation, key: str, epochs: int) -> int | None:
-        """Returns the number of steps of `epochs` epochs; if unknown, adds a problem for `key` to `t`, returns None."""
+        """Returns the number of steps of `epochs` epochs.
+
+        If the steps of an epoch are not known, adds a problem for the spec key `key` to `t` and returns None.
+        """
         if self.per_epoch is None:
             t.refuse(key, "epochs cannot be converted to steps: the samples cannot be counted", "use steps instead")
             return None
@@ -78,7 +81,8 @@ def steps_of_the_run(t: SpecTranslation) -> None:
 def data_processes(t: SpecTranslation) -> int:
     """Returns the number of data-parallel ranks that the spec in `t` requests.
 
-    With a shard degree of -1, it is computed from the environment variable WORLD_SIZE.
+    With a shard degree of -1 it is WORLD_SIZE (environment variable) divided by the context-parallel degree, and at
+    least the replicate degree.
     """
     shard, replicate, context = t.get(SHARD), t.get(REPLICATE), t.get(CONTEXT)
     if shard != -1:

@@ -57,9 +57,9 @@ class Ckpt(Config):
 
 
 class DatasetNames(Config):
-    """Dataset that is named by a hub repository or folder.
+    """Table of a training spec that names a dataset: a hub repository or a folder.
 
-    If the spec's table `custom` names data files, these are read, and `name` is only the name of a cache.
+    If the spec's table `custom` names data files, these are read instead, and `name` is only the name of a cache.
     """
 
     name: str = ""

@@ -118,7 +118,10 @@ def popular(schema: Schema) -> dict[str, Any]:
 
 
 def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
-    """Returns two lists of dotted keys: those that are searched by default, and all others, including sections."""
+    """Returns two lists of dotted keys: those that a hyperparameter search varies by default, and all other keys.
+
+    Keys of sections are in the second list; deprecated keys are in neither.
+    """
     keys: tuple[list[str], list[str]] = ([], [])
     for key, field in _all_active_keys(schema):
         keys[not field.get("x-automl", {}).get("enabled")].append(key)

@@ -31,7 +31,7 @@ OPERATIONS = {1: "na1d", 2: "na2d", 3: "na3d"}
 
 @dataclass(frozen=True, slots=True)
 class FlexPlan:
-    """FlexAttention inputs for packed samples: a mask with which queries attend only to keys of their own sample."""
+    """FlexAttention inputs for packed samples: row indices of keys, and a mask that limits queries to their sample."""
 
     key_rows: Tensor
     """Row indices of the keys in k and v, sample after sample, int64 [N_kv]."""
@@ -80,14 +80,14 @@ def plan_flex(
     *,
     device: torch.device | str | None = None,
 ) -> FlexPlan:
-    """Builds the mask and key indices with which consecutive query segments attend to selected keys each.
+    """Plans FlexAttention over packed samples: all queries of a sample attend to all keys selected for that sample.
 
-    A segment is the block of consecutive queries of one sample.
+    The queries of a sample must be consecutive in q.
 
     Args:
-        query_lengths: Number of queries of each segment.
-        key_lengths: Number of keys that each segment attends to.
-        key_rows: Row indices of these keys in the tensors k and v of all samples, segment after segment, int64
+        query_lengths: Number of queries of each sample.
+        key_lengths: Number of keys selected for each sample.
+        key_rows: Row indices of the selected keys in the tensors k and v, sample after sample, int64
             [sum(key_lengths)].
         device: Device of the plan; None: the default device.
     """
@@ -100,12 +100,13 @@ def plan_flex(
 def block_diagonal_mask(q_samples: Tensor, kv_samples: Tensor, device: torch.device | str | None) -> BlockMask:
     """Builds the mask with which queries attend to the keys of the same sample.
 
-    `create_block_mask` of torch returns the same mask, but computes all N_q x N_kv entries.
+    The result equals that of torch's `create_block_mask`, which evaluates all N_q x N_kv entries. This function only
+    compares the first and last sample of each block.
 
     Args:
         q_samples: Sample index of each query, sorted, [N_q].
         kv_samples: Sample index of each key, sorted, [N_kv].
-        device: Device of the mask.
+        device: Device of the mask; None: the default device.
     """
     q_low, q_high = block_bounds(q_samples)
     kv_low, kv_high = block_bounds(kv_samples)
@@ -158,7 +159,7 @@ def block_lists(blocks: Tensor, device: torch.device | str | None) -> tuple[Tens
 
 @dataclass(frozen=True, slots=True)
 class NattenSegment:
-    """Rows of one sample in the concatenated text and latent tokens, with its token grid and attention windows."""
+    """NATTEN inputs of one packed sample: its rows in the concatenated tokens, token grid and attention windows."""
 
     latents: slice
     """Rows of the sample in the concatenated latent tokens of all samples."""
@@ -172,7 +173,7 @@ class NattenSegment:
 
 @dataclass(frozen=True, slots=True)
 class NattenPlan:
-    """Plan for neighborhood attention of latents with NATTEN: one segment per packed sample, in their order."""
+    """Plan for neighborhood attention of latents with NATTEN: one segment per sample, in the order of the pack."""
 
     segments: tuple[NattenSegment, ...]
 
@@ -189,7 +190,9 @@ def natten_available(device: torch.device) -> bool:
 
 
 def run_natten(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: NattenPlan) -> Tensor:
-    """Computes attention of latents over their text and over neighboring latents with NATTEN, sample by sample.
+    """Computes attention of latents to the text of their sample and to neighboring latents, sample by sample.
+
+    It is computed with NATTEN.
 
     Args:
         q: Queries of the latents [N_gen, heads, d].
@@ -213,12 +216,14 @@ def run_natten(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, 
 
 
 def sample_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, segment: NattenSegment) -> Tensor:
-    """Computes attention of the latents of one sample over its text and over their neighborhoods.
+    """Computes attention of the latents of one sample to its text and to neighboring latents, with NATTEN.
+
+    If the segment has no attention windows, the latents attend to all latents of the sample.
 
     Args:
-        q: Queries [latent tokens, heads, d].
-        k: Keys [latent tokens, heads, d].
-        v: Values [latent tokens, heads, d].
+        q: Queries of the latents [latent tokens, heads, d].
+        k: Keys of the latents, with as many heads as `q` [latent tokens, heads, d].
+        v: Values of the latents [latent tokens, heads, d].
         text_k: Keys of the text [text tokens, heads, d].
         text_v: Values of the text [text tokens, heads, d].
         segment: Token grid and attention windows of the sample.

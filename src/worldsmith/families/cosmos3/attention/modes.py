@@ -26,11 +26,11 @@ PROFILES = {"1d": 1, "2d": 2, "3d": 3}
 
 
 class NeighborhoodConfig(Config):
-    """Config of the neighborhood to which a latent token attends; lists have one item per axis of the token grid.
+    """Config of the neighborhood to which a latent token attends, with the settings of NATTEN.
 
-    If all lists are empty, attention is not restricted. The meaning of window, stride, dilation and causality is that
-    of NATTEN. Sizes are either counts of tokens or fractions of the grid, which fit every resolution; the two are not
-    mixed.
+    Each list has one item per axis of the token grid that is longer than 1, in the order time, height, width. If all
+    lists are empty, attention is not restricted. Sizes are numbers of tokens, or fractions (`…_float`) that fit every
+    resolution; a config with both is invalid.
     """
 
     window_size: list[Annotated[int, Range(ge=2, also=-1)]] = field(default_factory=list)
@@ -105,7 +105,7 @@ class AttentionPattern:
     """Config path of the setting that defines the pattern, for error messages."""
 
     def windows(self, grid: Grid) -> Windows | None:
-        """Returns the attention windows along time, height and width; None if attention is dense.
+        """Returns the attention windows along time, height and width; None: this grid has dense attention.
 
         Args:
             grid: Number of latent tokens along time, height and width.
@@ -129,7 +129,7 @@ class AttentionPattern:
         return axes[0], axes[1], axes[2]
 
     def check_fit(self, own: AxisWindow, axis: int, grid: Grid) -> None:
-        """Raises UserError if a window is longer than its axis of the grid, or its stride is longer than the window.
+        """Raises UserError if a window is longer than its axis of the grid, or if the stride exceeds the window.
 
         Args:
             own: Window along the axis.
@@ -219,7 +219,7 @@ def attention_modes(
 
 
 def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[int, NeighborhoodConfig]:
-    """Returns the neighborhoods of a layer by number of grid axes (1, 2, 3); unrestricted ones are omitted.
+    """Returns the neighborhoods of a layer by number of grid axes (1, 2, 3); omits those without a window size.
 
     Args:
         entry: Neighborhood by profile name: "1d", "2d" or "3d".
@@ -243,7 +243,10 @@ def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[i
 
 
 def fit_axis(profile: NeighborhoodConfig, index: int, length: int) -> AxisWindow:
-    """Returns the attention window along an axis of `length` tokens, from item `index` of the lists in `profile`."""
+    """Returns the attention window along an axis of `length` tokens, from item `index` of the lists in `profile`.
+
+    Sizes that are given as fractions are converted to tokens. The result is not checked against `length`.
+    """
     causal = _item(profile.is_causal, index, False)
     if profile.window_size:
         size = profile.window_size[index]
@@ -258,7 +261,7 @@ def fit_axis(profile: NeighborhoodConfig, index: int, length: int) -> AxisWindow
 
 
 def describe_modes(modes: AttentionModes) -> str:
-    """Returns a phrase for logs that states which layers have restricted attention."""
+    """Returns a phrase for logs that states which layers restrict attention, such as "flex: every layer dense"."""
     if modes.implementation != "three_way":
         return f"{modes.implementation}: every layer dense"
     if modes.patterns[0].temporal_causal:

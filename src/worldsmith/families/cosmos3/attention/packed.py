@@ -28,7 +28,7 @@ GATHERED_KEYS = 2**17
 
 @dataclass(frozen=True, slots=True)
 class SegmentGroup:
-    """Attention segments of similar size that one batched call computes, padded by repeating their last row."""
+    """Segments of similar size that one batched call computes, padded to one length by repeating their last row."""
 
     queries: Tensor
     """Row indices of the queries in q, [batch * q_length]."""
@@ -65,7 +65,7 @@ class SegmentPlan:
     """Whether masks other than causal ones exclude keys from the attention of some queries."""
 
     def to(self, dtype: torch.dtype) -> SegmentPlan:
-        """Returns a plan whose masks are additive (0, -inf) and have this dtype, so that no layer must convert them."""
+        """Returns a plan with additive masks (0, -inf) of this dtype, so that layers do not convert boolean masks."""
         if not self.masked:
             return self
         made: dict[int, Tensor] = {}
@@ -99,9 +99,9 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor
 
 
 def latent_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: LatentPlan) -> Tensor:
-    """Computes attention of latents over the text and over latents of their own sample: all, or a neighborhood.
+    """Computes attention of each latent to the text and to all or only the neighboring latents of its sample.
 
-    One softmax covers text and latents. Any subset of the heads can be passed.
+    One softmax covers text and latents. With context parallelism, the arguments contain a subset of the heads.
 
     Args:
         q: Queries of the latents [N_gen, heads, d].
@@ -139,7 +139,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tens
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """Computes attention with one `scaled_dot_product_attention` per group of segments; supports masks.
+    """Computes attention with one call of `scaled_dot_product_attention` per group of segments; supports masks.
 
     Shapes are those of `packed_attention`: q and the output [N_q, heads, d], k and v [N_kv, kv_heads, d].
     """
@@ -190,18 +190,19 @@ def plan_segments(
     masks: Sequence[Tensor | None] | None = None,
     device: torch.device | str | None = None,
 ) -> SegmentPlan:
-    """Plans the attention of query segments, each over selected keys.
+    """Plans attention for segments of queries; the queries of a segment attend to keys selected for this segment.
 
     Args:
-        query_lengths: Number of tokens of each segment.
-        key_lengths: Number of keys that each segment attends to.
-        key_rows: Row indices of these keys in k and v, segment after segment, int64 [sum(key_lengths)]; None if the
-            keys of the segments are consecutive in k and v.
+        query_lengths: Number of queries of each segment.
+        key_lengths: Number of keys selected for each segment.
+        key_rows: Row indices of the selected keys in k and v, segment after segment, int64 [sum(key_lengths)]; None if
+            the keys of the segments are consecutive in k and v.
         causal: Whether query i attends to keys 0..i; then every segment has the same number of keys and queries.
         query_rows: Row indices of the queries in q, segment after segment: a permutation, int64 [N_q]; None if the
             segments are consecutive in q.
-        masks: For each segment the keys that its queries attend to, bool [query length, key length], or None for all
-            keys. Segments with the same mask object are computed in one batch.
+        masks: Attention mask of each segment, bool [query length, key length], True where a query attends to a key;
+            None for a segment: no mask. Segments with the same mask object are computed in one batch. None instead of
+            the list: no segment has a mask.
         device: Device of the plan; None: the default device.
     """
     q_lengths, kv_lengths = torch.tensor(query_lengths), torch.tensor(key_lengths)
@@ -243,14 +244,15 @@ def plan_segments(
 def group_segments(
     query_lengths: Sequence[int], key_lengths: Sequence[int], masks: Sequence[Tensor | None]
 ) -> list[list[int]]:
-    """Groups segments of similar size so that padding stays below the limits PADDING_SHARE and PADDING_ENTRIES.
+    """Groups segments of similar size; each group is padded to one size and computed in one batch.
 
-    Segments with a mask are never padded: those with the same mask form separate groups.
+    Padding adds at most the fraction PADDING_SHARE plus PADDING_ENTRIES to the attention scores of a group. Segments
+    with a mask are never padded and are grouped only with segments that have the same mask object.
 
     Args:
         query_lengths: Number of queries of each segment.
         key_lengths: Number of keys of each segment.
-        masks: Attention mask of each segment, or None.
+        masks: Attention mask of each segment; None: the segment has no mask.
 
     Returns:
         Indices of the segments of each group.

@@ -81,7 +81,8 @@ def plan_dense(
     """Plans dense attention: latents attend to all text and latents of their sample.
 
     Args:
-        implementation: "two_way", "three_way" or "flex"; on CUDA, "flex" gives a plan for FlexAttention.
+        implementation: "two_way", "three_way" or "flex". "flex" on CUDA gives a `FlexPlan`, everything else a
+            `SegmentPlan`.
         grids: Grid (t, rows, columns) of the latent tokens of each sample.
         text_lengths: Number of text tokens of each sample.
         device: Device of the plan.
@@ -98,7 +99,9 @@ def plan_dense(
 
 
 def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int]) -> NattenPlan:
-    """Plans neighborhood attention with one NATTEN call per sample, on its token grid without axes of length 1.
+    """Plans neighborhood attention with one NATTEN call per sample.
+
+    NATTEN gets the token grid of the sample without axes of length 1.
 
     Args:
         windows: Attention windows of each sample; None: dense attention.
@@ -158,7 +161,7 @@ def plan_masked(
 
 
 def stream_rows(grids: Sequence[Grid], text_lengths: Sequence[int]) -> tuple[list[slice], list[slice]]:
-    """Returns the row slices of each sample in two tensors: all latent tokens, and all text tokens, concatenated."""
+    """Returns (slice of each sample in the latent tokens of all samples, slice of each sample in all text tokens)."""
     lengths = [frames * rows * columns for frames, rows, columns in grids], text_lengths
     latents, text = (
         [slice(end - length, end) for end, length in zip(accumulate(own), own, strict=True)] for own in lengths
@@ -191,13 +194,13 @@ def spatial_masks(windows: Windows, grid: Grid) -> tuple[Tensor, Tensor]:
 
 
 def segment_mask(windows: Windows, plane: tuple[int, int], query_frames: int, key_frames: int, text: int) -> Tensor:
-    """Returns the mask of a segment, bool [queries, keys].
+    """Returns the mask of a segment, bool [queries, keys], True where a query attends to a key; text keys come first.
 
     Args:
         windows: Neighborhood along time, height and width.
         plane: (rows, columns) of a frame.
         query_frames: Number of query frames.
-        key_frames: Number of frames that they attend to.
+        key_frames: Number of frames that the queries attend to.
         text: Number of text tokens, which all queries attend to.
     """
     rows, columns = spatial_masks(windows, (1, *plane))
@@ -207,15 +210,16 @@ def segment_mask(windows: Windows, plane: tuple[int, int], query_frames: int, ke
 
 
 def axis_mask(length: int, own: AxisWindow) -> Tensor:
-    """Returns the exact mask of the neighborhood `own` along one axis: bool [length (query), length (key)].
+    """Returns the exact mask of the window `own` along an axis: whether query i attends to key j, bool [i, j].
 
     - Dilation d splits the axis into d groups (position modulo d). A token attends only to tokens of its own group, and
       the rules below count positions inside a group.
     - `stride` consecutive queries share the window of their leader: the middle one (the right middle of an even
       number), or the last one if causal, at most the last token of the group.
-    - A window of w holds w // 2 positions left of the leader and the rest from it on. At the borders it is moved
-      inwards, not cut, so every query attends to exactly w positions.
-    - A causal window ends at the leader and is cut at the left border; a query attends to the part of it up to itself.
+    - A window of w positions starts w // 2 positions before the leader. At the borders it is moved inwards, not cut, so
+      every query attends to exactly w positions.
+    - A causal window ends at the leader and is cut at the left border. A query attends to the positions of this window
+      up to its own.
     """
     position = torch.arange(length)
     group, index = position % own.dilation, position // own.dilation

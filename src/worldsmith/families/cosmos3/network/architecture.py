@@ -84,7 +84,7 @@ class NetworkConfig(Config):
 
     @property
     def patch_dim(self) -> int:
-        """Number of elements of one vision token: patch side squared times latent channels."""
+        """Number of elements of one latent token: patch side squared times latent channels."""
         return self.latent_patch_size**2 * self.latent_channel
 
     def check(self) -> None:
@@ -198,7 +198,7 @@ def names_without_gradients(config: NetworkConfig) -> list[str]:
 
 
 def _layer(config: NetworkConfig) -> Shapes:
-    """Returns the parameter shapes of one decoder layer: projections, norms and MLPs of both towers."""
+    """Returns the parameter shapes of one decoder layer by name inside the layer, for both towers."""
     hidden, head, inside = config.hidden_size, config.head_dim, config.intermediate_size
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     shapes, towers = Shapes(), ("", "_moe_gen")

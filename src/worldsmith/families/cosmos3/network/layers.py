@@ -55,7 +55,7 @@ class SquaredReluMLP(nn.Module):
 class MoTAttention(nn.Module):
     """Projections and query/key norms of grouped-query attention, with separate weights for text and for latents.
 
-    Text attends to earlier text; latents attend to their text and to each other.
+    Text attends to earlier text. Latents attend to the text and latents of their sample.
     """
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -143,8 +143,8 @@ class MoTDecoderLayer(nn.Module):
             und: Text stream [N_und, hidden]; None: `memory` is used.
             gen: Latent stream [N_gen, hidden].
             geometry: Positions and attention plans of the pack.
-            memory: Text (keys, values) of this layer that were computed before; used if `und` is None.
-            last: Whether it is the last layer, whose text output is not used.
+            memory: (keys, values) of the text from an earlier `read` of this layer; used only if `und` is None.
+            last: Whether this is the last layer of the network, whose text output is not used.
 
         Returns:
             The next text stream (None without `und`, and after the last layer), and the next latent stream.
@@ -206,9 +206,10 @@ class MoTDecoderLayer(nn.Module):
     # Computation per token before and after attention: the compiled methods.
 
     def text_in(self, und: Tensor, rotary: Rotary) -> tuple[Tensor, ...]:
-        """Projects the text stream [N_und, hidden] to (queries, keys, values), and a fourth tensor if needed.
+        """Projects the text stream [N_und, hidden] to (queries, keys, values) or (queries, keys, values, latent keys).
 
-        The fourth tensor contains the keys to which latents attend, if these differ from the keys for text.
+        Latent keys are text keys to which latents attend; only networks with `use_und_k_norm_for_gen` have them.
+        Queries are [N_und, heads, d], keys and values [N_und, kv_heads, d].
         """
         normed = self.input_layernorm(und)
         return self.self_attn.text_queries(normed, rotary), *self.self_attn.text_keys(normed, rotary)
@@ -219,7 +220,10 @@ class MoTDecoderLayer(nn.Module):
         return und + self.mlp(self.post_attention_layernorm(und))
 
     def latent_in(self, gen: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Projects the latent stream [N_gen, hidden] to queries [N_gen, heads, d], keys and values (kv_heads)."""
+        """Projects the latent stream [N_gen, hidden] to (queries, keys, values).
+
+        Queries are [N_gen, heads, d], keys and values [N_gen, kv_heads, d].
+        """
         return self.self_attn.latent_heads(self.input_layernorm_moe_gen(gen), rotary)
 
     def latent_out(self, gen: Tensor, attended: Tensor) -> Tensor:
@@ -229,12 +233,12 @@ class MoTDecoderLayer(nn.Module):
 
 
 def stream_norm(config: NetworkConfig) -> RMSNorm:
-    """Builds an RMSNorm over the hidden size; if `hidden_act` is relu2 (Edge), its weight is applied in float32."""
+    """Builds an RMSNorm over the hidden size; with `scale_in_fp32` if `hidden_act` is relu2 (Edge)."""
     return RMSNorm(config.hidden_size, config.rms_norm_eps, scale_in_fp32=config.hidden_act == "relu2")
 
 
 def head_norm(config: NetworkConfig) -> RMSNorm:
-    """Builds an RMSNorm over the channels of a head; if `hidden_act` is relu2 (Edge), the weight is applied in fp32."""
+    """Builds an RMSNorm over the channels of a head; with `scale_in_fp32` if `hidden_act` is relu2 (Edge)."""
     return RMSNorm(config.head_dim, config.rms_norm_eps, scale_in_fp32=config.hidden_act == "relu2")
 
 
@@ -261,9 +265,9 @@ class RMSNorm(nn.Module):
 
 
 class CpuRMSNorm(torch.autograd.Function):
-    """`F.rms_norm` with a closed-form backward pass: torch has no fused one on CPU and runs a dozen passes instead.
+    """`F.rms_norm` with a closed-form backward pass for the CPU, where torch has no fused backward pass.
 
-    With n = x / rms(x): d weight = sum g n, dx = (g w - n mean(g w n)) / rms(x).
+    With n = x / rms(x), weight w and output gradient g: d weight = sum g n, dx = (g w - n mean(g w n)) / rms(x).
     """
 
     @staticmethod

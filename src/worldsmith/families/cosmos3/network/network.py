@@ -29,7 +29,7 @@ HEADS = ("vae2llm", "llm2vae", "time_embedder", "action2llm", "llm2action", "sou
 class Cosmos3Network(nn.Module):
     """Network that predicts velocities of noisy video latents from text and latents, for any number of packed samples.
 
-    Action and sound heads exist (in the state dict) if the config enables them; their inputs are not supported here.
+    Action and sound heads exist (in the state dict) if the config enables them; `forward` does not use them.
 
     Args:
         config: Config of the network.
@@ -71,17 +71,17 @@ class Cosmos3Network(nn.Module):
         timesteps: Tensor,
         text_memory: Sequence[TextMemory] | None = None,
     ) -> list[Tensor]:
-        """Predicts the velocity of every sample.
+        """Predicts the velocity of every sample; with context parallelism or sharded weights a collective call.
 
         Args:
             pack: Layout of the samples.
-            latents: Noisy latents [C, t, h, w] of each sample; clean frames must already be clean.
+            latents: Noisy latents [C, t, h, w] of each sample; conditioning frames must contain their clean latents.
             timesteps: 1000 * sigma of each sample, [n].
             text_memory: (keys, values) of the text in each layer, from `read_text` for this pack; None: they are
                 computed by the understanding tower.
 
         Returns:
-            Velocity [C, t, h, w] of each sample, float32, exactly 0 at clean frames.
+            Velocity [C, t, h, w] of each sample, float32, exactly 0 at conditioning frames.
 
         Raises:
             ValueError: If latents or timesteps do not fit the pack.
@@ -120,7 +120,7 @@ class Cosmos3Network(nn.Module):
     def embed_latents(
         self, pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, share: TokenSharding
     ) -> Tensor:
-        """Embeds this rank's shard of the latent tokens; only noisy frames get a timestep embedding.
+        """Embeds this rank's shard of the latent tokens; conditioning frames get no timestep embedding.
 
         Args:
             pack: Layout of the samples.
@@ -166,7 +166,7 @@ class Cosmos3Network(nn.Module):
         return self.read_layers(pack)[1]
 
     def text_states(self, pack: PackedSequence) -> Tensor:
-        """Computes the hidden states of the understanding tower after the last norm, [N_und, hidden]."""
+        """Returns the states of the understanding tower after the last norm, [N_und, hidden] (collective call)."""
         states = self.language_model.model.norm(self.read_layers(pack)[0])
         return self.geometry(pack).und_share.gather(states)
 
@@ -187,7 +187,7 @@ class Cosmos3Network(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Language model of the backbone, with its LM head, which checkpoints contain and generation does not use."""
+    """Language model of the backbone, with an LM head that checkpoints contain but generation does not use."""
 
     def __init__(self, config: NetworkConfig, patterns: Sequence[int]) -> None:
         super().__init__()
@@ -304,8 +304,8 @@ class DomainAwareLinear(nn.Module):
 def init_weights(network: Cosmos3Network, seed: int, names: Collection[str] | None = None) -> None:
     """Initializes parameters in place, sharded or not; one complete tensor exists at a time, in host RAM.
 
-    Understanding tower: normal(0, initializer_range), norms one. Generation tower: a copy of the understanding tower
-    if that has the parameter, else (norms) one. Heads and the time embedder: normal with standard deviation
+    Understanding tower: normal(0, initializer_range), norms one. Generation tower: a copy of the understanding tower,
+    but 1 for norms that exist only here. Heads and the time embedder: normal with standard deviation
     1/sqrt(fan_in), truncated at three standard deviations, biases zero. Adapters of either tower: A uniform within
     ±1/sqrt(fan_in), B zero.
 
@@ -334,7 +334,7 @@ def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: i
         network: The network.
         name: Internal parameter name.
         shape: Shape of the parameter.
-        base: Seed of all parameters; the value depends on it and on `name`.
+        base: Seed of all parameters; the value depends only on `base`, `name` and `shape`.
     """
     owner, _, leaf = name.rpartition(".")
     value = torch.empty(shape, dtype=torch.float32)

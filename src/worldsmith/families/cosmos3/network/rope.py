@@ -26,7 +26,7 @@ class Rotary(NamedTuple):
 
 
 def text_positions(lengths: Sequence[int]) -> Tensor:
-    """Returns the positions of text tokens, t = h = w = 0, 1, … for each text length, float32 [3, sum(lengths)]."""
+    """Returns the positions of text tokens, float32 [3, sum(lengths)]: on all three axes 0, 1, … within each text."""
     return count_within(lengths).float().expand(3, -1)
 
 

@@ -40,9 +40,9 @@ class TokenSharding(Protocol):
     """
 
     def shard(self, tokens: Tensor, fill: float = 0) -> Tensor:
-        """Returns this rank's rows [n, …] of a tensor [N, …] that is equal on all ranks.
+        """Returns this rank's rows [n, …] of the tensor `tokens` [N, …], which must be equal on all ranks.
 
-        `fill` is the value of the rows that pad the last shard.
+        If N is not a multiple of the ranks, the last shard is padded with rows of the value `fill`.
         """
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -52,7 +52,7 @@ class TokenSharding(Protocol):
             tensors: Queries, keys or values of this rank's tokens, each [n, heads, d].
 
         Returns:
-            For each tensor [N, heads per rank, d].
+            One tensor [N, heads per rank, d] for each argument, in the same order.
         """
 
     def to_tokens(self, attended: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Geometry:
         )
 
     def shared(self, und_share: TokenSharding, gen_share: TokenSharding) -> Geometry:
-        """Returns a copy for one context-parallel rank: rotary tables cover its tokens only, plans all tokens.
+        """Returns a copy for one context-parallel rank: rotary tables of its tokens, attention plans of all.
 
         Args:
             und_share: Distribution of the text tokens over ranks.
@@ -122,7 +122,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class PackedSequence:
-    """Layout of n packed samples as two sequences: `text_ids` [N_und], and N_gen latent tokens (without their values).
+    """Layout of n packed samples: a sequence of text tokens, and a sequence of latent tokens without their values.
 
     The tokens of a sample are contiguous in both sequences.
     """

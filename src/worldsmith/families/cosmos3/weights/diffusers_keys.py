@@ -125,7 +125,7 @@ def inverse(table: Mapping[str, str]) -> dict[str, str]:
 def transformer_config(config: NetworkConfig) -> dict[str, Any]:
     """Returns the content of `transformer/config.json` for a network, without the class name.
 
-    It has the constructor arguments of diffusers' `Cosmos3OmniTransformer`.
+    The keys are the constructor arguments of diffusers' `Cosmos3OmniTransformer`.
     """
     section = list(config.mrope_section)
     return {

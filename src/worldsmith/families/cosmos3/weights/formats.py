@@ -82,8 +82,8 @@ header of `adapter_model.safetensors`, where it looks for it under the prefix of
 class Cosmos3Formats(FamilyFormats):
     """Weight formats of Cosmos3.
 
-    It reads folders of diffusers, native exports (internal parameter names) and reasoners (language models in
-    transformers' format). It exports diffusers pipelines, native exports, and LoRA adapters for PEFT.
+    Reads diffusers folders, native exports (internal parameter names) and reasoners (language models in transformers'
+    format). Exports diffusers pipelines, native exports, and LoRA adapters for PEFT.
     """
 
     reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Cosmos3-Edge reasoner folder (safetensors)"
@@ -101,7 +101,8 @@ class Cosmos3Formats(FamilyFormats):
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
         """Returns a model spec with the network settings of a run; all other settings have default values.
 
-        Classes that are named in the run's config are not imported: an earlier version may have had others.
+        Classes that are named in the run's config are not imported: an earlier version of the package may have had
+        other classes.
 
         Args:
             model: Section `model` of the run's config, as plain data.
@@ -249,7 +250,7 @@ def check_stored(model: StoredModel) -> None:
 def stored_weights(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
     """Returns the weights of a stored model on the CPU, by diffusers name, in the dtypes that an export would have.
 
-    Only `options.dtype` is used.
+    Of `options`, only `dtype` is used.
     """
     return exported_weights(model.load(full_precision=True), options.dtype)
 
@@ -287,7 +288,7 @@ def export_pipeline(
         card: Facts for the model card, stored as section `card` of worldsmith.json, such as "data", the path of the
             training data; None: only the number of parameters.
         dtype: Dtype of the weights.
-        force: Whether an older export is replaced; other files never are.
+        force: Whether another or a damaged export in `out` is replaced; other files in `out` are never replaced.
         max_shard_size: Max size of a weight file, such as "10GB".
 
     Returns:
@@ -295,7 +296,7 @@ def export_pipeline(
 
     Raises:
         ValueError: If the shift is not known, or diffusers does not support the attention.
-        FileExistsError: If `out` contains anything else.
+        FileExistsError: If `out` contains other files, or another or a damaged export and `force` is False.
     """
     out = Path(out)
     require_exportable(generator.config, generator.defaults)
@@ -333,7 +334,7 @@ def require_exportable(config: Cosmos3Generator.Config, defaults: GenerationDefa
 
 
 def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Tensor]:
-    """Returns the network's tensors under diffusers' names in the exported dtypes, on the CPU."""
+    """Returns the network's weights by diffusers name on the CPU, in `dtype`; those of the time embedder in float32."""
     dtype_of = formats_of(FAMILY).stored_dtype(dtype)
     return {
         native_to_diffusers(name): parameter.detach().cpu().to(dtype_of(name))
@@ -344,7 +345,7 @@ def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Ten
 def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtype: DType) -> Any:
     """Builds the diffusers pipeline object on the CPU.
 
-    Its noise levels are those of `Cosmos3Sampler`; its prompts have no system prompt.
+    The pipeline samples with the noise levels of `Cosmos3Sampler` and adds no system prompt to prompts.
 
     Args:
         generator: The model, whose VAE, tokenizer and generation defaults are used.

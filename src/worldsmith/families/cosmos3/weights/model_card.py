@@ -114,7 +114,7 @@ The weights of a Cosmos3-style video generator{parameters(about)} under their in
 
 
 def format_facts(about: Mapping[str, Any]) -> str:
-    """Returns paragraphs (Markdown) on training data, evaluation results and sample frames, as far as they are known.
+    """Returns paragraphs (Markdown) on training data, evaluation results and sample frames, as far as `about` has them.
 
     Args:
         about: Content of worldsmith.json.
@@ -136,7 +136,7 @@ def format_facts(about: Mapping[str, Any]) -> str:
 
 
 def metadata_advice(generation: Mapping[str, Any]) -> str:
-    """Returns a paragraph (Markdown) with the sentences that a prompt should end with, as training captions do.
+    """Returns a paragraph (Markdown) on the format of prompts: the sentences that follow captions in training.
 
     Args:
         generation: Generation defaults, the section `generation` of worldsmith.json.

@@ -35,13 +35,14 @@ CHOICES = ("base_fps", "enable_fps_modulation", "unified_3d_mrope_reset_spatial_
 
 
 def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> NetworkDifference:
-    """Returns the differences between stored network settings and a network, in three lists.
+    """Returns the differences between network settings stored with weights and the config of a network.
 
-    `meanings` change the outputs and `sizes` the tensor shapes, which are errors; `choices` are allowed. Each
-    difference is a clause such as `head_dim is 64 in the weights and 128 in the config`.
+    The result has three lists: `meanings` (settings that change outputs) and `sizes` (settings that change tensor
+    shapes) are errors, `choices` are allowed. Each item is a clause such as `head_dim is 64 in the weights and 128 in
+    the config`.
 
     Args:
-        stored: Network settings stored with the weights, by field name; missing or None: not compared.
+        stored: Network settings stored with the weights, by field name; missing fields and None are not compared.
         network: Config of the network that loads the weights.
     """
 
@@ -77,10 +78,10 @@ def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig
 
     Args:
         source: The weights.
-        heads: Heads to add, "action" or "sound", in addition to those of the weights.
+        heads: Heads ("action", "sound") that the network gets in addition to those in the weights; (): no others.
 
     Raises:
-        UserError: If the source does not state enough settings.
+        UserError: If settings are missing and no released network has the shapes of the weights.
     """
     known = {field.name for field in fields(NetworkConfig)}
     settings = {name: value for name, value in source.settings.items() if name in known}
@@ -105,7 +106,7 @@ def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig
 
 
 def released_tier(shapes: Mapping[str, list[int]]) -> NetworkConfig | None:
-    """Returns the released network config (Edge, Nano, Super) whose towers have these shapes, or None.
+    """Returns the released network config (Edge, Nano, Super) whose towers have these shapes; None: no match.
 
     Args:
         shapes: Shape of every weight by internal name; action and sound heads are not compared.

@@ -70,7 +70,7 @@ def language_weights(source: WeightSource, config: Mapping[str, Any]) -> dict[st
         config: Content of config.json of the Qwen3-VL folder.
 
     Raises:
-        UserError: If the language model differs from that of the folder, or has adapters.
+        UserError: If the generator's language model differs from that of the folder, or has adapters.
     """
     network = network_of(source)
     try:
@@ -102,11 +102,10 @@ def read_network_settings(
 def naming_with_copies(
     family: str, describe: str, names: Mapping[str, str], read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> Naming:
-    """Returns the naming scheme of a folder's tensors, which includes weight copies if they belong to a reasoner.
+    """Returns the naming scheme of a folder's tensors; for a reasoner, it also defines copies for the generation tower.
 
-    A reasoner (language model) has only the understanding tower. Its weights also initialize the generation tower.
-    The field `lacks` of the result is then true for weights that are never in a reasoner: generation heads, and norms
-    without counterpart in the understanding tower.
+    A reasoner (language model) has only the understanding tower, whose weights also initialize the generation tower.
+    For a reasoner, the function `lacks` of the result returns True for weights of the generation tower and heads.
 
     Args:
         family: Name of the model family.
@@ -124,7 +123,7 @@ def naming_with_copies(
 
 
 def is_reasoner(names: Iterable[str]) -> bool:
-    """Returns whether weights with these internal names lack the generation tower, as those of a reasoner do."""
+    """Returns whether no internal name in `names` belongs to the generation tower, as in a reasoner's weights."""
     return not any(TOWER in name for name in names)
 
 
@@ -134,7 +133,7 @@ def is_generation(name: str) -> bool:
 
 
 def copies_of_understanding(names: Iterable[str]) -> dict[str, str]:
-    """Maps names of generation-tower weights to the names of the understanding-tower weights that they copy.
+    """Maps names of generation-tower weights to those of the understanding-tower weights that initialize them.
 
     Args:
         names: Internal names of the weights of the understanding tower.
@@ -302,7 +301,7 @@ def require_alternating_blocks(text: Mapping[str, Any], layers: int) -> None:
     """Raises ValueError unless the blocks of a Nemotron-H config alternate between attention and MLP.
 
     Args:
-        text: The text config.
+        text: The Nemotron-H text config (section `text_config` of config.json, or its complete content).
         layers: Number of layers in the tensors: the required number of blocks of each type.
     """
     name = "layers_block_type" if text.get("layers_block_type") else "hybrid_override_pattern"

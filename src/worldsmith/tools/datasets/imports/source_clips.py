@@ -131,7 +131,7 @@ def media_path(folder: Path, text: Any) -> Path:
 
     Args:
         folder: Folder of the list, which paths are relative to.
-        text: Entry of the list.
+        text: The path as written in the list or table.
 
     Raises:
         SampleError: With the reason no_path or remote_path.

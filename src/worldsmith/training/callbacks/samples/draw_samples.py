@@ -148,7 +148,7 @@ class DrawSamples(Callback):
 
     @abstractmethod
     def prepare(self, trainer: TrainingRun) -> None:
-        """Reads prompts and data on this rank; may raise any exception. Later calls do not read them again."""
+        """Reads the prompts and the data of the samples on this rank, once; may raise any exception."""
 
     @abstractmethod
     def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
@@ -240,7 +240,10 @@ class DrawSamples(Callback):
             logger.warning("%d sample generations have failed", self.failed)
 
     def is_due(self, trainer: TrainingRun) -> bool:
-        """Returns whether samples must be generated at this step, independent of their cost."""
+        """Returns whether samples must be generated at step `trainer.iteration`, whatever their cost.
+
+        With `every`: at its multiples and after the last step. At step 0: without `every`, or with `on_start`.
+        """
         done, every = trainer.iteration, self.config.every
         if every is None or not done:
             return not done and (every is None or self.config.on_start)
@@ -288,7 +291,10 @@ class DrawSamples(Callback):
         )
 
     def _has_time_between(self, trainer: TrainingRun) -> bool:
-        """Returns whether samples at the start, in between and at the end are expected to fit the time fraction."""
+        """Returns whether samples during training are expected to fit `max_time_fraction`.
+
+        The samples at the start (of a new run) and at the end of the run are counted too.
+        """
         steps = trainer.config.trainer.max_iter - trainer.iteration
         cost = self._make_budget(trainer, self._fit(trainer)).steps_per_prompt
         return (2 if trainer.iteration else 3) * cost <= self.config.max_time_fraction * steps

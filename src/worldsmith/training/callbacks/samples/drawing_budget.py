@@ -78,7 +78,7 @@ class DrawingBudget:
         self.last_drawing = step
 
     def decide(self, step: int, prompts: int) -> Decision:
-        """Decides whether samples are generated after a step.
+        """Decides for how many prompts samples are generated after a step, and at which step to decide again.
 
         Args:
             step: Number of completed steps.
@@ -114,7 +114,7 @@ class DrawingBudget:
         return Decision(0, min(self.last_step, step + wait))
 
     def affordable(self, cost: float, prompts: int, elapsed: float) -> int:
-        """Returns the number of prompts that the budget allows after the last step.
+        """Returns the number of prompts that the time budget allows for the drawing after the last step; 0: no drawing.
 
         Args:
             cost: Seconds per prompt.
