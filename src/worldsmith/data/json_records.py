@@ -108,7 +108,7 @@ def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> 
     Args:
         file: JSON file.
         wrappers: Possible keys of the list, if the file may contain an object.
-        single: Key by which an object is recognized as a single record; "": an object is never a record.
+        single: Key by which an object is recognized as a single record.
 
     Returns:
         The records. A record with an unpaired surrogate or a repeated key is replaced by a SampleError.
@@ -141,7 +141,7 @@ def records_in(value: Any, wrappers: Sequence[str] = (), single: str = "") -> li
     Args:
         value: Parsed JSON value. A list in it is not copied.
         wrappers: Possible keys of the list, if the value may be an object.
-        single: Key by which an object is recognized as a single record; "": an object is never a record.
+        single: Key by which an object is recognized as a single record.
 
     Raises:
         DataError: If the value contains no such list.

@@ -56,7 +56,7 @@ class ShapePrompt:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Color, shape and direction detected in the video of one prompt; None if the detection is ambiguous."""
+    """Color, shape and direction detected in the video of one prompt; an ambiguous one of the three is None."""
 
     prompt: ShapePrompt
     colour: str | None
@@ -116,7 +116,7 @@ def load_prompts(path: Path) -> list[ShapePrompt]:
     """Reads the prompts in a ``prompts.jsonl``.
 
     Raises:
-        ValueError: With file and line number, if a line is not a valid prompt; also if the file has no prompts.
+        ValueError: If a line is not a valid prompt (with its line number), or the file has no prompts.
     """
     prompts = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -200,7 +200,7 @@ class Shapes(SampleMetric):
 class Detection:
     """Color, shape and direction detected in a clip, with the measurements.
 
-    An attribute is None if its measurement is ambiguous; `reason` explains it.
+    An attribute is None if its measurement is ambiguous; `reason` then explains why.
     """
 
     colour: str | None

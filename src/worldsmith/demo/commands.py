@@ -14,7 +14,7 @@ from worldsmith.demo.synthetic_dataset import SyntheticDataset
 
 
 class MakeClips(Action):
-    """Base class of commands that create a synthetic dataset; a complete one with equal parameters is not rewritten."""
+    """Base class of commands that create a synthetic dataset, unless it exists complete with the same parameters."""
 
     places: ClassVar[tuple[str, ...]] = ("out",)
 
@@ -49,7 +49,11 @@ class MakeClips(Action):
         )
 
     def run(self) -> Result:
-        """Writes the dataset unless it is complete; the result has `folder`, `made` (was written) and parameters."""
+        """Writes the dataset unless it exists complete with the same parameters and `force` is False.
+
+        The data of the result has the keys `folder`, `made` (True if the dataset was written) and the name of each
+        parameter of the dataset.
+        """
         out, dataset = self.config.out, self.config.dataset()
         made = dataset.make(out, force=self.config.force, progress=make_progress_reporter(dataset.kind))
         if made:
@@ -62,8 +66,8 @@ class MakeClips(Action):
 class MakeMovingShapes(MakeClips):
     """Generates a dataset of colored shapes that move in one direction, as H.264 MP4 files with captions.
 
-    It has a train and a val split and prompts for `worldsmith evaluate`. A complete dataset with the same parameters is
-    kept.
+    The dataset has a train and a val split and prompts for `worldsmith evaluate`. If it exists complete with the same
+    parameters, it is kept.
     """
 
     class Config(MakeClips.Config):
@@ -81,7 +85,7 @@ class MakeFallingObjects(MakeClips):
     """Generates clips of an object that falls onto a bar and may break laws of physics, as H.264 MP4 files.
 
     Each clip of the train and val splits has a score from 1 to 5 in the VideoPhy-2 layout, and yes/no questions in the
-    LLaVA layout (annotations.json). A complete dataset with the same parameters is kept.
+    LLaVA layout (annotations.json). If the dataset exists complete with the same parameters, it is kept.
     """
 
     class Config(MakeClips.Config):

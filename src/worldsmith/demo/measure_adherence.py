@@ -99,7 +99,7 @@ class MeasureAdherence(VideoAction):
         return models
 
     def generate(self, model: StoredModel, prompts: list[ShapePrompt], device: str, name: str) -> list[Tensor]:
-        """Returns one generated video (uint8 [3, T, H, W]) per prompt; `name` is the model's name for the progress."""
+        """Returns one generated video (uint8 [3, T, H, W]) per prompt; `name` is the model's name in progress lines."""
         from worldsmith.sampling.generate_videos import GenerationRequest, generate
 
         keys = ("prompt", "seed", "height", "width", "num_frames", "fps")
@@ -113,15 +113,15 @@ class MeasureAdherence(VideoAction):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Sampling settings, such as the number of steps, that the config sets."""
+        """Sampling settings (name -> value), such as the number of steps, that are not None in the config."""
         chosen = {name: getattr(self.config, name) for name in SETTINGS}
         return {name: value for name, value in chosen.items() if value is not None}
 
     def known(self) -> dict[str, Any]:
-        """Returns the stored metrics of an earlier command with the same models, prompts and settings.
+        """Returns the metrics in `adherence.json` if they were measured with the same models, prompts and settings.
 
-        Empty without such metrics, if an output file is missing, or with --force. Raises UserError for an invalid
-        result file.
+        The dict maps a model name to a result of `Adherence.to_dict`. It is empty if there are no such metrics, if an
+        output file is missing, or with --force. Raises UserError if `adherence.json` is invalid.
         """
         result = Path(self.config.out) / RESULT
         if self.config.force or not result.is_file():
@@ -141,7 +141,7 @@ class MeasureAdherence(VideoAction):
         return known if all(file.is_file() for file in made) else {}
 
     def signature(self) -> str:
-        """Returns a fingerprint of the prompts, the settings and the model files (sizes and modification times)."""
+        """Returns the hex SHA-256 over prompts, settings, and sizes and modification times of the model files."""
         config, out = self.config, Path(self.config.out)
         digest = hashlib.sha256(Path(config.prompts).read_bytes())
         digest.update(repr((config.weights, config.base, sorted(self.settings.items()))).encode())
@@ -166,7 +166,7 @@ def legend(models: Iterable[str]) -> str:
 
 
 def title(judgement: Judgement) -> str:
-    """Returns the title of a video on the contact sheet: the prompt and the detected attributes."""
+    """Returns the title of a video on the contact sheet: the prompt, and "right" or the detected attributes."""
     seen = " ".join(getattr(judgement, name) or "?" for name in ("colour", "shape", "direction"))
     verdict = "right" if judgement.right else f"seen: {seen}"
     return f"{judgement.prompt.prompt} [{verdict}{', combination held out' if judgement.prompt.held_out else ''}]"
@@ -185,11 +185,14 @@ def video_name(index: int, prompt: ShapePrompt) -> str:
 
 
 def summarize_adherence(out: Path, figures: Mapping[str, Any]) -> list[str]:
-    """Returns the output lines of the command: result files, scores by group, and the adherence.
+    """Returns the output lines of `worldsmith evaluate` with moving-shapes prompts.
+
+    The lines are, in this order: the paths of the videos, of the contact sheet and of the metrics file; the fractions
+    of correct videos by attribute and by group of prompts; the fraction of videos with all attributes correct.
 
     Args:
         out: Output folder.
-        figures: Results by model name, as from `Adherence.to_dict`.
+        figures: Results as from `Adherence.to_dict` by model name: "trained" and, if measured, "untrained".
     """
     trained, untrained = figures["trained"], figures.get("untrained")
     apart = [f"{name} {value:.2f}" for name, value in trained["by_attribute"].items()]

@@ -40,7 +40,7 @@ class SyntheticDataset(ABC):
     def check(self, out: Path | None = None) -> None:
         """Raises ValueError for invalid parameters, or if the disk of the folder `out` has too little space.
 
-        `out` None: the disk space is not checked.
+        If `out` is None, the disk space is not checked.
         """
         least = {"clips": 1, "val_clips": 0, "seed": 0, "size": 32, "num_frames": self.min_frames, "fps": 1}
         for name, low in least.items():
@@ -69,15 +69,16 @@ class SyntheticDataset(ABC):
 
         Args:
             out: Folder of the dataset.
-            force: Replace a dataset with other parameters.
+            force: Whether a complete dataset in `out` is replaced, whatever its parameters.
             progress: Called with (number of written clips, number of all clips) after each clip.
 
         Returns:
-            False if the folder already holds this dataset, and True if it was written.
+            True if the dataset was written; False if `out` already contains it and `force` is False.
 
         Raises:
             ValueError: For invalid parameters.
-            FileExistsError: For a dataset with other parameters, unless `force`, and for a folder with other content.
+            FileExistsError: If `out` contains a dataset with other parameters and `force` is False, or anything that
+                is not a dataset.
         """
         out = Path(out)
         self.check(out)
@@ -98,7 +99,7 @@ class SyntheticDataset(ABC):
 
 
 def require_disk_space(out: Path, clips: int) -> None:
-    """Raises ValueError if the disk of `out` has less free space than a dataset of `clips` clips needs at least."""
+    """Raises ValueError if the disk of `out` has less free space than the minimum for a dataset of `clips` clips."""
     needed, free = clips * MIN_FILE_BYTES, shutil.disk_usage(nearest_folder(out)).free
     if needed > free:
         raise ValueError(

@@ -31,8 +31,8 @@ def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
         UserError: If the folder requires its own code, names attention kernels of the Hugging Face Hub, or lists weight
             files outside of the folder.
         OSError: If `from_pretrained` raises it, such as for a missing file.
-        ValueError: If `from_pretrained` raises it, or any exception other than OSError, ImportError, UserError or out of
-            memory; in the latter case the message names the folder.
+        ValueError: If `from_pretrained` raises it, or any exception other than OSError, ImportError, UserError or out
+            of memory; the message for such an exception names the folder.
     """
     require_safe(folder)
     try:

@@ -60,7 +60,7 @@ class Lineage:
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
-        """Recorded inputs: dicts with the keys `role`, `path`, `fingerprint` and `record` (path of its own record)."""
+        """Recorded inputs: dicts with the keys `role`, `path`, `fingerprint`, `record` (lineage file or None)."""
         return list(self.data["inputs"])
 
     @property
@@ -86,7 +86,7 @@ class Lineage:
     ) -> str | None:
         """Describes how a file or folder differs from its recorded entry, such as "is missing"; None if unchanged.
 
-        An input without a recorded fingerprint counts as unchanged.
+        An input whose recorded fingerprint is None counts as unchanged.
 
         Args:
             entry: Item of `inputs` or `outputs`.
@@ -119,10 +119,10 @@ def write_lineage(
         place: Folder or file of the result.
         action: Name of the action, such as "train".
         settings: Plain data (`to_dict` of the action's config) without secrets.
-        inputs: Inputs of the action, or entries of another record, which are copied. An input that is not on this
-            machine has no fingerprint.
-        outputs: Paths of result files, relative to the folder; "." for a folder that is a model. If `place` is a file,
-            it is added.
+        inputs: Inputs of the action; dicts, such as the `inputs` of another record, are copied unchanged. The recorded
+            fingerprint of an input that is not on this machine is None.
+        outputs: Paths of result files, relative to the folder of the record; "." for a folder that is a model. If
+            `place` is a file, that file is always recorded as the first output.
 
     Returns:
         The record that was written: a dict with `schema` (format version), `id`, `action`, `created` (UTC, ISO 8601),
@@ -162,10 +162,10 @@ def record_file(place: Path, action: str) -> Path:
 
 
 def describe_input(entry: Input) -> dict[str, Any]:
-    """Builds the entry of an input in a lineage record: a dict with `role`, `path`, `fingerprint` and `record`.
+    """Builds the dict that describes an input in a lineage record: `role`, `path`, `fingerprint` and `record`.
 
     `record` is the path of the lineage record of the input, or None. `fingerprint` is None if the path does not exist
-    on this machine. The items of `entry.facts` are added to the dict.
+    on this machine. The dict also contains the items of `entry.facts`.
     """
     path = Path(entry.path)
     if not path.exists():
@@ -182,7 +182,7 @@ def describe_input(entry: Input) -> dict[str, Any]:
 
 
 def describe_output(folder: Path, name: str) -> dict[str, Any]:
-    """Builds the entry of an output in a lineage record: a dict with `path`, `bytes` (size) and `fingerprint`.
+    """Builds the dict that describes an output in a lineage record: `path`, `bytes` (size) and `fingerprint`.
 
     Args:
         folder: Folder of the result.

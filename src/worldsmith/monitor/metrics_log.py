@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class MetricsLog:
     """JSON Lines file of metrics to which a run appends, with each step recorded once, even if the run is resumed.
 
-    When it is opened for a run that resumes, lines of later steps and incomplete lines are removed. NaN and infinite
+    At the start of a run that resumes, lines of later steps and incomplete lines are removed. NaN and infinite
     numbers are written as null, since JSON has no form for them.
 
     Args:

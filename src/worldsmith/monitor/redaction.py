@@ -25,7 +25,7 @@ URL_CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@'\"]+
 
 
 def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns a copy of environment variables in which a value is redacted unless `is_kept` allows to record it.
+    """Returns a sorted copy of environment variables in which values are redacted, except where `is_kept` is True.
 
     Credentials within URLs are always redacted; empty values are kept.
     """
@@ -36,7 +36,7 @@ def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_kept(name: str) -> bool:
-    """Returns whether the value of the environment variable `name` is recorded: it is known, useful and not secret."""
+    """Returns whether the value of environment variable `name` is recorded: `KEPT_VARIABLES` matches; not secret."""
     return KEPT_VARIABLES.fullmatch(name) is not None and not SECRET_VARIABLE.search(name)
 
 
@@ -58,7 +58,7 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def redact_urls(text: str) -> str:
-    """Redacts credentials: `https://user:word@host` becomes `https://<redacted>@host`."""
+    """Returns `text` with redacted credentials in URLs: `https://user:word@host` → `https://<redacted>@host`."""
     return URL_CREDENTIALS.sub(rf"\g<scheme>{REDACTED}@", text)
 
 

@@ -160,7 +160,7 @@ ID_FILE = "wandb_id.txt"
 class WandbLog:
     """Sends every numeric metric to Weights & Biases, or stores it for `wandb sync` in `wandb/` of the run folder.
 
-    A resumed run keeps its id, which is stored in `wandb_id.txt`; steps that are repeated appear twice. The command
+    A resumed run keeps its id, which is stored in `wandb_id.txt`; steps that it repeats appear twice. The command
     line, the environment and the code of the process are not sent. Exceptions of `wandb` are passed on.
     """
 

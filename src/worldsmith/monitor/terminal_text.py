@@ -51,9 +51,9 @@ def text_width() -> int:
 def fit_width(text: str, width: int | None) -> str:
     """Returns the text with lines wrapped between words at `width` characters; None: returns the text unchanged.
 
-    If a line consists of a label, at least two spaces and a text, wrapped lines of the text are indented to the column
-    in which it begins, unless that is right of the middle. Long words, source lines and commands are
-    not broken. A word that is too long for its column is indented by `NARROW` characters, or not at all.
+    In a line of a label, at least two spaces and a text, the continuation lines are indented to the column in which the
+    text begins, if that column is in the left half. Long words, source lines and commands are not broken. A word that
+    does not fit after this indentation is indented by `NARROW` characters, or not at all.
     """
     if width is None:
         return text
@@ -89,7 +89,7 @@ def _wrap(line: str, width: int) -> list[str]:
 
 
 def _fit_word(line: str, width: int) -> str:
-    """Returns the line; a single long word, such as a path, gets less or no indentation to fit `width` characters."""
+    """Returns `line`; if it is longer than `width` characters, with the indentation reduced to `NARROW` or 0."""
     word = line.strip()
     if len(line) <= width or len(line) - len(word) <= NARROW:
         return line

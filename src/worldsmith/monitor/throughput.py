@@ -21,7 +21,7 @@ class Throughput:
     """Tokens and steps per second over the last steps, without the first step, which includes warm-up.
 
     Args:
-        window: Number of steps.
+        window: Number of recent steps that are averaged.
         clock: Returns the time in seconds.
     """
 
@@ -44,15 +44,15 @@ class Throughput:
         self.last = now
 
     def leave_out(self, seconds: float) -> None:
-        """Excludes `seconds` since the last step that were not spent on training, such as validation."""
+        """Excludes `seconds` from the time of the current step, because they were spent on validation or the like."""
         if self.last is not None:
             self.last += seconds
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Mean seconds of the recent steps without one-time work; None before the first one.
+        """Mean seconds of the recent steps without one-time work; None before the first such step.
 
-        If all steps of a full window included one-time work, the mean is that of all of them.
+        If all of the last `window` steps included one-time work, the mean is over all of these.
         """
         usual = [seconds for seconds, _, unusual in self.recent if not unusual]
         if not usual and len(self.recent) == self.recent.maxlen:
@@ -66,6 +66,6 @@ class Throughput:
         return sum(tokens for _, tokens, _ in self.recent) / seconds if seconds > 0 else None
 
     def remaining_seconds(self, steps: int) -> float | None:
-        """Returns the expected seconds for `steps` more steps; None if not known yet."""
+        """Returns the expected seconds for `steps` more steps; None while `seconds_per_step` is None."""
         pace = self.seconds_per_step
         return None if pace is None else pace * steps

@@ -114,7 +114,7 @@ def draw_sigma(rng: np.random.Generator, distribution: str, shift: float) -> flo
 
 
 def waver(u: float) -> float:
-    """Maps a uniform u to a time of the distribution "waver", from 1 (u = 0) to 0: 1 - u - 1.29·(cos²(πu/2) - 1 + u)."""
+    """Maps a uniform u to a time of "waver", from 1 at u = 0 to 0 at u = 1: 1 - u - 1.29·(cos²(πu/2) - 1 + u)."""
     return 1.0 - u - 1.29 * (math.cos(math.pi * u / 2) ** 2 - 1.0 + u)
 
 

@@ -58,7 +58,7 @@ class ClipEncoder(SampleEncoder):
         return bool(missing)
 
     def is_cached(self, part: VideoSample) -> bool:
-        """Returns whether the latents of `part`, a clip or a first frame, are in the cache, from this or another process."""
+        """Returns whether the latents of `part` (a clip or first frame) are cached, by this or another process."""
         cache, key = self.task.latent_cache, part.cache_key
         return cache is not None and key is not None and cache.path_for(key).exists()
 

@@ -89,5 +89,5 @@ def save_part(
 
 
 def checkpoint_of_model_folder(folder: Path) -> Path:
-    """Returns the parent folder if `folder` is the `model/` folder of a checkpoint; any other folder unchanged."""
+    """Returns the checkpoint folder if `folder` is its subfolder `model/`; otherwise returns `folder` itself."""
     return folder.parent if folder.name == "model" and (folder / METADATA).is_file() else folder

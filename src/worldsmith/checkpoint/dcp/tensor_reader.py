@@ -63,7 +63,10 @@ class TensorReader(FileSystemReader):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Safe unpickler of DCP's `.metadata`: loads only torch dtypes and names in `ALLOWED`, else raises UserError."""
+    """Safe unpickler of DCP's `.metadata`: loads only torch dtypes and the classes and functions in `ALLOWED`.
+
+    Raises UserError for any other class or function.
+    """
 
     def __init__(self, stream: Any, file: Path) -> None:
         super().__init__(stream)

@@ -56,11 +56,11 @@ class ExportSource:
 
 
 def require_place(out: Path, index: str) -> None:
-    """Checks, before weights are read, that an export can be written to `out`.
+    """Raises an error if an export cannot be written to `out`. Call it before weights are read.
 
     Args:
         out: Target folder.
-        index: Name of a file that every export of this format has, such as config.json.
+        index: Name of a file that every export of the target format has, such as config.json.
 
     Raises:
         UserError: If the folder cannot be written.
@@ -76,11 +76,12 @@ def may_write(out: Path, about: Mapping[str, Any], force: bool, *, index: str) -
     Args:
         out: Target folder.
         about: Content of `worldsmith.json` for the new export.
-        force: Whether another or a damaged export in `out` may be replaced.
-        index: Name of a file that every export of this format has, such as config.json.
+        force: Whether a different or damaged export in `out` may be replaced.
+        index: Name of a file that every export of the target format has, such as config.json.
 
     Raises:
-        FileExistsError: If `out` contains another or a damaged export and `force` is False, or anything else.
+        FileExistsError: If `out` contains a different or damaged export and `force` is False, or if it contains files
+            that do not belong to an export.
     """
     present = read_about(out, index)
     if present is None:
@@ -100,8 +101,8 @@ def require_free(out: Path, index: str, *, force: bool) -> None:
 
     Args:
         out: Target folder; missing and empty folders are accepted.
-        index: Name of a file that every export of this format has, such as config.json.
-        force: Whether an export in `out` may be replaced. Anything else is never replaced.
+        index: Name of a file that every export of the target format has, such as config.json.
+        force: Whether an export in `out` may be replaced. Files that do not belong to an export are never replaced.
     """
     present = read_about(out, index)
     if present is not None and not force:
@@ -115,7 +116,7 @@ def read_about(out: Path, index: str) -> dict[str, Any] | None:
 
     Args:
         out: Target folder.
-        index: Name of a file that every export of this format has, such as config.json.
+        index: Name of a file that every export of the target format has, such as config.json.
 
     Raises:
         FileExistsError: If `out` contains anything other than an export, since an export may not replace it.
@@ -128,7 +129,7 @@ def read_about(out: Path, index: str) -> dict[str, Any] | None:
 
 
 def read_source(folder: Path) -> ExportSource:
-    """Returns the origin of the weights in the export `folder`; default values if it is not an export of Worldsmith."""
+    """Returns the origin of the weights in the export `folder`; `ExportSource()` if its `worldsmith.json` has none."""
     return ExportSource(**(read_optional_json(folder / ABOUT).get("source") or {}))
 
 
@@ -250,13 +251,13 @@ def new_export(
         out: Target folder.
         about: Content of `worldsmith.json` for the export; sizes and checksums of the files are added in place.
         card: Called as `card(folder name, about)`; returns the content of README.md.
-        force: Whether an older export may be replaced.
+        force: Whether an existing folder `out` may be replaced.
 
     Yields:
         The folder to write the files to; the README, `worldsmith.json` and the manifest are added afterwards.
 
     Raises:
-        FileExistsError: If `out` was written in the meantime and `force` is False.
+        FileExistsError: If `out` contains files and `force` is False.
     """
     with atomic.locked_temporary_folder(out) as aside:
         yield aside
@@ -273,10 +274,10 @@ def publish_export(aside: Path, out: Path, about: dict[str, Any], *, force: bool
         aside: Temporary folder with the files.
         out: Target folder.
         about: Content of `worldsmith.json`; sizes and checksums of the files are added in place.
-        force: Whether an older export may be replaced.
+        force: Whether an existing folder `out` may be replaced.
 
     Raises:
-        FileExistsError: If `out` was written in the meantime and `force` is False.
+        FileExistsError: If `out` contains files and `force` is False.
     """
     weights = [file for file in list_files(aside) if file.suffix in WEIGHT_FILES or file.name in WEIGHT_FILES]
     write_manifest(aside, summarize_files(aside, weights))
@@ -323,10 +324,11 @@ def parameters(about: Mapping[str, Any]) -> str:
 def origin(about: Mapping[str, Any], what: str) -> str:
     """Returns a phrase for the model card with run, step and dtype of exported weights.
 
+    An example is "the ema weights of the run `p/g/n` after 100 steps, in bfloat16, exported by Worldsmith 1.0".
+
     Args:
         about: Content of the export's `worldsmith.json`.
-        what: Noun in the phrase, as in "the EMA weights of the run …": "weights", or "ones" in a sentence that
-            already contains the noun.
+        what: Noun after "the ema" or "the live": "weights", or "ones" in a sentence that already contains "weights".
     """
     source = about["source"]
     run = f" of the run `{source['run']}`" if source["run"] else ""

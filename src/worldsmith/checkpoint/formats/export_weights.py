@@ -90,7 +90,8 @@ def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, o
         Whether the export was written: False if the same export exists already.
 
     Raises:
-        FileExistsError: If `out` contains anything else.
+        FileExistsError: If `out` contains a different export and `options.force` is False, or files that do not belong
+            to an export.
         ValueError: If merging the adapters would change no weight.
     """
     if options.merge:
@@ -136,7 +137,9 @@ def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptio
 
 
 def tower_of(model: StoredModel, place: str) -> WeightSource:
-    """Returns the weights of the vision tower that `--vision-tower` selects; raises UserError if they do not exist.
+    """Returns the weights of the vision tower that the command-line option `--vision-tower` selects.
+
+    Raises UserError if there are no such weights.
 
     Args:
         model: Model to export.
@@ -158,7 +161,7 @@ def tower_of(model: StoredModel, place: str) -> WeightSource:
 
 
 def with_tower(source: WeightSource, tower: WeightSource, prefix: str) -> WeightSource:
-    """Returns a source with the weights of `source` and those of `tower`, whose names get the prefix `prefix`."""
+    """Returns a source with the weights of `source` and `tower`; the names of those in `tower` get `prefix`."""
     places = {name: (source, name) for name in source.shapes}
     places |= {prefix + name: (tower, name) for name in tower.shapes}
     return JoinedWeights(f"{source.describe} with {tower.describe}", places)
@@ -180,14 +183,15 @@ def export_weights(
         model: Model to export.
         out: Target folder.
         dtype: Dtype of the stored weights, except for weights that the format always stores in float32.
-        force: Whether an older export is replaced; other files are never replaced.
+        force: Whether a different export in `out` is replaced. Files that do not belong to an export never are.
         max_shard_size: Max size of a weight file in bytes.
 
     Returns:
         Whether the export was written: False if the same export exists already.
 
     Raises:
-        FileExistsError: If `out` contains anything else.
+        FileExistsError: If `out` contains a different export and `force` is False, or files that do not belong to an
+            export.
     """
     spec, source = model.spec, model.weights
     formats = formats_of(spec.name)

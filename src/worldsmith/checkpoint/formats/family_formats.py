@@ -180,15 +180,14 @@ class FamilyFormats(WeightFormats):
 
 @runtime_checkable
 class AddsHeads(Protocol):
-    """Formats of a family for which `convert --heads` can add output heads that the weights lack, such as "action"."""
+    """Formats of a family to whose weights `worldsmith convert --heads` can add output heads, such as "action"."""
 
     def head_names(self, source: WeightSource, heads: Sequence[str]) -> list[str]:
-        """Returns the parameter name prefixes of the output heads that must be initialized.
+        """Returns the parameter name prefixes of the output heads that `source` lacks, so that they are initialized.
 
         Args:
             source: Weights on disk.
-            heads: Names of the requested output heads, such as "action" or "sound". Heads that `source` contains are
-                omitted from the result.
+            heads: Names of the requested output heads, such as "action" or "sound".
         """
 
 
@@ -208,12 +207,12 @@ class LoadsPipelineAdapters(Protocol):
     """Mapping between internal names of LoRA tensors and their names in files for `load_lora_weights`."""
 
     def adapts(self, layers: Sequence[str]) -> bool:
-        """Returns whether the diffusers pipeline of the family has all `layers`, given as module paths in diffusers."""
+        """Returns whether the family's diffusers pipeline has all `layers` (module paths as in diffusers)."""
 
 
 @runtime_checkable
 class AssemblesModels(Protocol):
-    """Formats of a family whose models can be built from those of another family (`convert --to WORD`)."""
+    """Formats of a family whose models `worldsmith convert --to WORD` builds from those of another family."""
 
     assembled_as: str
     """Value of `convert --to`."""
@@ -231,13 +230,13 @@ class AssemblesModels(Protocol):
         """Writes a model of this family from the weights of another family.
 
         Args:
-            path: Weights of the other family (path or Hub name).
+            path: Path or Hub name of the weights of another family.
             out: Target folder.
-            base: Path or Hub name of a model with the components that these weights lack; None: the released model of
-                the same size.
+            base: Path or Hub name of a model of this family, for the components that the weights in `path` lack; None:
+                the released model whose size is that of the weights in `path`.
             tower: Path of weights with a vision tower; None: the tower of `path`, else that of `base`.
             dtype: Dtype of the written weights; "stored": each tensor keeps its dtype.
-            force: Whether an older conversion is replaced.
+            force: Whether an existing converted model in `out` is replaced.
 
         Returns:
             Output lines that state where each component comes from.
@@ -261,13 +260,16 @@ class HasLanguageModel(Protocol):
 
 
 def formats_of(family: str) -> FamilyFormats:
-    """Returns the object that reads and exports weights of a family; a default if the family defines none."""
+    """Returns the object that reads and exports weights of a family; `FamilyFormats` if the family defines none."""
     found = FORMATS.find(family)
     return found if isinstance(found, FamilyFormats) else FamilyFormats(family)
 
 
 def assembling(word: str) -> AssemblesModels:
-    """Returns the formats object of the family that `convert --to WORD` builds; raises LookupError for another word."""
+    """Returns the formats object of the family whose models `worldsmith convert --to WORD` builds, such as "vlm".
+
+    Raises LookupError if no family has the name `word`.
+    """
     for formats in FORMATS.all():
         if isinstance(formats, AssemblesModels) and formats.assembled_as == word:
             return formats

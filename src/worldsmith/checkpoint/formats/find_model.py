@@ -200,7 +200,8 @@ def choose_run_weights(model: StoredModel, checkpoint: Path | None, weights: Wei
     Raises:
         FileNotFoundError: If the run has no checkpoint.
         ValueError: If `weights` is "ema" and the checkpoint has no EMA weights.
-        UserError: If the checkpoint is damaged, or `model.base` is set although no base weights are needed.
+        UserError: If the checkpoint is damaged, or `model.base` is set although the requested weights need no base
+            weights.
     """
     if weights == "untrained":
         if model.base is not None and model.start is None:

@@ -144,17 +144,17 @@ def may_be_named(folder: Path, name: str) -> bool:
 
 
 def merge_adapter(model: StoredModel, place: Path) -> Merged:
-    """Merges the adapter of `model` into its weights and writes the result to a new folder in `place`.
+    """Merges the adapter of `model` into its weights and writes the merged model to a new subfolder of `place`.
 
-    The weights are merged tensor by tensor, and the folder appears only when complete. An intact folder of the same
-    base model and adapter is reused.
+    The weights are merged tensor by tensor, and the subfolder appears only when complete. If an intact subfolder of the
+    same base model and adapter exists, it is reused.
 
     Args:
         model: Model with an adapter.
-        place: Parent folder of the folders with merged weights; created if missing.
+        place: Parent folder of all merged models; created if missing.
 
     Raises:
-        UserError: If the adapter does not fit the model, or all its changes are smaller than the rounding errors.
+        UserError: If the adapter does not fit the model, or changes no weight after rounding to the stored dtype.
     """
     assert model.adapter is not None
     source = model.open()

@@ -96,7 +96,8 @@ def export_stored_adapter(layout: AdapterLayout, model: StoredModel, out: Path, 
     Raises:
         ValueError: If the model was not trained with LoRA, or all B matrices are zero.
         UserError: If a matrix is not finite.
-        FileExistsError: If `out` contains anything else.
+        FileExistsError: If `out` contains a different export that may not be replaced, or files that do not belong to
+            an export.
     """
     require_adapters(model)
     return export_adapter(
@@ -163,7 +164,7 @@ def export_adapter(
         defaults: Default generation settings to store, a dataclass of the model family; None: none are stored.
         card: Facts for the model card, with the keys "data", "clips" and "windows" (see `facts_of`); None: no facts.
         dtype: Dtype of the stored matrices.
-        force: Whether an older export is replaced; other files are never replaced.
+        force: Whether a different export in `out` is replaced. Files that do not belong to an export never are.
 
     Returns:
         Whether the export was written: False if the same export exists already.
@@ -171,7 +172,8 @@ def export_adapter(
     Raises:
         ValueError: If there are no adapters or all B matrices are zero.
         UserError: If a matrix is not finite.
-        FileExistsError: If `out` contains anything else.
+        FileExistsError: If `out` contains a different export that may not be replaced, or files that do not belong to
+            an export.
     """
     from safetensors.torch import save_file
 
@@ -311,9 +313,9 @@ def is_scale(alpha: Any) -> bool:
 
 
 def pipeline_file(path: Path) -> Path | None:
-    """Returns the adapter file for diffusers' `load_lora_weights` that `path` is or, as a folder, contains.
+    """Finds an adapter file for diffusers' `load_lora_weights`: `path` itself, or a file in the folder `path`.
 
-    None if there is no such file, or if the folder is a PEFT adapter folder.
+    Returns None if there is no such file, or if `path` is a PEFT adapter folder.
     """
     if path.is_file():
         return path if path.suffix == ".safetensors" else None

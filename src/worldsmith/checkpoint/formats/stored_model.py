@@ -77,7 +77,7 @@ class StoredModel:
 
     @property
     def quantized(self) -> QuantizedFolders | None:
-        """Object that loads the folder if it contains quantized weights; None if it does not."""
+        """Object that loads the model if the weights in `folder` are quantized; None if they are not."""
         formats = self.formats
         return formats if isinstance(formats, QuantizedFolders) and formats.is_quantized(self.folder) else None
 
@@ -88,7 +88,7 @@ class StoredModel:
 
     @property
     def start(self) -> FirstWeights | None:
-        """Path of the initial weights of the run; None if they were random, or if no run is known."""
+        """Path of the initial weights of the run; None if they were random, or the model is an exported folder."""
         return None if self.tree is None else start_in(self.tree, self.config)
 
     @property
@@ -110,7 +110,7 @@ class StoredModel:
         """Opens the chosen weights; tensors are read only on request.
 
         Args:
-            merge: Whether the adapters of a LoRA run are merged. An adapter in `adapter` is always merged.
+            merge: Whether the adapters of a LoRA run are merged. The adapter in the field `adapter` is always merged.
 
         Raises:
             FileNotFoundError: If the weights or their base do not exist.
@@ -131,7 +131,7 @@ class StoredModel:
 
     @cached_property
     def _source(self) -> WeightSource:
-        """Chosen weights without the adapter in `adapter`; opened and verified once, on first access."""
+        """Chosen weights without the adapter in the field `adapter`; opened and verified once, on first access."""
         if self.tree is None:
             self.require_dense()
             return open_weights(self.weights_path or self.weights_folder, field="model", family=self.spec.name)

@@ -29,7 +29,7 @@ NATIVE_PREFIX = "model.net."
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A weight of the network that files store as several tensors, such as separate projections."""
+    """A weight of the network that the files store as several tensors, such as separate Q, K and V projections."""
 
     keys: Sequence[str]
     """Names of the stored tensors in the files."""
@@ -41,7 +41,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Names of the tensors in one folder of weights, and how its config is read."""
+    """Names of the tensors in one folder of weights, and the function that reads the folder's config.json."""
 
     family: str
     describe: str
@@ -135,7 +135,7 @@ class WeightFormats:
         raise UserError(f"{source.describe}: weights of the family '{self.family}' cannot be converted")
 
     def read_pipeline(self, folder: Path) -> ModelSpec | None:
-        """Returns name and config of the model in a folder of diffusers or transformers; None for another family."""
+        """Returns name and config of the model in a folder of diffusers or transformers; None if not of this family."""
         return None
 
     def set_component_folder(self, config: Configurable.Config, folder: Path) -> None:
@@ -252,7 +252,7 @@ FORMATS: FamilyRegistry[WeightFormats] = FamilyRegistry(
 
 
 def weight_formats(family: str) -> WeightFormats:
-    """Returns the object that reads weights of a model family; a default if the family has no formats of its own."""
+    """Returns the object that reads weights of a model family; `WeightFormats` if the family defines none."""
     return FORMATS.find(family) or WeightFormats(family)
 
 
@@ -292,8 +292,8 @@ def describe_readable() -> str:
 def full_name(name: str) -> str:
     """Resolves the short name of a released model to its Hub name; returns other names and paths unchanged.
 
-    `RUN/checkpoints/best` is resolved to the path of the run's best checkpoint. Raises FileNotFoundError if the run has
-    recorded none.
+    `RUN/checkpoints/best` is resolved to the path of the run's best checkpoint. Raises FileNotFoundError if no
+    best checkpoint is recorded.
     """
     name = best_of(name)
     if is_local(name):

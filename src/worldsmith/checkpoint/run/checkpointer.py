@@ -177,14 +177,14 @@ class Checkpointer(Configurable):
 
     @property
     def has_saved(self) -> bool:
-        """Whether a background save has ended on this rank, even with an error, so that a wait would end at once."""
+        """Whether a background save has ended on this rank, also with an error, and was not waited for yet."""
         return self._saving is not None and self._saving.done()
 
     def wait_for_background_save(self) -> Path | None:
         """Waits for the background save to end. Collective.
 
         Returns:
-            Folder of its checkpoint; None if no background save was started since the last call.
+            Folder of the written checkpoint; None if no background save was started since the last call.
 
         Raises:
             SaveError: If the save failed.
@@ -195,7 +195,7 @@ class Checkpointer(Configurable):
         return saving.result()
 
     def latest(self) -> Path | None:
-        """Returns the folder of the checkpoint to resume from, the latest intact one; None without one. Collective.
+        """Returns the latest intact checkpoint folder, to resume from; None if no checkpoint exists. Collective.
 
         Logs a warning if the next save will remove checkpoints of later steps.
         """
@@ -229,7 +229,7 @@ class Checkpointer(Configurable):
         return Stager(allocate, on_cuda=self.world.device.startswith("cuda"))
 
     def _write_staged(self, save: Save, needed: int, layout: StagedLayout, buffer: Tensor) -> Path:
-        """Writes a background save and returns its folder; the writer process does it if it is alive, else this thread.
+        """Writes a background save and returns its folder; in the writer process if it is alive, else in this thread.
 
         Args:
             save: Target and metadata.

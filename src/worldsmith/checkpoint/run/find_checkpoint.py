@@ -100,7 +100,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class ResumeCandidates:
-    """The checkpoints of a run, in the order in which a resume tries them."""
+    """The checkpoints of a run in the order in which a resume tries them, and the content of the latest pointer."""
 
     checkpoints: list[Path]
     """Folders in order: the checkpoint that the pointer names, then earlier ones from the newest to the oldest, then
@@ -197,7 +197,7 @@ def gone_back(taken: Path, keep_latest_k: int | None) -> str | None:
 
     Args:
         taken: Folder of the checkpoint from which the run resumes.
-        keep_latest_k: Number of newest checkpoints that are kept; None: all, so that no warning is needed.
+        keep_latest_k: Number of newest checkpoints that a save keeps; None: all, so that the result is None.
     """
     later = [path.name for path in checkpoint_folders(taken.parent) if is_later(path, taken)]
     if keep_latest_k is None or not later:

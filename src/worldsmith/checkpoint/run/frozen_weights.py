@@ -47,7 +47,9 @@ def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, s
 
 
 def describe_frozen_weights(frozen: Mapping[str, Tensor | WeightSum], *, source: str) -> str:
-    """Returns the content of `frozen_weights.json`. Collective.
+    """Returns the content of `frozen_weights.json` as JSON text. Collective.
+
+    The keys are `source`, `tensors` (number of frozen weights), `fingerprint` and `dtypes` (those other than float32).
 
     Args:
         frozen: Internal parameter name -> frozen weight, or its shape and checksum.
@@ -83,7 +85,7 @@ def require_same(checkpoint: Path, frozen: Mapping[str, Tensor | WeightSum], *, 
 
 
 def advice(report: Path) -> str:
-    """Returns a sentence that names the folder to read the frozen weights from, for an error message.
+    """Returns a sentence for an error message: from which folder the frozen weights can be read.
 
     Args:
         report: The run's `load_report.json`, which names the folder of the initial weights; may be missing.

@@ -26,9 +26,9 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, eq=False)
 class StagedLayout:
-    """Offsets of all tensors in a staging buffer (a copy in host RAM); with the buffer, all that a save needs.
+    """DCP save plans and offsets of all tensors in a staging buffer, a copy of this rank's tensors in host RAM.
 
-    It can be pickled and sent to another process.
+    Layout and buffer together contain all tensors to save. The layout can be pickled and sent to another process.
     """
 
     plans: dict[str, SavePlan]
@@ -39,7 +39,11 @@ class StagedLayout:
     """Size of the buffer in bytes."""
 
     def planners(self, buffer: Tensor) -> dict[str, SavePlanner]:
-        """Returns part of the checkpoint -> save planner for `dcp.save_part`, which reads the tensors from `buffer`."""
+        """Returns DCP save planners that take the tensors from the staging buffer `buffer`.
+
+        The keys are the parts of the checkpoint, such as "model". Each value is the argument `planner` of
+        `dcp_folder.save_part`.
+        """
         return {part: staged_planner(plan, partial(self.view, buffer, part)) for part, plan in self.plans.items()}
 
     def view(self, buffer: Tensor, part: str, item: WriteItem) -> Tensor:
@@ -62,7 +66,7 @@ class StagedLayout:
 
 
 class Stager:
-    """Copies tensors, also sharded ones, into one buffer in host RAM, which is reused while the shapes stay the same.
+    """Copies tensors, also sharded ones, into one buffer in host RAM, which is reused while their shapes do not change.
 
     Args:
         allocate: Called with a number of bytes; returns a uint8 tensor of this size.
@@ -77,9 +81,10 @@ class Stager:
         self._pinned = False
 
     def stage(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[StagedLayout, Tensor]:
-        """Copies this rank's tensors into the buffer, over the previous copy; returns layout and buffer.
+        """Copies this rank's tensors into the staging buffer, over the previous copy; returns (layout, buffer).
 
-        Both are the same objects as before if names, shapes and sharding have not changed.
+        If names, shapes, dtypes and sharding have not changed since the previous call, both are the same objects as
+        those that it returned.
 
         Args:
             parts: Part of the checkpoint -> tensor name -> tensor or DTensor.
@@ -132,7 +137,7 @@ def shape_and_dtype(item: WriteItem) -> tuple[torch.Size, torch.dtype]:
 
 
 def staged_planner(plan: SavePlan, find: Callable[[WriteItem], Tensor]) -> SavePlanner:
-    """Returns a DCP save planner for the existing plan `plan`; `find` returns the tensor of each of its write items."""
+    """Returns a DCP save planner that uses `plan` as its local plan; `find(item)` returns a write item's tensor."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     class StagedPlanner(DefaultSavePlanner):

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Save:
-    """A checkpoint to write, without its tensors: folder, metadata of one rank, and which checkpoints to keep."""
+    """A checkpoint to write, without its tensors: folder, data loader state, and which checkpoints to keep."""
 
     target: Path
     """Folder of the new checkpoint."""
@@ -60,7 +60,7 @@ class Save:
 
 
 def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Peers, *, staged: bool) -> None:
-    """Writes a checkpoint, which appears only when complete. Collective over `peers`; works in any thread or process.
+    """Writes a checkpoint; its folder appears only when complete. Collective over `peers`; works in any thread.
 
     Args:
         save: Target and metadata.
@@ -112,9 +112,9 @@ def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) 
     """Removes old checkpoints of a run. A checkpoint that another process is reading stays until a later save.
 
     Args:
-        newest: Folder of the newest checkpoint, which is kept, like the best one.
-        keep_latest_k: Number of newest checkpoints to keep; None: all.
-        keep_every: Checkpoints whose step is a multiple of this number are kept, too; None: no others.
+        newest: Folder of the checkpoint that was just saved. This one and the best checkpoint are always kept.
+        keep_latest_k: Number of newest checkpoints to keep; None: no checkpoint is removed.
+        keep_every: Checkpoints whose step is a multiple of this number are also kept; None: no such checkpoints.
     """
     if keep_latest_k is None:
         return
@@ -143,7 +143,10 @@ def remove_unless_read(folder: Path) -> None:
 
 
 def tidy_up(folder: Path) -> None:
-    """Removes the remains of interrupted saves from the folder of the checkpoints; publishes complete ones of them."""
+    """Removes the temporary folders of interrupted saves from the folder of the checkpoints.
+
+    A temporary folder that contains a complete checkpoint is renamed to the final name of the checkpoint instead.
+    """
     for aside in folder.glob(f"{atomic.SAVING}iter_*"):
         target = folder / aside.name.removeprefix(atomic.SAVING)
         if not target.exists() and checksum_manifest.find_damage(aside) is None:
@@ -155,14 +158,14 @@ def tidy_up(folder: Path) -> None:
 
 
 def require_folder(aside: Path, created: os.stat_result, texts: Iterable[str]) -> None:
-    """Raises FileNotFoundError if the run folder was moved during the save.
+    """Raises FileNotFoundError if the run folder was moved during the save, so that `aside` is not the created folder.
 
-    A new folder that torch has created at the old path in the meantime is removed.
+    If torch has created another folder at the path `aside` in the meantime, that folder is removed.
 
     Args:
         aside: Temporary folder of the checkpoint.
-        created: Stat result of the folder when it was created, as its identity.
-        texts: Names of text files that the folder must contain; a folder that torch created lacks them.
+        created: Result of `os.stat` on the folder after its creation, as its identity.
+        texts: Names of the text files that were written to the folder; a folder that torch created has none of them.
     """
     if os.path.samestat(aside.stat(), created):
         return
@@ -175,7 +178,7 @@ def require_folder(aside: Path, created: os.stat_result, texts: Iterable[str]) -
 
 
 def write_texts(aside: Path, texts: Mapping[str, str]) -> os.stat_result:
-    """Creates the folder `aside` with the text files `texts` (name -> content); returns the folder's stat result."""
+    """Creates the folder `aside` with the text files `texts` (name -> content); returns its `os.stat`."""
     aside.mkdir()  # without parents: if they are missing, the run folder was moved
     for name, text in texts.items():
         (aside / name).write_text(text, encoding="utf-8")
@@ -218,10 +221,10 @@ class WriterProcess:
         return bool(self.close.alive)
 
     def allocate(self, size: int) -> Tensor:
-        """Returns a uint8 tensor of `size` bytes in memory shared with the writer process, from which `write` writes.
+        """Allocates memory shared with the writer process, from which `write` saves; returns `size` bytes as uint8.
 
         Anonymous shared memory is limited only by the machine's RAM, unlike /dev/shm, which is tiny in many containers.
-        The memory stays valid if the process dies. A later call replaces it.
+        The memory stays valid if the writer process dies. After a later call, `write` saves from the newer memory.
         """
         handle = os.memfd_create("worldsmith")
         try:
@@ -237,7 +240,7 @@ class WriterProcess:
         return memory
 
     def write(self, save: Save, layout: StagedLayout, peers: Peers) -> Exception | None:
-        """Makes the process write a checkpoint from the shared memory, and relays its collectives to the other ranks.
+        """Makes the writer process save a checkpoint from the shared memory; relays its messages to the other ranks.
 
         Args:
             save: Target and metadata.
@@ -245,8 +248,8 @@ class WriterProcess:
             peers: Ranks that write the checkpoint together.
 
         Returns:
-            Error of this rank, which the other ranks do not know yet; ChildProcessError if the process has died
-            (`is_alive` is False then). None if this rank had no error.
+            None if this rank had no error. Otherwise the error of this rank, of which the other ranks are not informed:
+            ChildProcessError if the writer process has died (`is_alive` is then False).
 
         Raises:
             PeerError: If the save failed on all ranks.

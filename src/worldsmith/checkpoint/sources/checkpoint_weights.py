@@ -73,8 +73,8 @@ class CheckpointWeights(WeightSource):
         """Raises UserError if the frozen weights in `below` are not those with which the checkpoint was trained.
 
         Args:
-            tensors: Internal parameter name -> weight, for weights that are already in memory. If a frozen weight is
-                missing in it, the check is omitted. None: each frozen weight is read for the check.
+            tensors: Internal parameter name -> weight, for weights that are already in memory. If one of the frozen
+                weights is missing here, nothing is checked. None: each frozen weight is read from disk for the check.
         """
         if self.below is None:
             return
@@ -111,7 +111,7 @@ def read_model(model: Any, place: Path) -> tuple[str, dict[str, Any]]:
     """Returns the model family and the network settings (field name -> value) in the section `model` of a config.
 
     Args:
-        model: The section as plain data; None or a section without a config: the results are empty.
+        model: The section as plain data; None or a section without a config: returns ("", {}).
         place: Path of the checkpoint, for messages.
 
     Raises:

@@ -23,12 +23,12 @@ class FirstWeights:
 
     @property
     def lasting(self) -> str:
-        """Path as an absolute path, or the Hub name; does not depend on the working directory."""
+        """Absolute path of the weights, or their Hub name."""
         return lasting_name(self.path)
 
     @property
     def describe(self) -> str:
-        """Description of the weights for messages: config field, path, and the field that is ignored."""
+        """Description of the weights for messages: config field and path, and the field `unread` if it is set."""
         unread = f"; {self.unread} is ignored" if self.unread else ""
         return f"{self.field} = {self.path}{unread}"
 

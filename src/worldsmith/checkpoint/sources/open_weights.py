@@ -161,7 +161,7 @@ def find_model_folder(root: Path, world: World) -> Path | None:
 def own_model_folder(root: Path) -> Path | None:
     """Returns the DCP folder of a checkpoint: `root` or `root/model`; None if neither is a DCP folder.
 
-    A folder `model` without DCP metadata counts as damaged and is returned if its parent has a manifest.
+    A folder `model` without DCP metadata is also returned if its parent has a manifest: it is a damaged DCP folder.
     """
     for model in (root, root / "model"):
         if (model / METADATA).is_file() or (model.name == "model" and model.is_dir() and has_checksums(model.parent)):
@@ -223,9 +223,9 @@ def run_tree(model_folder: Path) -> dict[str, Any] | None:
 
 
 class StartWeights(WeightSource):
-    """Initial weights of a model: read from `source`, or random if the source does not contain the weight.
+    """Initial weights of a model: each is read from `source` if that contains it, and random otherwise.
 
-    The random values depend only on seed and parameter name. LoRA adapters are not included.
+    The random values depend only on the seed and the parameter name. LoRA adapters are not included.
 
     Args:
         spec: Name and config of the model.
@@ -275,7 +275,10 @@ class StartWeights(WeightSource):
         return self.source.dtype(name, average=self.average_as_live)
 
     def _initialise(self, name: str, target: Tensor) -> None:
-        """Fills `target` with the random initial value of weight `name`; materializes only its module, temporarily."""
+        """Fills `target` with the random initial value of weight `name`.
+
+        Only the module of this weight is allocated, and only during the call.
+        """
         place = self._places[name]
         owner = self.model.network.get_submodule(place.rpartition(".")[0])
         owner.to_empty(device="cpu", recurse=False)

@@ -32,7 +32,7 @@ REPLICATED = "module."
 
 
 class SafetensorsWeights(WeightSource):
-    """Weights in one or several safetensors files; a rank reads only its slices of them."""
+    """Weights in one or several safetensors files; a rank reads only its shard of each weight."""
 
     def __init__(self, folder: Path, files: Mapping[str, Path], naming: Naming, settings: dict[str, Any]) -> None:
         self.path, self.family, self.settings = folder, naming.family, settings
@@ -77,7 +77,7 @@ class SafetensorsWeights(WeightSource):
         return dtype
 
     def _join(self, joined: Joined) -> Tensor:
-        """Reads the tensors that `joined` lists and returns the weight that they are parts of."""
+        """Reads the tensors that `joined` lists, and returns the weight into which `joined.make` joins them."""
         return joined.make({key: self._slice(key)[...] for key in joined.keys})
 
     def _slice(self, key: str) -> Any:
@@ -175,7 +175,7 @@ def find_wrappers(keys: Iterable[str]) -> list[str]:
 
 
 def weight_folder(root: Path) -> Path | None:
-    """Returns `root/transformer` if it contains safetensors weights, else `root` if it does, else None."""
+    """Returns the folder with safetensors weights: `root/transformer`, else `root`; None if neither has any."""
     for folder in (root / TRANSFORMER, root):
         if any((folder / f"{stem}{suffix}").is_file() for stem in STEMS for suffix in (".safetensors", INDEX)):
             return folder

@@ -13,12 +13,14 @@ from worldsmith.config.tree.plain import TAG
 
 
 def with_classes_of(stored: Any, present: Any) -> Any:
-    """Returns the plain data of a config, completed by the class tags (`type`) of another config of the same structure.
+    """Returns the plain data of the config `stored`, with class tags (`type`) copied from the config `present`.
+
+    A tag is copied if `stored` has no tag at this path. It is also copied if the tag there has the same class name, so
+    that a class that was moved to another module is found.
 
     Args:
-        stored: Plain data in which tags are missing, as in a base checkpoint or from an earlier version.
-        present: Plain data with all tags. A tag is copied to the result if `stored` has no tag at this path or one with
-            the same class name, such as that of a class that was moved to another module.
+        stored: Plain data in which tags are missing, as in a base checkpoint, or are those of an earlier version.
+        present: Plain data of a config of the same structure, with all tags.
     """
     if not isinstance(stored, dict) or not isinstance(present, dict):
         return stored

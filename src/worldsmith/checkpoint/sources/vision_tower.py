@@ -77,8 +77,8 @@ def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False
 
     Args:
         keys: Tensor names.
-        beside: Whether names with the prefix `vision_encoder.` are accepted, too.
-        bare: Whether names without a prefix are accepted, too.
+        beside: Whether names with the prefix `vision_encoder.` also count as names of the tower.
+        bare: Whether all names without a known prefix also count as names of the tower.
     """
     found = {}
     for key in keys:
@@ -92,7 +92,10 @@ def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False
 
 
 def find_tower_evidence(folder: Path) -> str | None:
-    """Returns a clause that names the file that states that the model in `folder` has a vision tower; else None."""
+    """Returns a clause such as "…/config.json states include_visual" if a file refers to a vision tower in `folder`.
+
+    None if neither config.json nor an index file of the weights refers to one.
+    """
     config = folder / "config.json"
     if config.is_file() and states_vision_tower(read_json_object(config)):
         return f"{config} states include_visual"

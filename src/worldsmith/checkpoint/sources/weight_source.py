@@ -45,7 +45,7 @@ class WeightSource(ABC):
     """Names of tensors in the files that do not belong to the network, such as those of a vision encoder."""
 
     def is_optional(self, name: str) -> bool:
-        """Returns whether the weight `name` need not be in this source, such as a LoRA adapter in base weights."""
+        """Returns whether the weight `name` may be missing: a LoRA adapter, if this source has no adapters at all."""
         return is_adapter(name) and not any(is_adapter(other) for other in self.shapes)
 
     def shape(self, name: str, *, average: bool = False) -> list[int] | None:
@@ -93,11 +93,11 @@ class WeightSource(ABC):
 
     @abstractmethod
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
-        """Returns the dtype in which the weight `name` is stored, or with `average` its EMA weight if it exists."""
+        """Returns the stored dtype of the weight `name`; with `average`, that of its EMA weight if it exists."""
 
 
 class JoinedWeights(WeightSource):
-    """Weights that are read from several sources, each weight from one of them, possibly under another name there."""
+    """Weights from several sources. Each weight is read from one source, in which its name may be different."""
 
     def __init__(self, describe: str, places: Mapping[str, tuple[WeightSource, str]]) -> None:
         """Combines several sources.

@@ -62,7 +62,7 @@ class ChatLoader(PackingDataLoader):
             return self.max_sequence_length if self.max_sample_tokens is None else self.max_sample_tokens + 1
 
         def relax(self) -> Self:
-            """Returns the config that skips overlong conversations and accepts records without `video_fps`."""
+            """Returns a config that skips overlong conversations and accepts videos without `video_fps`."""
             relaxed = replace(self, on_overlong="drop", dataset=self.dataset.with_optional_rates())
             return self if relaxed == self else relaxed
 

@@ -21,7 +21,10 @@ NOISY = 5
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Definition of a chart of the HTML report. Metrics without a definition get charts of their own."""
+    """Definition of a chart of the HTML report: its metrics, title and axis.
+
+    A metric that matches no definition is shown in a chart named after the metric's group (`find_chart`).
+    """
 
     title: str
     figures: str
@@ -162,13 +165,13 @@ def build_line(series: Series, definition: Chart) -> dict[str, Any]:
 
 
 def is_noisy(values: Sequence[float]) -> bool:
-    """Returns whether a curve oscillates so much that its trend is hard to see."""
+    """Returns whether a curve is noisy: the sum of its absolute changes exceeds `NOISY` times its range."""
     extent = max(values) - min(values)
     return extent > 0 and sum(abs(b - a) for a, b in itertools.pairwise(values)) > NOISY * extent
 
 
 def drop_single_values(charts: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Removes charts whose curves have one value each, unless this applies to all charts, as at the first logged step.
+    """Removes the charts whose curves have one value each. If all charts are such, as at first, none is removed.
 
     Args:
         charts: Result of `charts`.

@@ -31,7 +31,7 @@ class ConfigValue:
 
 
 def settings(run: RunFiles) -> list[ConfigValue]:
-    """Returns all config values of a run with their origins; secrets are redacted."""
+    """Returns the config values of a run and their origins, in the order of config.yaml; secrets are redacted."""
     found = []
     for path, value in values_of(run):
         about = run.origins.get(path, {})
@@ -50,7 +50,7 @@ def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
 
 
 def values_of(run: RunFiles) -> list[tuple[str, Any]]:
-    """Returns (path, value) of each scalar and plain list in the config of the run."""
+    """Returns (dotted path, value) of each scalar, and of each list of scalars, in the config of the run."""
     return [(format_path(path), value) for path, value in plain_leaves(run.config) if path]
 
 

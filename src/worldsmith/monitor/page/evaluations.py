@@ -41,7 +41,7 @@ def evaluations(run: RunFiles, budget: PageBudget | None) -> list[Evaluation]:
 
     Args:
         run: Files of the run.
-        budget: Limits of embedded images; larger ones are linked. None: images are omitted.
+        budget: Limits of embedded images; images above the limits are linked. None: images are omitted.
     """
     found = []
     for file, facts in run.evaluations.items():

@@ -15,7 +15,7 @@ MOST_WRITTEN_OUT = 1e9
 
 
 def format_count(value: Any) -> str:
-    """Formats a number with thousands separators, such as 12,345; returns other values as strings."""
+    """Formats a number with thousands separators, such as 12,345; any other value is returned as `str(value)`."""
     return f"{value:,}" if isinstance(value, (int, float)) else str(value)
 
 

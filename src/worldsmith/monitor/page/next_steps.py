@@ -81,7 +81,10 @@ def suggest_continuing(run: RunFiles, status: Status) -> Iterator[Advice]:
 
 
 def format_extension(run: RunFiles, steps: int) -> str:
-    """Formats the arguments that extend a run to `steps` steps; a schedule that ends in a decay is extended, too."""
+    """Formats the arguments that extend a run to `steps` steps.
+
+    A learning rate schedule that ends in a decay before that step is extended as well.
+    """
     words = ["--", f"trainer.max_iter={steps}"]
     cycles, top, bottom = (lookup(run.config, f"scheduler.{name}", []) for name in ("cycle_lengths", "f_max", "f_min"))
     if cycles and sum(cycles) < steps and top[-1:] != bottom[-1:]:
@@ -95,7 +98,7 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
 
     Args:
         run: Files of the run.
-        here: Write paths relative to the current folder, for a command that starts there.
+        here: Whether the commands start in the current folder, so that paths in that folder are relative.
     """
     folder, make = run.folder.resolve(), partial(command, of=run, here=here)
     if not run.checkpoints:
@@ -147,8 +150,8 @@ def full_precision(run: RunFiles) -> tuple[str, ...]:
 def trained_prompt(run: RunFiles) -> str | None:
     """Returns the prompt of a generated sample: a training caption, else a prompt from the config; None without one.
 
-    Never returns a held-out caption. Samples of earlier versions do not state the source of their prompt, so these are
-    ignored if the run has validation and its config has no prompts.
+    Never returns a held-out caption. Samples of earlier versions of Worldsmith do not state whether their prompt is a
+    held-out caption. They are ignored if it could be one: if the run has validation and its config has no prompts.
     """
     trained = next((str(sample.get("prompt")) for sample in run.samples if sample.get("source") == TRAINED), None)
     if trained is not None:
@@ -160,7 +163,7 @@ def trained_prompt(run: RunFiles) -> str | None:
 
 
 def resume_command(run: RunFiles) -> str | None:
-    """Returns the command that resumes a run from its own config; None if the run folder was moved."""
+    """Returns the command that resumes a run with the config.yaml in its folder; None if the folder was moved."""
     folder = run.folder.resolve()
     names = [lookup(run.config, f"job.{name}") for name in ("project", "group", "name")]
     if list(folder.parts[-3:]) != names:
@@ -176,13 +179,14 @@ def resume_command(run: RunFiles) -> str | None:
 def command(name: str, *words: object, of: RunFiles | None = None, here: bool = False) -> str:
     """Formats a `worldsmith` command for a shell.
 
-    A command on a run gets the `--import` and `--trust` options of the run and a `cd` to its start folder.
+    A command on a run gets the run's `--import` and `--trust` options, and a `cd` to the folder in which the run was
+    started.
 
     Args:
         name: Subcommand of `worldsmith`.
         words: Arguments of the subcommand, which are converted to strings and quoted for the shell.
-        of: Run that the command is for; None: a command that needs neither options nor start folder of a run.
-        here: The command starts in the current folder: paths in that folder are relative, without a `cd`.
+        of: Run that the command is for; None: a command without such options and without a `cd`.
+        here: Whether the command starts in the current folder: paths in that folder are relative, without a `cd`.
     """
     if here:
         current = Path.cwd()
@@ -192,7 +196,7 @@ def command(name: str, *words: object, of: RunFiles | None = None, here: bool = 
 
 
 def change_folder(run: RunFiles) -> str:
-    """Returns the prefix `cd FOLDER && ` to the start folder of the run; "" if the folder is not known."""
+    """Returns the prefix `cd FOLDER && `, where the run was started in FOLDER; "" if FOLDER is not known."""
     folder = run.launch.get("working_directory")
     return f"cd {shlex.quote(str(folder))} && " if folder else ""
 

@@ -44,7 +44,7 @@ class Check:
 
     @property
     def ratio(self) -> float | None:
-        """Measured value divided by the nearer end of the planned range, 1 within the range; None if not known."""
+        """Measured value divided by the nearer end of the planned range; 1 within it; None if not measured."""
         if self.measured is None or self.low <= 0:
             return None
         return self.measured / min(max(self.measured, self.low), self.high)
@@ -102,7 +102,7 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
 
 
 def why_incomparable(run: RunFiles) -> str:
-    """Returns the reason why plan and run are not comparable, such as another number of GPUs; "" if they are."""
+    """Returns a sentence if plan and run are not comparable: their numbers of GPUs differ; "" otherwise."""
     planned, processes = run.plan.get("gpus"), run.environment.get("world_size")
     if processes is not None and planned != processes:
         return f"The plan is for {planned} GPUs, but this run has {processes} processes."
@@ -110,7 +110,7 @@ def why_incomparable(run: RunFiles) -> str:
 
 
 def list_advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
-    """Yields a sentence of advice for each check whose measured value differs too much from the plan."""
+    """Yields a sentence of advice for each check whose measured value is out of tolerance (`is_good` is False)."""
     factors = {check.kind: check.ratio for check in checks if check.ratio is not None}
     tokens = factors.get("tokens", 1.0)
     for check in checks:

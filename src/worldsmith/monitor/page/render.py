@@ -115,7 +115,7 @@ def templates() -> jinja2.Environment:
 
 @functools.cache
 def charting_script() -> str:
-    """Returns the JavaScript of the charting library from its installed package, without importing it."""
+    """Returns the JavaScript of the charting library bokeh, read from its package without an import of it."""
     found = importlib.util.find_spec("bokeh")
     (place,) = (found and found.submodule_search_locations) or ["bokeh"]
     texts = [Path(place, "server/static/js", name).read_text(encoding="utf-8") for name in CHARTING]

@@ -118,7 +118,9 @@ def page_of(run: RunFiles, budget: PageBudget, *, known: Mapping[str, Any] | Non
 
 
 def build_sections(run: RunFiles, status: Status, budget: PageBudget, curves: Section) -> Iterator[Section]:
-    """Yields the sections of the report in order; next steps come early if the run has not ended normally.
+    """Yields the sections of the report in order.
+
+    The section with suggested commands is the second one if the run has ended before its last step.
 
     Args:
         run: Files of the run.

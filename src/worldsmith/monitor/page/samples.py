@@ -52,7 +52,7 @@ HELD_OUT = "held-out caption"
 
 @dataclass(slots=True)
 class PageBudget:
-    """Limits of the media that a report embeds: small files are embedded up to a total size, others are linked."""
+    """Limits of the media that a report embeds: small files are embedded up to a total size, all others are linked."""
 
     folder: Path
     room: int = EMBEDDED_PAGE
@@ -173,12 +173,12 @@ class PromptSamples:
 
     @property
     def is_long(self) -> bool:
-        """Whether an answer needs a wide box."""
+        """Whether an answer has more than `LONG_ANSWER` characters, so that it is shown in a wide box."""
         return any(len(shown.answer or "") > LONG_ANSWER for shown in self.shown)
 
     @property
     def key(self) -> tuple[str, str]:
-        """Prompt, and the file that it is about, which identify the group."""
+        """(prompt, image or video file that the question is about), which identifies the group; "": no file."""
         return self.prompt, self.about
 
 
@@ -188,7 +188,7 @@ def rows(run: RunFiles, budget: PageBudget, *, prefix: str = "", index: int | No
     Args:
         run: Files of the run.
         budget: Embeds or links media files.
-        prefix: Text before each caption.
+        prefix: Text before the caption below each sample, such as the name of the run.
         index: Index of the run in a comparison; None: a single run.
 
     Returns:
@@ -209,7 +209,7 @@ def count_rows(run: RunFiles) -> int:
 
 
 def group_by_prompt(rows: Sequence[PromptSamples]) -> list[tuple[str, list[PromptSamples]]]:
-    """Groups rows by prompt, in the order of first appearance."""
+    """Groups rows by prompt: returns (prompt, its rows) in the order in which prompts first appear."""
     found: dict[str, list[PromptSamples]] = {}
     for row in rows:
         found.setdefault(row.prompt, []).append(row)

@@ -82,7 +82,7 @@ class Series:
         return len(self.buckets) < self.values
 
     def mean_of_newest(self) -> tuple[float, int]:
-        """Returns (mean, count) of the newest tenth of the values; `count` is the number of averaged values."""
+        """Returns (mean of the newest tenth of the values, number of values in this tenth)."""
         newest = self.buckets[-max(1, len(self.buckets) // 10) :]
         count = sum(bucket.count for bucket in newest)
         return sum(bucket.total for bucket in newest) / count, count

@@ -68,7 +68,7 @@ class Status:
 
     @property
     def problem(self) -> str | None:
-        """Recorded reason why the run has ended, if `meaning` does not contain it; None without one."""
+        """Recorded reason why the run has ended; None if `meaning` already contains it, or if none is recorded."""
         return None if self.state in ("stopped", "interrupted") else self.reason
 
     @property

@@ -52,7 +52,7 @@ def choose_frames(
 
 
 def patch_times(times: Sequence[float], temporal: int) -> list[float]:
-    """Returns the time of each temporal patch of a video: the mean of the times of its first and last frame.
+    """Returns the time of each temporal patch of a video: the mean of the times of the patch's first and last frame.
 
     Args:
         times: Times of the frames in seconds; the last one is repeated to fill the last patch.
