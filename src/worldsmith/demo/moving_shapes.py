@@ -89,7 +89,7 @@ class MovingShapes(SyntheticDataset):
     val_clips: int = 64
 
     def check(self, out: Path | None = None) -> None:
-        """Raises ValueError for invalid parameters, a frame count other than 4k+1, or too little space for `out`."""
+        """Raises ValueError for invalid parameters, a frame count other than 4k+1, or too little disk space."""
         super().check(out)
         if self.num_frames % 4 != 1:
             near = (self.num_frames - 1) // 4 * 4 + 1

@@ -48,7 +48,7 @@ def recompute_methods(
     """Wraps methods of modules in activation checkpointing, in place; must be called before the modules are sharded.
 
     Parameter names do not change. PyTorch checks shapes, dtypes and devices of recomputed tensors. Mode "none" changes
-    no module; with `layer_fraction`, only some modules are changed.
+    no module; with `layer_fraction`, only that fraction of the modules is changed.
 
     Args:
         modules: Repeated layers of the network, in order.
@@ -96,12 +96,12 @@ def recomputed(
 
 
 class TwoRuns:
-    """Callable that runs `function` twice: in the forward pass, and again for the recomputation.
+    """Callable that runs `function`; checkpointing calls it in the forward pass, and again for the recomputation.
 
     Args:
         function: Function that is checkpointed.
-        compare: Whether RuntimeError is raised if the two runs give different values.
-        saved: Policy of selective checkpointing, whose unused patterns are reported; None without one.
+        compare: Whether RuntimeError is raised if the two calls return different values.
+        saved: Policy of selective checkpointing, whose unused patterns are reported; None: full checkpointing.
     """
 
     def __init__(self, function: partial[Any], *, compare: bool, saved: SavedOps | None) -> None:
@@ -119,7 +119,7 @@ class TwoRuns:
         return result
 
     def check(self, result: Any) -> None:
-        """Raises RuntimeError if `result` of the second run differs from that of the first run."""
+        """Raises RuntimeError if `result` of the recomputation differs from that of the forward pass (by checksum)."""
         sums = checksum(result)
         if self.first is None:
             self.first = sums
@@ -160,10 +160,10 @@ class SavedOps:
         return create_selective_checkpoint_contexts(self)
 
     def report_unused(self) -> None:
-        """Logs a warning about the patterns that match no operator that has run; has an effect at the first call only.
+        """Logs a warning about patterns that match none of the operators that have run; only the first call has an effect.
 
         Raises:
-            ValueError: If no pattern matches.
+            ValueError: If no pattern matches an operator.
         """
         if self.reported:
             return

@@ -39,7 +39,7 @@ class SharedStream:
 
     @property
     def own_length(self) -> int:
-        """Number of tokens of each rank, including padding."""
+        """Number of tokens of the stream that each rank has, including padding."""
         return -(-self.length // self.ranks)
 
     def shard(self, tokens: Tensor, fill: float = 0) -> Tensor:
@@ -83,7 +83,7 @@ class SharedStream:
 
 
 class AllToAll(torch.autograd.Function):
-    """Differentiable all-to-all of blocks [ranks, …]: block i goes to rank i. Backward is another all-to-all."""
+    """Differentiable all-to-all of blocks [ranks, …]: block i goes to rank i. Backward is an all-to-all of gradients."""
 
     @staticmethod
     def forward(ctx: Any, blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -99,9 +99,9 @@ class AllToAll(torch.autograd.Function):
 class Gather(torch.autograd.Function):
     """Differentiable all-gather of the rows [n, …] of all ranks, in rank order, to [ranks · n, …].
 
-    After it, all ranks compute the same loss, so each has the full gradient and keeps the shard of its own rows. The
-    shard is multiplied by the number of ranks: FSDP averages gradients over all ranks, but within a context-parallel
-    group the gradient is the sum.
+    All ranks then compute the same loss, so each rank has the gradient of all rows; backward returns that of the rank's
+    rows, multiplied by the number of ranks. FSDP averages gradients over all ranks, but within a context-parallel
+    group the gradient is the sum over the ranks.
     """
 
     @staticmethod
@@ -136,7 +136,7 @@ def divide_work(world: World, shapes: Sequence[Sequence[int]], make: Callable[[i
         make: Computes tensor i, of shape `shapes[i]`.
 
     Returns:
-        All tensors in order. In a group they are float32.
+        All tensors in the order of `shapes`. With a context-parallel group they are float32.
     """
     if world.context_group is None:
         return [make(i) for i in range(len(shapes))]

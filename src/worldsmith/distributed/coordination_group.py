@@ -59,9 +59,9 @@ class Peers(ABC):
         Args:
             kind: "all_gather" returns all payloads on every rank; "gather" returns them on rank 0 and None elsewhere;
                 "scatter" returns to each rank its item of the list of rank 0.
-            payload: Pickled object; a list with one item per rank for "scatter" on rank 0; None if this rank sends
-                none.
-            error: Exception of this rank; None if its work succeeded.
+            payload: Pickled object; a list with one item per rank for "scatter" on rank 0; None: this rank sends no
+                object.
+            error: Exception that this rank has caught; None: the operation succeeded on this rank.
         """
 
     def run(self, work: Callable[[], T]) -> list[T]:

@@ -63,7 +63,7 @@ def shard_network(
     factor is not changed: gloo has no pre-multiplied sum, and the loss weights expect the mean over ranks.
 
     Args:
-        network: Root module, which becomes a unit too.
+        network: Root module, which becomes an FSDP unit in addition to `units`.
         units: Submodules that become separate FSDP units, such as decoder layers.
         mesh: Mesh from `make_mesh`.
         compute_dtype: Dtype of all-gathered parameters in the forward and backward pass.
@@ -98,7 +98,7 @@ def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> Non
     Args:
         network: Root module of FSDP, or an unsharded network.
         last: Whether the next backward pass is the last one of the optimizer step.
-        every_pack: Whether every backward pass reduce-scatters gradients, and only the last one all-reduces them over
+        every_pack: Whether the backward pass of every packed batch of the step reduce-scatters gradients, and only the last one all-reduces them over
             replicas. False: only the last one reduces, and earlier ones accumulate full fp32 gradients on each rank.
     """
     if isinstance(network, FSDPModule):
@@ -109,15 +109,15 @@ def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> Non
 def forget_failed_forward(network: nn.Module) -> None:
     """Resets FSDP after an exception in a forward pass of `network`; no effect without FSDP.
 
-    Otherwise the layer in which the exception was raised keeps its all-gathered parameters, and its gradients are
-    missing after the next backward pass.
+    Without the reset, the layer in which the exception was raised keeps its all-gathered parameters, and the next
+    backward pass produces no gradients for it.
     """
     if isinstance(network, FSDPModule) and network._get_fsdp_state()._is_root is not None:  # None before the first pass
         network.reset_iter_state()
 
 
 def count_collectives(network: nn.Module, world: World) -> int:
-    """Returns the number of collectives that this process has started in the process groups that a forward pass uses.
+    """Returns how many collectives this process has started, in total, in the process groups that a forward pass uses.
 
     Ranks whose counts differ after a failure cannot continue, since their next collectives would not match.
 

@@ -47,7 +47,7 @@ def _gpu(name: str, gib: float, tera: float, bandwidth: float, link: float, giga
         bandwidth: Memory bandwidth in TB/s.
         link: Bandwidth to another GPU in the machine, in bytes per second.
         gigabits: Network bandwidth per GPU in Gbit/s.
-        known_as: Parts of the device name that the driver reports.
+        known_as: Substrings by which the device name that the driver reports is recognized.
     """
     reached = 0.88 if name.startswith("a100") else 0.8
     return Gpu(name, int(gib * GIB), tera * 1e12, bandwidth * 1e12, link, gigabits * 1e9 / 8, known_as, reached=reached)
@@ -118,7 +118,7 @@ def gpu_of_device(device: str) -> Gpu | None:
 
 
 def word_of_device(device: str) -> str:
-    """Returns the argument of `find_gpu` for a CUDA device: its name, such as "h100-80", or its memory size.
+    """Returns the argument of `find_gpu` for a CUDA device: the GPU name, such as "h100-80", else the memory size.
 
     Args:
         device: PyTorch device, such as "cuda:0".
@@ -131,5 +131,5 @@ def word_of_device(device: str) -> str:
 
 
 def holding(memory: int) -> list[Gpu]:
-    """Returns the known GPUs with at least `memory` bytes, smallest first."""
+    """Returns the GPUs of `GPUS` that have at least `memory` bytes of memory, the one with the least memory first."""
     return sorted((gpu for gpu in GPUS.values() if gpu.memory >= memory), key=lambda gpu: gpu.memory)

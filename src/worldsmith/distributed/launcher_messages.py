@@ -21,7 +21,7 @@ class LauncherServer:
     """Server in `worldsmith launch`, on a local port, for messages of the processes that it has started.
 
     It is a context manager. Within its block, an environment variable passes the address of the server to started
-    processes. No file is used, so the server works with a full disk, too.
+    processes. No file is used, so the server works even if the disk is full.
     """
 
     def __init__(self) -> None:
@@ -74,10 +74,10 @@ def report_exit_code(exit_code: int) -> None:
 
 
 def was_printed(message: str) -> bool:
-    """Returns whether another process of this launch on this machine has already printed a message.
+    """Returns whether another process of the same `worldsmith launch` on this machine has already printed `message`.
 
-    The first process that calls this function gets False, and should print the message. Without a launcher, the result
-    is always False.
+    The first process that calls this function with `message` gets False, and should print it. Without
+    `worldsmith launch`, the result is always False.
 
     Args:
         message: Text of the message.
@@ -86,7 +86,7 @@ def was_printed(message: str) -> bool:
 
 
 def _send_request(*words: Any) -> str | None:
-    """Sends a request to the launcher and returns its answer.
+    """Sends a request to `worldsmith launch` and returns the answer.
 
     Args:
         words: Type of the request and its value, without spaces.

@@ -49,7 +49,7 @@ def acting_at_once(act: Callable[[int], None]) -> Iterator[None]:
     """Context manager that handles `STOP_SIGNALS` in a separate thread, even while the main thread is blocked.
 
     Python runs signal handlers only when the main thread executes Python code. A main thread that waits in a library,
-    for example for another machine, would never run them. It has no effect outside of the main thread.
+    for example for another machine, would never run them. Outside of the main thread, this function has no effect.
 
     Args:
         act: Called with the number of each stop signal that is received.
@@ -80,7 +80,7 @@ def acting_at_once(act: Callable[[int], None]) -> Iterator[None]:
 
 
 def signal_at_parents_end(number: int, parent: int) -> None:
-    """Makes the kernel send a signal to this process when its parent process ends, or now if it has already ended.
+    """Makes the kernel send a signal to this process when the parent process ends; now if the parent has already ended.
 
     Forked processes do not inherit the setting. It has no effect on systems other than Linux.
 

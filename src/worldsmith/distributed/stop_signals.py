@@ -28,7 +28,7 @@ SIGINT to all processes and torchrun forwards it to its own."""
 class StopSignals:
     """Context manager that records the first stop request (a signal or the stop file), for a run to check after a step.
 
-    A second SIGINT raises KeyboardInterrupt; other later signals are ignored. Processes that are forked within the
+    After the first request, a second SIGINT raises KeyboardInterrupt, and all other signals of `STOP_SIGNALS` are ignored. Processes that are forked within the
     block ignore the signals, since the run ends its workers itself. Outside of the main thread, no signal is handled.
     """
 
@@ -61,7 +61,10 @@ class StopSignals:
         return self.received
 
     def remove_stop_file(self) -> None:
-        """Removes the stop file, so that the run does not stop again when it is resumed; logs an error."""
+        """Removes the stop file, so that the run does not stop again when it is resumed.
+
+        If the file cannot be removed, this is logged and not raised.
+        """
         if self.file is None or not self.file.exists():
             return
         try:
@@ -92,8 +95,8 @@ class StopSignals:
 def exit_when_asked() -> Iterator[None]:
     """Context manager for the start of a run: a stop signal exits the process at once with the exit code PREEMPTED.
 
-    No progress is saved and no clean-up runs: it would wait for ranks that may have exited, and could crash during an
-    import.
+    No progress is saved and no clean-up code runs, since such code would wait for ranks that may have exited, and could
+    crash during an import.
     """
     with acting_at_once(leave):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # `worldsmith launch` starts the process with a block

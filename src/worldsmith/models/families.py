@@ -47,7 +47,7 @@ class Family:
 
 @cache
 def shipped_families() -> dict[str, Family]:
-    """Returns the model families of this package by name, sorted; imports none of their parts."""
+    """Returns the model families of this package by name, sorted; their task classes, formats and recipes stay unimported."""
     package = importlib.import_module(worldsmith.FAMILIES)
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
     modules = [importlib.import_module(f"{worldsmith.FAMILIES}.{name}") for name in names]
@@ -56,7 +56,7 @@ def shipped_families() -> dict[str, Family]:
 
 
 def find_family(name: str) -> Family | None:
-    """Returns the family `name`; None if neither this package nor an installed one has it."""
+    """Returns the family `name`; None if neither this package nor an installed plugin package provides it."""
     if name in shipped_families():
         return shipped_families()[name]
     point = next((point for point in entry_points(group=GROUP) if point.name == name), None)
@@ -75,7 +75,7 @@ def find_released(short_name: str) -> str | None:
 
 
 class FamilyRegistry(Generic[T]):
-    """Registry of one part of each model family, such as its task class; parts are imported on first use.
+    """Registry of one kind of part of all model families, such as the task classes; parts are imported on first use.
 
     Args:
         load: Imports and returns the part of a family; returns None for a family without that part.
@@ -86,7 +86,7 @@ class FamilyRegistry(Generic[T]):
         self._registered: dict[str, T] = {}
 
     def register(self, family: str, part: T) -> None:
-        """Adds or replaces the part of the family `family`, which does not need a `Family` entry."""
+        """Sets the part of the family `family`; an earlier one is replaced, and the family needs no `Family` object."""
         self._registered[family] = part
 
     def unregister(self, family: str) -> None:
@@ -103,9 +103,9 @@ class FamilyRegistry(Generic[T]):
         return self._registered[name]
 
     def names(self) -> list[str]:
-        """Returns the names of all families, including those without that part, sorted."""
+        """Returns the names of all families, sorted, including those that lack the part of this registry."""
         return sorted({*family_names(), *self._registered})
 
     def all(self) -> list[T]:
-        """Returns the parts of all families that have it, sorted by the families' names."""
+        """Returns the parts of all families that have the part, sorted by the families' names."""
         return [part for name in self.names() if (part := self.find(name)) is not None]

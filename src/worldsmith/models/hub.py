@@ -19,7 +19,7 @@ LOOKED = "looked for a local folder"
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """Hub repository, its revision (None: the default branch), and a folder or file in it ("": its root)."""
+    """Hub repository, its revision (None: the default branch), and a folder or file in it ("": the repository's root)."""
 
     repo: str
     revision: str | None = None
@@ -31,7 +31,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Number and total size of the files that the hub would serve for a request."""
+    """Number and total size of the files in a hub repository that match the patterns of a request."""
 
     files: int
     bytes: int
@@ -56,7 +56,7 @@ def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
 
     Raises:
         MissingPartError: If no file matches the first pattern.
-        Exception: Any error of the client library.
+        Exception: Any error of `huggingface_hub`, such as for a missing or gated repository.
     """
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
 
@@ -95,7 +95,7 @@ def has_token() -> bool:
 def explain_errors(hub: HubName, field: str) -> Iterator[None]:
     """Context manager: converts errors of the hub client to a FileNotFoundError that explains the cause and a fix.
 
-    The message also names the local folder and the cache folder, where the files were not found either.
+    The message also names the local folder and the cache folder in which the files were searched.
 
     Args:
         hub: Repository that is requested.

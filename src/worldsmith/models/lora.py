@@ -31,7 +31,7 @@ def match_targets(target_modules: str, layers: Iterable[str]) -> dict[str, list[
         layers: Paths of the linear layers.
 
     Raises:
-        ValueError: If the list is empty, or a target is duplicate or matches no layer.
+        ValueError: If `target_modules` is empty, or a target in it is duplicate or matches no layer.
     """
     layers = list(layers)
     if target_modules.strip() == ALL_LINEAR:
@@ -48,7 +48,7 @@ def read_targets(target_modules: str) -> list[str]:
     """Splits a comma-separated list of LoRA targets.
 
     Raises:
-        WrongValueError: If the list is empty, or a target is empty or duplicate.
+        WrongValueError: If `target_modules` is empty, or a target in it is empty or duplicate.
     """
     targets, given = [target.strip() for target in target_modules.split(",")], {"lora_target_modules": target_modules}
     if not any(targets):

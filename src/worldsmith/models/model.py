@@ -193,7 +193,7 @@ class Model(Configurable, ABC):
             return () if shapes is None else self.linear_layers(shapes)
 
         def own_weights(self) -> tuple[str, str] | None:
-            """Returns where the initial weights come from if `checkpoint.load_path` does not name them.
+            """Returns the source of the initial weights that is used if `checkpoint.load_path` is empty.
 
             Returns:
                 The config field and its value, such as a path or hub name. None: the config names no weights.
@@ -230,11 +230,14 @@ class Model(Configurable, ABC):
             return None if shapes is None else sum(map(math.prod, shapes.values()))
 
         def without_adapters(self) -> Self:
-            """Returns the model config without adapters, for merged weights."""
+            """Returns a copy of the model config with default `lora_*` settings and without training-only converters.
+
+            It is the config for weights into which the adapters were merged.
+            """
             return replace(self.as_used(), **changed_lora_settings(self))
 
         def as_used(self) -> Self:
-            """Returns the model config for inference, without training-only converters."""
+            """Returns a copy of the model config for inference, without converters that only training uses (`training_only`)."""
             return replace(self, converters=[found for found in self.converters if not found.training_only])
 
     config: Config
@@ -310,13 +313,13 @@ class Model(Configurable, ABC):
 
     @property
     def quantized_layers(self) -> Mapping[str, QuantizedLayer]:
-        """Layers with a quantized base weight, by the internal name of that weight; empty without such a converter."""
+        """Layers with a quantized base weight, by the internal name of that weight; empty without quantizing converters."""
         return quantized_layers(self.network) if self.conversions else {}
 
     def draw_weights(self, seed: int, names: Collection[str] | None = None) -> None:
         """Initializes parameters with `init_weights`, and quantizes the weights of layers in `quantized_layers`.
 
-        A weight to be quantized is allocated in full precision only until it is quantized.
+        Each of these weights is allocated in full precision only until it is quantized.
 
         Args:
             seed: Seed of all values.
@@ -346,7 +349,10 @@ class Model(Configurable, ABC):
 
 
 def changed_lora_settings(config: Model.Config) -> dict[str, Any]:
-    """Returns default values by name of the `lora_*` fields that `config` changes; `${…}` references are skipped."""
+    """Returns the defaults (field name → default value) of the `lora_*` fields that differ from them in `config`.
+
+    Fields whose value is a `${…}` reference are skipped.
+    """
     defaults = {field.name: field.default for field in fields(config) if field.name.startswith("lora_")}
     changed = {name: getattr(config, name) for name, default in defaults.items() if getattr(config, name) != default}
     return {name: defaults[name] for name, value in changed.items() if not is_reference(value)}

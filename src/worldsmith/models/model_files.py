@@ -105,7 +105,7 @@ def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> P
 
 
 def find_layout_without_download(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path | None:
-    """Returns the local path of a model that may have one of several layouts; None if it is only on the hub.
+    """Returns the local path of a model whose repository may have one of several layouts; None if only the hub has it.
 
     Args:
         name: Path, hub name or short name of a released model; `local_folder` lists the formats.

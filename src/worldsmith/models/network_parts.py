@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NetworkParts:
-    """Module structure of a network: what FSDP shards, torch.compile compiles and checkpointing recomputes."""
+    """Module structure of a network: which modules FSDP shards, torch.compile compiles and checkpointing recomputes."""
 
     layers: Sequence[nn.Module]
     """Repeated layers of the network; FSDP all-gathers each one separately."""

@@ -20,7 +20,7 @@ def real_values() -> Iterator[None]:
     """Context manager: disables all dispatch modes (such as fake mode), so that new tensors have real values.
 
     Used for small tensors that determine sizes, such as offsets of samples in a packed sequence, position tables and
-    masks. No effect without a mode.
+    masks. It has no effect if no dispatch mode is active.
     """
     modes = sys.modules.get("torch.utils._python_dispatch")
     if modes is None or not modes._get_current_dispatch_mode_stack():

@@ -36,7 +36,7 @@ class SampleLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling settings; equal for all samples that share forward passes."""
+    """Sampling settings; samples that share forward passes must have equal settings."""
 
     steps: int
     """Number of solver steps."""
@@ -94,7 +94,7 @@ class GenerationDefaults:
 
     @property
     def ends_captions(self) -> bool:
-        """Whether training added a period to plain captions without one, so that generation has to do the same."""
+        """Whether training added a period to plain captions without one; if True, generation does the same to prompts."""
         return True
 
     def image_defaults(self) -> GenerationDefaults:
@@ -130,10 +130,10 @@ class GenerationDefaults:
 
 
 class Solver(Protocol):
-    """Solver for one generated sample: computes the sample's state at the next noise level."""
+    """Solver for one sample to generate; each call of `step` computes the sample's state at the next noise level."""
 
     def step(self, answer: Tensor, state: Tensor) -> Tensor:
-        """Returns the next state of the sample.
+        """Returns the state of the sample at the next noise level.
 
         Args:
             answer: Network output (after guidance) for the current state.

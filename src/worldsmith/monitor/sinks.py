@@ -99,8 +99,8 @@ class TensorBoardLog:
 
     Args:
         folder: Folder of the event files.
-        resumed_step: Step at which the run resumes, 0 for a new run. Readers drop points of earlier runs after this
-            step.
+        resumed_step: Step at which the run resumes, 0 for a new run. TensorBoard then hides the points of later steps
+            that were written before the run was resumed.
 
     Raises:
         OSError: If the files cannot be written, as on a full disk; they stay readable.

@@ -30,12 +30,12 @@ class TerminalView:
     """Context manager that shows a progress line: step, loss, tokens/s and remaining time.
 
     In a terminal the line is redrawn in place four times per second, with a second line for the current activity.
-    Elsewhere (file, pipe) a plain line is printed for the first and last step and at intervals. Log records of
-    `worldsmith` and other output appear above the line.
+    If the output is a file or a pipe, a plain line is printed for the first and last step and at intervals. Log records
+    of `worldsmith` and all other output appear above the progress line.
 
     Args:
         total_steps: Number of steps of the run.
-        first_step: Number of steps that were completed before.
+        first_step: Number of steps that were completed before this start of the run.
         console: Console to write to; None: standard output.
         plain_interval: Min seconds between plain lines.
         clock: Returns the time in seconds.

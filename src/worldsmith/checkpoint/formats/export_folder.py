@@ -224,8 +224,8 @@ def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
     """Returns whether two exports are the same, apart from the keys in `IGNORED_KEYS` (files, versions, model card).
 
     Args:
-        present: Content of `worldsmith.json` of the one export.
-        about: Content of `worldsmith.json` of the other.
+        present: Content of `worldsmith.json` of an export on disk.
+        about: Content of `worldsmith.json` of the export to compare with it.
     """
     return {k: v for k, v in present.items() if k not in IGNORED_KEYS} == {
         k: v for k, v in about.items() if k not in IGNORED_KEYS
@@ -312,7 +312,7 @@ def add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
 
 
 def parameters(about: Mapping[str, Any]) -> str:
-    """Returns a phrase for the model card such as " of 2.0 million parameters"; "" if the number is not known.
+    """Returns a phrase for the model card such as " of 2.0 million parameters"; "" if `about` lacks the number.
 
     Args:
         about: Content of the export's `worldsmith.json`.
@@ -328,7 +328,8 @@ def origin(about: Mapping[str, Any], what: str) -> str:
 
     Args:
         about: Content of the export's `worldsmith.json`.
-        what: Noun after "the ema" or "the live": "weights", or "ones" in a sentence that already contains "weights".
+        what: Noun after "the ema", "the live" or "the untrained": "weights", or "ones" in a sentence that already
+            contains "weights".
     """
     source = about["source"]
     run = f" of the run `{source['run']}`" if source["run"] else ""

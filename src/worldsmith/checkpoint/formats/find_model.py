@@ -274,8 +274,8 @@ def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any
 def choose_export_weights(model: StoredModel, _: Path | None, weights: Weights) -> StoredModel:
     """Returns `model`, an export, if it has the requested weights; else raises ValueError.
 
-    The second argument is ignored; it gives this function the signature of `choose_run_weights`. Raises UserError if
-    base weights are given.
+    Raises UserError if `model.base` is set, because an export needs no base weights. The second argument is ignored; it
+    gives this function the signature of `choose_run_weights`.
     """
     if model.base is not None:
         raise needs_no_base(model.folder, "an exported folder contains all weights")

@@ -31,8 +31,8 @@ def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, s
 
     Args:
         frozen: Internal parameter name -> weight, or shape and checksum of a weight that is no longer in memory.
-        dtypes: Internal parameter name -> dtype, such as "bfloat16", to which the weight is rounded first; other
-            weights are not rounded.
+        dtypes: Internal parameter name -> dtype, such as "bfloat16", to which the weight is rounded before it is
+            hashed. Weights that are missing in `dtypes` are not rounded.
     """
     import torch
 

@@ -60,7 +60,7 @@ class Save:
 
 
 def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Peers, *, staged: bool) -> None:
-    """Writes a checkpoint; its folder appears only when complete. Collective over `peers`; works in any thread.
+    """Writes a checkpoint; its folder appears only when complete. Collective over `peers`, in any thread or process.
 
     Args:
         save: Target and metadata.
@@ -190,7 +190,8 @@ def write_positions(folder: Path, positions: list[tuple[int, str | None]]) -> No
 
     Args:
         folder: Folder to create.
-        positions: (data-parallel rank, state as JSON text or None) of every rank; equal ranks have the same state.
+        positions: (data-parallel rank, state as JSON text or None) of every rank. Entries with the same data-parallel
+            rank have the same state; None: no file is written for this rank.
     """
     folder.mkdir()
     for rank, position in positions:
@@ -248,8 +249,8 @@ class WriterProcess:
             peers: Ranks that write the checkpoint together.
 
         Returns:
-            None if this rank had no error. Otherwise the error of this rank, of which the other ranks are not informed:
-            ChildProcessError if the writer process has died (`is_alive` is then False).
+            None if this rank had no error. Otherwise the error of this rank, of which the other ranks are not informed;
+            it is a ChildProcessError if the writer process has died (`is_alive` is then False).
 
         Raises:
             PeerError: If the save failed on all ranks.

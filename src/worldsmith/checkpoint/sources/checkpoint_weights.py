@@ -74,7 +74,7 @@ class CheckpointWeights(WeightSource):
 
         Args:
             tensors: Internal parameter name -> weight, for weights that are already in memory. If one of the frozen
-                weights is missing here, nothing is checked. None: each frozen weight is read from disk for the check.
+                weights is missing here, the check is skipped. None: each frozen weight is read from disk for the check.
         """
         if self.below is None:
             return

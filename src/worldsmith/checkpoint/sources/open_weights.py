@@ -144,7 +144,7 @@ def find_model_folder(root: Path, world: World) -> Path | None:
         world: Ranks that call this function together.
 
     Returns:
-        The DCP folder; None if `root` contains no weights in this format.
+        The DCP folder; None if `root` contains no DCP folder.
     """
     model = own_model_folder(root)
     if model is not None:

@@ -263,10 +263,10 @@ def compare_weights(
 def require_same_network(
     report: LoadReport, source: WeightSource, spec: ModelSpec, keys_to_skip: Sequence[str]
 ) -> NetworkDifference:
-    """Compares the network of weights on disk with that of a model.
+    """Compares the network of weights on disk with that of a model for which they are to be loaded.
 
     Args:
-        report: Report on names and shapes.
+        report: Result of comparing names and shapes of the weights with those of the model.
         source: Weights on disk.
         spec: Name and config of the model.
         keys_to_skip: Substrings of the names of tensors that are not loaded.
@@ -275,7 +275,8 @@ def require_same_network(
         Differences of the network settings.
 
     Raises:
-        UserError: If family, settings, names or shapes differ so that the weights must not be loaded.
+        UserError: If the model family differs, `require_loadable` raises the error, or the network of the model lacks
+            weights that must not be skipped.
     """
     if source.family not in ("", spec.name):
         raise UserError(f"{source.describe} contains a model of the family '{source.family}', expected '{spec.name}'")
@@ -296,10 +297,13 @@ def require_same_network(
 def require_loadable(
     report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequence[str], *, advice: str = ""
 ) -> None:
-    """Raises UserError if weights must not be loaded: missing tensors, other shapes or settings, or unused adapters.
+    """Raises UserError if weights must not be loaded into a model.
+
+    The reasons are missing tensors, shapes or network settings that differ from the model's, and LoRA adapters in the
+    weights that the model would not use.
 
     Args:
-        report: Report on names and shapes.
+        report: Result of comparing names and shapes of the weights with those of the model.
         difference: Differences of the network settings.
         keys_to_skip: Substrings of the names of tensors that are not loaded.
         advice: Sentence with the fix for network settings that differ.

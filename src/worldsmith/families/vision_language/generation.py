@@ -39,7 +39,7 @@ def generate_tokens(
         max_new_tokens: Max number of generated tokens per prompt.
         device: Device of the network.
         decoding: Settings of token selection.
-        seeds: Seed of each prompt; used only if tokens are sampled (`decoding.temperature` above 0).
+        seeds: Seed of each prompt, required if tokens are sampled (`decoding.temperature` above 0); (): no seeds.
 
     Returns:
         Token ids of each answer, without padding.
@@ -80,7 +80,7 @@ class GumbelSampling:
     on the rest of the batch.
 
     Args:
-        decoding: Settings of the sampling; temperature (above 0) and top-p are used.
+        decoding: Settings of token selection, of which temperature (above 0) and top-p are used.
         seeds: Seed of the noise of each row.
     """
 

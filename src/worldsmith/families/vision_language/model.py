@@ -72,15 +72,18 @@ class VisionLanguageModel(Model):
             check_device(self.policy.attn_implementation, device)
 
         def shapes(self) -> Shapes | None:
-            """Returns parameter shapes by name, from config.json if available, else as in the released model.
+            """Returns parameter shapes by name, from config.json if it is on this machine.
 
-            None if neither is available or the model type is not supported.
+            If it is not, the shapes of the released model `model_name` are returned. None if there is no such released
+            model, or the model type is not supported.
             """
             found = find_config(self.policy.backbone.model_name)
             return None if found is None else parameter_shapes(found)
 
         def describe_network(self) -> str:
-            """Returns text with the backbone's model type and whether config.json or a release determines it.
+            """Returns text with the backbone's model type: read from config.json, or assumed to be that of the released model.
+
+            If neither is available, the text states that the network is not known before the run starts.
 
             Raises:
                 ValueError: If the network cannot be trained, or its config.json cannot be read.
@@ -118,7 +121,7 @@ class VisionLanguageModel(Model):
         """The local model folder: config.json, tokenizer, chat template, preprocessor files; downloaded if needed.
 
         Raises:
-            FileNotFoundError: If it is neither on this machine nor available on the hub.
+            FileNotFoundError: If the folder is neither on this machine nor available on the hub.
             ValueError: If `model_name` is empty.
         """
         field = "model.config.policy.backbone.model_name"
@@ -188,7 +191,7 @@ class VisionLanguageModel(Model):
             pad_token: Id of the padding token.
             max_new_tokens: Max number of generated tokens per prompt.
             decoding: Settings of token selection.
-            seeds: Seed of each prompt; used only if tokens are sampled (`decoding.temperature` above 0).
+            seeds: Seed of each prompt, required if tokens are sampled (`decoding.temperature` above 0); (): no seeds.
 
         Returns:
             Token ids of each answer, without padding.
@@ -207,7 +210,9 @@ class VisionLanguageModel(Model):
         )
 
     def read(self, sample: Conversation, *, normalize: Callable[[Tensor, str], Tensor]) -> None:
-        """Runs one forward pass over a conversation for its forward hooks, such as calibration; discards the output.
+        """Runs a forward pass over a conversation so that forward hooks of the network run; discards the output.
+
+        Calibration records the inputs of layers with such hooks.
 
         Args:
             sample: The conversation.
@@ -232,7 +237,7 @@ class VisionLanguageModel(Model):
         return used if used == self.config.policy.attn_implementation else f"{used}, the best available here"
 
     def describe_batches(self) -> str:
-        """Returns text on the batch layout: packed into one row, or padded, with the reason why it is not packed."""
+        """Returns the batch layout as text: all samples in one row, or one padded row per sample and the reason for it."""
         from worldsmith.families.vision_language.network.backbone import find_packing_obstacle
 
         if self.packs:

@@ -144,17 +144,21 @@ def preprocessor_files(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def published_config(name: str) -> dict[str, Any] | None:
-    """Returns the config.json content of the released model with this hub name; None if the name is unknown."""
+    """Returns the config.json content of the released model with the hub name `name`; None if the name is unknown."""
     hub = hub_name(name)
     size = None if hub is None or hub.inner else PUBLISHED.get(hub.repo)
     return None if size is None else copy.deepcopy(SIZES[size])
 
 
 def find_config(name: str) -> dict[str, Any] | None:
-    """Returns the config.json content of a model folder or hub repository, without downloads; None if not available.
+    """Returns the config.json content of a model folder or hub repository, without downloads.
 
     Args:
-        name: Folder, or hub name; an uncached repository is looked up in the table of released models.
+        name: Folder, or hub name; a repository that is not in the Hugging Face cache is looked up in the table of
+            released models.
+
+    Returns:
+        The content; None if the folder has no config.json, or the repository is neither cached nor in the table.
 
     Raises:
         UserError: If config.json cannot be read or has implausible sizes.

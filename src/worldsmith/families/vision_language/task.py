@@ -87,7 +87,10 @@ class VisionLanguageTask(Task):
         return BatchLoss(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
 
     def padding(self, batch: Sequence[ChatSample]) -> int:
-        """Returns the number of padding tokens of a batch: 0 if packed; else rows are as long as the longest sample."""
+        """Returns the number of padding tokens of a batch; 0 if its samples are packed into one row.
+
+        Without packing, each row is padded to the length of the longest sample.
+        """
         lengths = [sample.num_tokens for sample in batch]
         return 0 if self.model.packs else len(lengths) * max(lengths) - sum(lengths)
 
@@ -147,7 +150,9 @@ class VisionLanguageTask(Task):
 
 
 class FirstGradients:
-    """Checks once per trained component of a network that its first gradient is finite and not zero.
+    """Checks that the first gradient of each trained component of a network is finite and not zero.
+
+    Components are "vision", "projector" and "language" (`backbone_part`); each is checked in the first step that uses it.
 
     Args:
         network: The network.

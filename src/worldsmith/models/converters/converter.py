@@ -33,8 +33,8 @@ class Converter(Configurable, ABC):
     Examples are float8 matmuls and quantized base weights; a config lists converters, which run in order.
 
     Parameters keep their names and shapes, so that checkpoints and exports are those of the unconverted network: a
-    module that wraps a layer stores it as `base_layer`, a component that is removed from parameter names. All other
-    content of a new module must follow from its config, because checkpoints do not store it. Buffers of new modules
+    module that wraps a layer stores it as `base_layer`, a component that is removed from parameter names. Everything
+    else in a new module must follow from the config of the converter, because checkpoints do not store it. Buffers of new modules
     are allocated, but not initialized.
     """
 
@@ -86,10 +86,13 @@ class Conversion:
     """Bytes of the quantized weights."""
 
     def describe(self, bytes_per_number: int) -> str:
-        """Returns a sentence on the conversion and the saved memory for messages: "Float8: 4 layers (4 × to_q)".
+        """Returns a line for messages: converter, number of changed layers, and how often each name occurs among them.
+
+        Example: "Float8: 4 layers (2 × to_q, 2 × to_k)". If weights were quantized, "; their weights take 1.50 MiB
+        instead of 4.00 MiB" follows.
 
         Args:
-            bytes_per_number: Bytes per element of an unconverted weight.
+            bytes_per_number: Bytes per element of a weight that is not quantized.
         """
         kinds = Counter(LEAF.search(path)[0] for path in self.paths)  # type: ignore[index]
         listing = ", ".join(f"{number} × {leaf}" for leaf, number in kinds.items())
@@ -105,7 +108,7 @@ class Conversion:
 def convert_network(
     network: nn.Module, find_parts: Callable[[], NetworkParts], converters: Sequence[Converter.Config]
 ) -> list[Conversion]:
-    """Applies converters to a network in place, in their order.
+    """Applies converters to a network in place, in the order of `converters`.
 
     Args:
         network: Network of a model, on the meta device.
@@ -179,13 +182,13 @@ def quantized_layers(network: nn.Module) -> dict[str, QuantizedLayer]:
 
 
 def linear_layers(network: nn.Module, parts: NetworkParts, leave_out: Sequence[str]) -> dict[str, nn.Linear]:
-    """Returns the `nn.Linear` modules in the network's repeated layers by path, for a converter.
+    """Returns the `nn.Linear` modules in the repeated layers (`parts.layers`) of a network by path, for a converter.
 
     Modules of another class, such as converted ones, and `full_precision` modules are excluded.
 
     Args:
         network: The network.
-        parts: Its module structure.
+        parts: Module structure of the network.
         leave_out: Layers whose path contains one of these strings are excluded.
 
     Raises:

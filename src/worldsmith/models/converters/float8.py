@@ -25,8 +25,9 @@ CAPABILITY = (8, 9)
 class Float8(Converter):
     """Computes the matmuls of linear layers, forward and backward, in float8; weights keep their dtype.
 
-    - Converts all linear layers in repeated layers whose sizes are multiples of 16; with adapters, their base layers.
-    - Faster on GPUs with float8 matmuls, for large layers, and only with compile.enabled.
+    - Converts the linear layers in the repeated layers of the network, if input and output size are multiples of 16.
+    - Adapters are not converted, but the base layers that they adapt are.
+    - Training is faster only on GPUs with float8 matmuls, with large layers and compile.enabled.
     """
 
     class Config(Converter.Config):

@@ -56,7 +56,7 @@ class QuantizedLinear(nn.Linear, QuantizedLayer):
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Returns the dequantized weight [out, in] in `dtype`.
 
-        Same values as `dequantize` of compressed-tensors, which torch.compile does not support.
+        The values are those of `dequantize` of compressed-tensors, a function that torch.compile does not support.
         """
         shape = torch.Size((len(self.packed), self.block))
         levels = self.packed if self.bits == 8 else unpack_from_int32(self.packed, self.bits, shape)

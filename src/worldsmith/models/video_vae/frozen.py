@@ -82,7 +82,7 @@ class FrozenVAE(Configurable):
         return self.model
 
     def release(self) -> bool:
-        """Frees the weights until they are used again; returns False if they were not loaded."""
+        """Frees the weights, which are loaded again on the next use; returns whether weights were loaded before."""
         return vars(self).pop("model", None) is not None
 
 
@@ -118,7 +118,7 @@ def keep_freed_memory() -> bool:
     third of the time in which a narrow VAE encodes a clip on a CPU.
 
     Returns:
-        False if the C library has no such setting.
+        Whether the setting took effect; False if the C library does not support it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and mallopt(MMAP_MAX, 0) == 1 and mallopt(TRIM_THRESHOLD, MOST) == 1

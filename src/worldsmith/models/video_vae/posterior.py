@@ -94,7 +94,7 @@ class PosteriorVAE(FrozenVAE):
 
     @property
     def library_model(self) -> Any:
-        """Diffusers VAE for an exported pipeline: its config contains the `scaling_factor` of this object."""
+        """Diffusers VAE for an exported pipeline; its `scaling_factor` is set in place to that of this object."""
         self.model.register_to_config(scaling_factor=self.scaling_factor)
         return self.model
 

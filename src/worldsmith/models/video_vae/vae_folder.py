@@ -105,7 +105,7 @@ def require_vae_folder(name: str, class_name: str) -> None:
 
 
 def find_vae_within(path: Path, class_name: str) -> Path:
-    """Returns `path` or its subfolder `vae`, whichever has the diffusers class. Raises ValueError if neither has it."""
+    """Returns `path` if it contains a VAE of the diffusers class, else its subfolder `vae`; ValueError if both lack it."""
     for folder in (path, path / SUBFOLDER):
         if holds_vae(folder, class_name):
             return folder

@@ -126,7 +126,7 @@ class WanVAE(FrozenVAE):
         return self.encode_pixels(video)
 
     def encode_first_frame(self, image: Tensor, frames: int) -> Tensor:
-        """Encodes an image as a clip that starts with it and is gray afterwards.
+        """Encodes a clip whose first frame is `image` and whose other frames are gray.
 
         Args:
             image: uint8 [3, 1, H, W].

@@ -76,7 +76,7 @@ def find_vae(name: str) -> Path:
         name: Value of `vae_path`.
 
     Raises:
-        FileNotFoundError: If the folder does not exist; a `.pth` file is not checked.
+        FileNotFoundError: If the folder does not exist; the existence of a `.pth` file is not checked.
     """
     if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
         return local_path(name)
@@ -168,13 +168,13 @@ def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, devic
 
     Args:
         source: A diffusers folder or a `.pth` file.
-        settings: Its config, from `read_vae_config`.
+        settings: Config of the VAE, from `read_vae_config`.
         dtype: Dtype of the weights.
         device: Device of the weights.
 
     Raises:
         FileNotFoundError: If the `.pth` file does not exist.
-        ValueError: If it is damaged or does not match the config.
+        ValueError: If the `.pth` file is damaged or does not match the config.
     """
     import torch
     from diffusers import AutoencoderKLWan

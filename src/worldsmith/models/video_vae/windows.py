@@ -51,7 +51,7 @@ def encode_window(encoder: nn.Module, frames: Tensor, caches: Caches) -> tuple[T
     Args:
         encoder: Encoder of an `AutoencoderKLWan`.
         frames: Pixels of the tile, [1, C, T, H, W].
-        caches: Last input frames of each causal convolution from the previous tile.
+        caches: Last input frames of each causal convolution from the previous tile; None each for the first tile.
 
     Returns:
         Encoder output of the tile [1, 2·z_dim, t, h, w], and the caches for the next tile.
@@ -85,7 +85,10 @@ def encode_in_windows(model: Any, video: Tensor, *, window: int, run: EncodeWind
 
 
 class CompiledEncoder:
-    """Callable that compiles `encode_window` once per input shape; beyond a max number of shapes it runs uncompiled."""
+    """Callable that compiles `encode_window` for each of the first `MOST_COMPILED_SHAPES` input shapes.
+
+    For other shapes `encode_window` runs uncompiled.
+    """
 
     def __init__(self, backend: str) -> None:
         self.backend = backend

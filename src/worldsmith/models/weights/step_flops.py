@@ -33,7 +33,8 @@ class StepFlops:
 class MatmulCounter:
     """Counts the matmul FLOPs of a network; a model family calls its methods in the order of the forward pass.
 
-    Each method returns whether its output carries gradients, which is the `needs_input` of the next layer.
+    The methods add to `flops`. Each returns whether the output of the counted operation carries gradients, which is the
+    `needs_input` of the next layer.
 
     Args:
         parameters: Parameters by internal parameter name; they may be on the meta device.
@@ -62,7 +63,7 @@ class MatmulCounter:
         return output | (f"{path}.bias" in self.trained)
 
     def product(self, weight: str, tokens: int, needs_input: bool, *, share: int = 1) -> bool:
-        """Counts the matmul x·Wᵀ and the matmuls of the gradients that it needs.
+        """Counts the matmul x·Wᵀ and, in the backward pass, those of the gradients of x and W that are needed.
 
         Args:
             weight: Internal parameter name of W [out, in].

@@ -43,14 +43,16 @@ Table = dict[str, Weight]
 
 
 def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Table | None:
-    """Computes the weight table of a run from its model config, without building the network.
+    """Computes shape and training state of each parameter from a model config, without building the network.
 
     Args:
         config: Config of the model.
-        keys_to_select: Substrings of the names of trained parameters (`optimizer.keys_to_select`); empty: all.
+        keys_to_select: Substrings of parameter names (`optimizer.keys_to_select`); only parameters that contain one and
+            are not frozen by the config are trained. (): all that are not frozen.
 
     Returns:
-        Weights by internal parameter name, adapters included. None if the network must be built to know them.
+        `Weight` of each parameter by internal parameter name, including LoRA adapters. None if the shapes are known only
+        once the network is built.
 
     Raises:
         ValueError: If a LoRA target or a freeze pattern of the config matches nothing.
@@ -100,7 +102,7 @@ def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Ta
 
 
 def table_of(model: Model) -> Table:
-    """Returns the weight table of a built model: each parameter's shape and training state.
+    """Returns shape and training state of each parameter of a built model, by internal parameter name.
 
     Call it after `requires_grad` was set. The network may be on the meta device or sharded; shapes are
     those of the complete parameters.
@@ -121,5 +123,5 @@ def table_of(model: Model) -> Table:
 
 
 def counts(table: Mapping[str, Weight]) -> tuple[int, int]:
-    """Returns (number of elements of all parameters, number of elements of the trained parameters)."""
+    """Returns (number of elements of all parameters, number of elements of the trained parameters) in `table`."""
     return sum(w.numbers for w in table.values()), sum(w.numbers for w in table.values() if w.trained)

@@ -133,7 +133,7 @@ def sort_numbered_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def find_chart(metric: str) -> str:
-    """Returns the key in `CHARTS` of the chart that shows a metric; else the part of its name before the last "/"."""
+    """Returns the key in `CHARTS` of the chart that shows a metric; else the metric's name up to the last "/"."""
     for name, chart in CHARTS.items():
         if re.fullmatch(chart.figures, metric):
             return name

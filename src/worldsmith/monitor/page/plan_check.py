@@ -44,7 +44,7 @@ class Check:
 
     @property
     def ratio(self) -> float | None:
-        """Measured value divided by the nearer end of the planned range; 1 within it; None if not measured."""
+        """Measured value divided by the nearer end of the planned range; 1 within it; None if either is unknown."""
         if self.measured is None or self.low <= 0:
             return None
         return self.measured / min(max(self.measured, self.low), self.high)

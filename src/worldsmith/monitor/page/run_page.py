@@ -71,8 +71,8 @@ def write_page(folder: Path, *, known: Mapping[str, Any] | None = None) -> Path:
 
     Args:
         folder: Run folder.
-        known: Facts of the running process that override `status.json`, such as "state" and "step"; None: only the
-            files are used.
+        known: Values by name, such as "state" and "step", that replace those in `status.json`; given by the process
+            that trains the run. None: only the files are used.
 
     Raises:
         UserError: If `folder` is not a run folder.
@@ -173,7 +173,7 @@ def format_start(text: Any) -> str:
 
 
 def samples_section(rows: Sequence[PromptSamples], *, more: int = 0) -> Section:
-    """Renders the section on samples.
+    """Renders the report section with the samples that a run has generated.
 
     Args:
         rows: Samples of each prompt.
@@ -265,7 +265,7 @@ def fact(name: str, value: str, note: str = "") -> dict[str, str]:
 
 
 def data_section(run: RunFiles) -> Section:
-    """Renders the section on data: numbers of read and skipped samples, and quarantined samples."""
+    """Renders the report section on the data: numbers of read and skipped samples, and quarantined samples."""
     latest = run.metrics.latest
     counts = {
         kind: {
@@ -294,7 +294,7 @@ def named_counts(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_section(run: RunFiles) -> Section:
-    """Renders the section that compares the plan with measurements."""
+    """Renders the report section that compares the values planned by `worldsmith plan` with measured values."""
     checks, planned = plan_checks(run), list(list_phases(run.plan))
     gpus, gpu = run.plan.get("gpus"), lookup(run.plan, "gpu.name")
     held = next((check.measured for check in checks if check.kind == "memory"), None)
@@ -315,7 +315,7 @@ def plan_section(run: RunFiles) -> Section:
 
 
 def thinned_note(run: RunFiles) -> str:
-    """Returns the note about downsampled curves; "" without such curves."""
+    """Returns the sentences that explain downsampled curves; "" if no curve is downsampled."""
     thinned = [series for series in run.metrics.series.values() if series.thinned]
     if not thinned:
         return ""

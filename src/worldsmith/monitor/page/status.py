@@ -89,8 +89,8 @@ def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status
 
     Args:
         run: Files of the run.
-        known: Facts of the running process that override `status.json`, such as "state" and "step"; None: only the
-            files are used.
+        known: Values by name, such as "state" and "step", that replace those in `status.json`; given by the process
+            that trains the run. None: only the files are used.
     """
     recorded = {**run.status, **(known or {})}
     max_iter = find_first_integer(recorded.get("max_iter"), find_first_integer(lookup(run.config, "trainer.max_iter")))
@@ -122,7 +122,7 @@ def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status
 
 
 def infer_state(run: RunFiles, step: int | None, max_iter: int | None) -> str:
-    """Infers the state of a run that has not recorded it: "running", "finished" or "ended"."""
+    """Infers the state of a run whose `status.json` has no valid state: "running", "finished" or "ended"."""
     if in_use(run.folder) is not None:
         return "running"
     return "finished" if step is not None and max_iter is not None and step >= max_iter else "ended"

@@ -98,7 +98,7 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
 def transformers_errors(folder: Path) -> Iterator[None]:
     """Context manager: converts errors while transformers builds a network to a ValueError that names config.json.
 
-    `folder` contains that config.json. Errors that name a file already, and out-of-memory errors, are not converted.
+    `folder` contains that config.json. Out-of-memory errors and errors that already name a file are not converted.
     """
     try:
         yield
@@ -152,7 +152,7 @@ def decoder_of(network: Any) -> Any:
 
 
 def find_packing_obstacle(network: Any) -> str | None:
-    """Returns the reason why samples cannot be packed into one row of this network; None if they can."""
+    """Returns the reason why `network` cannot process several samples in one row (packing); None if it can."""
     model_type = network.config.model_type
     return None if model_type in PACKABLE else f"it is unknown whether {model_type} separates samples in one row"
 
@@ -161,7 +161,7 @@ def find_packing_obstacle(network: Any) -> str | None:
 def initialize_backbone(network: Any, seed: int, names: Collection[str] | None = None) -> None:
     """Initializes parameters in place, sharded or not; one complete tensor exists at a time, in host RAM.
 
-    A value depends only on the seed and the parameter's name.
+    The value of a parameter depends only on `seed` and the parameter's name.
 
     Args:
         network: The transformers model.
@@ -181,7 +181,7 @@ def initial_backbone_value(network: Any, name: str, parameter_path: str, seed: i
 
     Args:
         network: The transformers model.
-        name: Internal parameter name; value and seed depend on it.
+        name: Internal parameter name, which determines the random seed together with `seed`.
         parameter_path: Name of the parameter in `network.named_parameters()`.
         seed: Seed of the run.
 
@@ -211,7 +211,10 @@ def initial_backbone_value(network: Any, name: str, parameter_path: str, seed: i
 
 
 def owning_model(network: Any, path: str) -> Any:
-    """Returns the innermost PreTrainedModel with the module `path`; its `_init_weights` initializes that module."""
+    """Returns the innermost PreTrainedModel in `network` that contains the module `path`.
+
+    The `_init_weights` of that model initializes the module.
+    """
     while path and not isinstance(network.get_submodule(path), PreTrainedModel):
         path = path.rpartition(".")[0]
     return network.get_submodule(path)
@@ -238,7 +241,10 @@ def compute_buffers(network: Any) -> None:
 
 
 class skip_initialization:  # noqa: N801 (a context manager)
-    """Context manager: within the block, transformers does not initialize `tensors`; None entries are ignored."""
+    """Context manager: within the block, transformers does not initialize the tensors in the iterable `tensors`.
+
+    Items of `tensors` that are None are ignored.
+    """
 
     def __init__(self, tensors: Any) -> None:
         self.tensors = [tensor for tensor in tensors if tensor is not None]

@@ -68,7 +68,7 @@ class Inputs:
 def loss_of(network: Any, inputs: Inputs, loss: Callable[[Tensor, Tensor, Head], Tensor]) -> Tensor:
     """Computes a loss over the supervised tokens of a batch, and returns it.
 
-    `make_network` binds this function to the network as a method, so that FSDP all-gathers the weights for the call.
+    `make_network` binds this function to the network as a method, so that FSDP all-gathers the weights for each call.
 
     Args:
         network: The transformers model.
@@ -102,9 +102,9 @@ def hidden_states(network: Any, inputs: Inputs) -> Tensor:
 
 
 def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWithPooling]:
-    """Returns the outputs of the vision encoder for "image" and "video", from one call for both.
+    """Returns the outputs of the vision encoder by "image" and "video"; one call of the encoder computes both.
 
-    All ranks must make the same number of calls, because the weights are sharded.
+    All ranks must call the encoder equally often, because its weights are sharded.
     """
     encoded = network.model.visual(inputs.patches, grid_thw=inputs.grids, return_dict=True, **inputs.vision)
     features: dict[str, BaseModelOutputWithPooling] = {}
@@ -328,7 +328,9 @@ def make_mask(
     allow_is_causal_skip: bool = True,
     **settings: Any,
 ) -> Tensor | None:
-    """Returns the mask for transformers' sdpa; None for a packed row of causal samples, which `attend` separates.
+    """Returns the attention mask for transformers' sdpa; None for a packed row of causal samples.
+
+    `attend` separates the samples of a packed row without a mask.
 
     The arguments are those of transformers' `sdpa_mask`.
     """

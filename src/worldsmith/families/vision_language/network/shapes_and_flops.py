@@ -100,7 +100,10 @@ class VisionLanguageStepCounter(MatmulCounter):
         self.patches = sum(rows * columns for rows, columns in frames)
 
     def count(self) -> StepFlops:
-        """Returns the FLOPs of a complete training step; call it only once, because the counts accumulate."""
+        """Returns the FLOPs of a training step.
+
+        Call it only once per object, because a second call would add the same FLOPs to the counts again.
+        """
         levels = self.count_vision_encoder() if self.frames else [False]
         stream = self.is_trained(f"{self.root}.embed_tokens") | levels[0]
         for index in range(self.text.num_hidden_layers):
@@ -202,9 +205,14 @@ class VisionLanguageStepCounter(MatmulCounter):
         return self.linear(f"{path}.down_proj", tokens, inner)
 
     def count_experts(self, path: str, stream: bool) -> bool:
-        """Adds the FLOPs of the mixture-of-experts layer at the module path `path`.
+        """Adds the FLOPs of a mixture-of-experts layer.
 
-        `stream` states whether its input carries gradients; returns whether its output does.
+        Args:
+            path: Module path of the layer.
+            stream: Whether its input carries gradients.
+
+        Returns:
+            Whether its output carries gradients.
         """
         tokens, active_experts = sum(self.lengths), self.text.num_experts_per_tok
         routed = self.product(f"{path}.gate.weight", tokens, stream)

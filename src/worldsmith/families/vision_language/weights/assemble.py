@@ -48,26 +48,27 @@ def assemble(
 ) -> list[str]:
     """Writes a Qwen3-VL model folder with the language model of a video generator (Cosmos3) and a vision tower.
 
-    The source of each tensor is recorded in `tensor_origins.json`. The folder is read again before it appears at `out`.
+    The source of each tensor is recorded in `tensor_origins.json`. The written vision tower is compared with its source before the
+    folder is moved to `out`.
 
     Args:
         path: Weights of the generator, in any format that `open_weights` accepts.
         out: The new model folder.
-        base: Qwen3-VL folder that provides config, tokenizer, chat template, preprocessor settings, and the vision
-            tower if the generator has none; None: the released model of the language model's size.
-        tower: Source of the vision tower, instead of the generator's own.
+        base: Qwen3-VL folder that provides config, tokenizer, chat template and preprocessor settings; None: the
+            released model of the language model's size.
+        tower: Source of the vision tower; None: that of the generator, or of `base` if the generator has none.
         dtype: Dtype of the weights; "stored": that of each tensor in its source.
-        force: Whether an earlier conversion is replaced.
+        force: Whether an earlier export in `out` is replaced; False: FileExistsError is raised if there is one.
         max_shard_size: Max bytes of a safetensors file.
 
     Returns:
         Lines for the user that state the sources of the weights.
 
     Raises:
-        FileNotFoundError: If there are no weights.
+        FileNotFoundError: If no weights are found.
         UserError: If tensors are missing or unexpected, the two models do not fit, or the written tower differs from
             its source.
-        FileExistsError: If `out` must not be replaced.
+        FileExistsError: If `out` contains other files than an export, or an export and `force` is False.
     """
     out = Path(out)
     require_place(out, CONFIG)
@@ -109,7 +110,7 @@ def find_released_base(source: WeightSource) -> str:
     """Returns the hub name of the released Qwen3-VL whose vision tower fits the language model in `source`.
 
     Raises:
-        UserError: If no released model has its hidden size.
+        UserError: If no released model has the hidden size of the language model.
     """
     width = source.settings.get("hidden_size")
     if width not in STOCK:
@@ -135,7 +136,7 @@ def spec_of(folder: Path) -> ModelSpec:
 
 
 def require_tied(source: WeightSource, language: Mapping[str, str]) -> None:
-    """Raises UserError if LM head and token embedding differ in `source`, although the model folder ties them.
+    """Raises UserError if LM head and token embedding differ in `source`, but must be equal in the model folder.
 
     `language` maps tensor names of the model folder to names in `source`.
     """

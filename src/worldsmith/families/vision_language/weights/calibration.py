@@ -37,7 +37,7 @@ def watch_inputs(
     Args:
         network: The network.
         layers: Module paths of the layers.
-        moments_of: Layers whose sum of x xᵀ is recorded too.
+        moments_of: Layers for which also the sum of x xᵀ over the inputs x is recorded, for GPTQ; (): none.
     """
     seen, modules = InputStatistics(), dict(network.named_modules())
 
@@ -64,11 +64,11 @@ def watch_inputs(
 def round_columns(
     weight: Tensor, moments: Tensor, nearest: Callable[[Tensor, int], Tensor], *, block: int = BLOCK
 ) -> Tensor:
-    """Rounds a weight by GPTQ, so that the outputs for the observed inputs x change little.
+    """Rounds a weight by GPTQ, so that the outputs of its layer for the inputs x seen in calibration change little.
 
     Args:
         weight: float32 [out, in].
-        moments: The sum of x xᵀ, float32 [in, in].
+        moments: Sum of x xᵀ over the inputs x, float32 [in, in].
         nearest: Rounds one column: called with the column [out] and its index, returns [out].
         block: Number of columns whose errors are propagated together.
 

@@ -64,8 +64,9 @@ class WeightConversion:
             keys: Names of the stored tensors.
 
         Returns:
-            Two dicts by weight name in the network: the tensor name in the folder, for weights that are stored
-            unchanged; the names of the stored tensors and the function that converts them, for the other weights.
+            Two dicts by weight name in the network. The first has the weights that are stored unchanged: the tensor
+            name in the folder. The second has the converted weights: the names of the stored tensors, and the function
+            that converts them.
         """
         from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
@@ -97,7 +98,8 @@ class WeightConversion:
 
         Args:
             name: Name of the weight.
-            first: Name of the first weight that `converter` builds from these tensors; it builds all of them at once.
+            first: Name of the first weight that `converter` builds from `parts`. The converter builds several weights
+                in one call, of which the weight `name` is returned.
             patterns: Name of each stored tensor → its source pattern in `converter`.
             converter: `WeightConverter` of transformers.
             parts: The stored tensors by name.
@@ -110,7 +112,7 @@ class WeightConversion:
         return made
 
     def write(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Converts weights of the network to tensors of a model folder; both dicts are by tensor name."""
+        """Converts weights, by parameter name in the network, to tensors of a model folder, by tensor name."""
         from transformers.core_model_loading import revert_weight_conversion
 
         if not self.model._weight_conversions:
@@ -125,7 +127,7 @@ def conversion_of(text: str) -> WeightConversion:
 
 
 def find_conversion(config: Mapping[str, Any]) -> WeightConversion:
-    """Returns the cached weight conversion for model folders with this config.json content."""
+    """Returns the weight conversion for model folders with the config.json content `config`; cached per content."""
     return conversion_of(json.dumps(config, sort_keys=True))
 
 
@@ -133,7 +135,7 @@ class FolderWeights(WeightSource):
     """Weight source that provides the weights of a network under the tensor names and shapes of its model folder.
 
     Args:
-        source: Weights with the names of the network.
+        source: Weights with the parameter names of the network.
         conversion: Conversion between network and folder.
 
     Raises:

@@ -171,7 +171,7 @@ def is_quantized(folder: Path) -> bool:
 
 
 def unexpected_patterns(folder: Path) -> list[str]:
-    """Returns regular expressions for stored tensors that the model class in `folder` ignores, such as a tied head."""
+    """Returns regular expressions for stored tensors that the model class of `folder` ignores, such as a tied LM head."""
     from transformers import AutoConfig
 
     config = load_from_folder(AutoConfig, folder)
@@ -195,7 +195,8 @@ def matches_any(name: str, patterns: tuple[str, ...]) -> bool:
 def write_media_limits(media: Mapping[str, Any], folder: Path, model_type: str = "") -> None:
     """Writes the image and video limits of a run into the preprocessor files of its export.
 
-    Missing files are not created, except for the video file where transformers would apply the limits of images.
+    Preprocessor files that are missing are not created. Exception: video_preprocessor_config.json, if the limits of
+    videos apply to one frame (`BY_FRAME`), since transformers would then use the limits of images for videos.
 
     Args:
         media: Section `dataloader_train.processor.media` of the run's config, as plain data.
@@ -240,7 +241,8 @@ def for_videos(
 ) -> dict[str, Any]:
     """Returns the video settings of a preprocessor file with the limits of a run.
 
-    A fixed number of frames is both min and max, because it cannot be combined with a frame rate.
+    A fixed number of frames (`nframes`) is stored as both min and max, since a preprocessor file cannot contain it
+    together with a frame rate.
 
     Args:
         stated: Settings in the file.
@@ -273,7 +275,7 @@ def for_videos(
 
 
 def with_size(stated: dict[str, Any], min_pixels: int | None, max_pixels: int | None) -> dict[str, Any]:
-    """Returns preprocessor settings with other pixel limits, always stored under `size`.
+    """Returns a copy of preprocessor settings with changed pixel limits, which are stored under `size`.
 
     Args:
         stated: Settings in the file; older files state the limits outside of `size`.

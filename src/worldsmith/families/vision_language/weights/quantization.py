@@ -51,7 +51,8 @@ MIN_QUANTIZED = 0.5
 class Quantization:
     """Quantization scheme for the linear layers of a transformers network.
 
-    The scale of a group is chosen so that its largest absolute weight is just representable.
+    Weights that share a scale form a group, such as consecutive weights of a row. The scale of a group is chosen so
+    that the largest absolute weight of the group is just representable.
 
     Args:
         scheme: Name of a preset scheme of compressed-tensors.
@@ -115,8 +116,8 @@ class Quantization:
 
         Args:
             weight: [outputs, inputs].
-            largest: Largest absolute weight of all layers that share a global scale with this one.
-            largest_input: Largest absolute activation that was observed; None if the scheme does not need it.
+            largest: Largest absolute weight of all layers that share a global scale with the layer, as a scalar or [1].
+            largest_input: Largest absolute input of the layer in calibration; None if the scheme does not need it.
             moments: Sum of x xᵀ over the inputs x, for GPTQ; None: each weight is rounded to the nearest value.
         """
         from compressed_tensors.compressors import BaseCompressor
@@ -242,7 +243,10 @@ class QuantizedWeights(WeightSource):
         return self.source.read(f"{layer}.weight", average=self.average).float()
 
     def largest_of_group(self, layer: str) -> Tensor:
-        """Returns the largest absolute weight of all layers that share a global scale with `layer`."""
+        """Returns the largest absolute weight of all layers that share a global scale with `layer`, including `layer`.
+
+        Without global scales in the scheme, the result is 1.
+        """
         if not self.quantization.has_global_scale:
             return torch.ones(1)
         near = layers_with_same_input(layer, self.quantization.layers)
@@ -253,7 +257,10 @@ class QuantizedWeights(WeightSource):
 
 
 def layers_with_same_input(layer: str, layers: Collection[str]) -> list[str]:
-    """Returns the `layers` with the same input as `layer` (such as q_proj, k_proj and v_proj), including itself."""
+    """Returns those of `layers` that have the same input as `layer`, such as q_proj, k_proj and v_proj.
+
+    `layer` is one of them.
+    """
     before, _, name = layer.rpartition(".")
     group = next((names for names in TOGETHER if name in names), (name,))
     return [path for path in (f"{before}.{other}" for other in group) if path in layers]
