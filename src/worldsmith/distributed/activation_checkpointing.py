@@ -160,7 +160,7 @@ class SavedOps:
         return create_selective_checkpoint_contexts(self)
 
     def report_unused(self) -> None:
-        """Logs a warning about patterns that match none of the operators that have run; only the first call has an effect.
+        """Logs a warning about patterns that match none of the operators that have run, at the first call only.
 
         Raises:
             ValueError: If no pattern matches an operator.

@@ -83,7 +83,7 @@ class SharedStream:
 
 
 class AllToAll(torch.autograd.Function):
-    """Differentiable all-to-all of blocks [ranks, …]: block i goes to rank i. Backward is an all-to-all of gradients."""
+    """Differentiable all-to-all of blocks [ranks, …]: block i goes to rank i. Backward is an all-to-all, too."""
 
     @staticmethod
     def forward(ctx: Any, blocks: Tensor, group: dist.ProcessGroup) -> Tensor:

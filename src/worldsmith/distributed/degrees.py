@@ -17,8 +17,8 @@ PARALLELISM = "model.config.parallelism"
 class Degrees:
     """Parallelism degrees of a run, with replicate × shard × context ranks.
 
-    Every `context` consecutive ranks process the same packed batches, so the data has replicate × shard shards. The weights are
-    sharded over the shard × context ranks of a replica.
+    Every `context` consecutive ranks process the same packed batches, so the data has replicate × shard shards. The
+    weights are sharded over the shard × context ranks of a replica.
     """
 
     replicate: int

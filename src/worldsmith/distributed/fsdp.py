@@ -98,8 +98,9 @@ def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> Non
     Args:
         network: Root module of FSDP, or an unsharded network.
         last: Whether the next backward pass is the last one of the optimizer step.
-        every_pack: Whether the backward pass of every packed batch of the step reduce-scatters gradients, and only the last one all-reduces them over
-            replicas. False: only the last one reduces, and earlier ones accumulate full fp32 gradients on each rank.
+        every_pack: Whether the backward pass of every packed batch of the step reduce-scatters gradients, and only the
+            last one all-reduces them over replicas. False: only the last one reduces, and earlier ones accumulate full
+            fp32 gradients on each rank.
     """
     if isinstance(network, FSDPModule):
         network.set_requires_gradient_sync(last or every_pack)

@@ -17,8 +17,8 @@ file cache, which is included in the usage."""
 def use_expandable_segments() -> None:
     """Makes the CUDA allocator of this process and its child processes use expandable segments, against fragmentation.
 
-    Packed batches have different sizes, which fragments memory in segments of fixed size. The function has no effect after the
-    first allocation on a GPU, or if a variable of `ALLOCATOR_VARIABLES` is set.
+    Packed batches have different sizes, which fragments memory in segments of fixed size. The function has no effect
+    after the first allocation on a GPU, or if a variable of `ALLOCATOR_VARIABLES` is set.
     """
     if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"

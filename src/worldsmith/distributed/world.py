@@ -43,7 +43,7 @@ class World:
 
     @property
     def context_parallel(self) -> int:
-        """Context-parallel degree: number of ranks that process the same packed batches; 1 without context parallelism."""
+        """Context-parallel degree: number of ranks that process the same packed batches; 1: no context parallelism."""
         return 1 if self.context_group is None else self.context_group.size()
 
     @property
@@ -219,7 +219,7 @@ def present_device() -> str:
 
 
 def require_devices(processes: int) -> None:
-    """Raises ValueError if this machine has GPUs, but fewer than `processes`, the number of the run's processes on it."""
+    """Raises ValueError if this machine has GPUs, but fewer than `processes`, the number of processes on it."""
     import torch
 
     count = torch.cuda.device_count()

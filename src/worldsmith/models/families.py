@@ -47,7 +47,7 @@ class Family:
 
 @cache
 def shipped_families() -> dict[str, Family]:
-    """Returns the model families of this package by name, sorted; their task classes, formats and recipes stay unimported."""
+    """Returns the model families of this package by name, sorted; does not import their task classes or formats."""
     package = importlib.import_module(worldsmith.FAMILIES)
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
     modules = [importlib.import_module(f"{worldsmith.FAMILIES}.{name}") for name in names]

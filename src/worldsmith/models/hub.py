@@ -19,7 +19,7 @@ LOOKED = "looked for a local folder"
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """Hub repository, its revision (None: the default branch), and a folder or file in it ("": the repository's root)."""
+    """Hub repository, its revision (None: the default branch), and a folder or file ("": the repository's root)."""
 
     repo: str
     revision: str | None = None

@@ -237,7 +237,7 @@ class Model(Configurable, ABC):
             return replace(self.as_used(), **changed_lora_settings(self))
 
         def as_used(self) -> Self:
-            """Returns a copy of the model config for inference, without converters that only training uses (`training_only`)."""
+            """Returns a copy of the model config for inference, without converters that are `training_only`."""
             return replace(self, converters=[found for found in self.converters if not found.training_only])
 
     config: Config
@@ -313,7 +313,7 @@ class Model(Configurable, ABC):
 
     @property
     def quantized_layers(self) -> Mapping[str, QuantizedLayer]:
-        """Layers with a quantized base weight, by the internal name of that weight; empty without quantizing converters."""
+        """Layers with a quantized base weight, by the internal name of that weight; {} without quantizing converters."""
         return quantized_layers(self.network) if self.conversions else {}
 
     def draw_weights(self, seed: int, names: Collection[str] | None = None) -> None:

@@ -94,7 +94,7 @@ class GenerationDefaults:
 
     @property
     def ends_captions(self) -> bool:
-        """Whether training added a period to plain captions without one; if True, generation does the same to prompts."""
+        """Whether training added a period to plain captions without one; if so, generation adds it to prompts."""
         return True
 
     def image_defaults(self) -> GenerationDefaults:

@@ -81,7 +81,7 @@ class VisionLanguageModel(Model):
             return None if found is None else parameter_shapes(found)
 
         def describe_network(self) -> str:
-            """Returns text with the backbone's model type: read from config.json, or assumed to be that of the released model.
+            """Returns the backbone's model type as text: from config.json, or assumed to be that of the released model.
 
             If neither is available, the text states that the network is not known before the run starts.
 
@@ -237,7 +237,7 @@ class VisionLanguageModel(Model):
         return used if used == self.config.policy.attn_implementation else f"{used}, the best available here"
 
     def describe_batches(self) -> str:
-        """Returns the batch layout as text: all samples in one row, or one padded row per sample and the reason for it."""
+        """Returns the batch layout as text: all samples in one row, or one padded row per sample, with the reason."""
         from worldsmith.families.vision_language.network.backbone import find_packing_obstacle
 
         if self.packs:

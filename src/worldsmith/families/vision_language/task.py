@@ -152,7 +152,8 @@ class VisionLanguageTask(Task):
 class FirstGradients:
     """Checks that the first gradient of each trained component of a network is finite and not zero.
 
-    Components are "vision", "projector" and "language" (`backbone_part`); each is checked in the first step that uses it.
+    Components are "vision", "projector" and "language" (`backbone_part`); each is checked in the first step that uses
+    it.
 
     Args:
         network: The network.

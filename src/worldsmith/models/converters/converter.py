@@ -34,8 +34,8 @@ class Converter(Configurable, ABC):
 
     Parameters keep their names and shapes, so that checkpoints and exports are those of the unconverted network: a
     module that wraps a layer stores it as `base_layer`, a component that is removed from parameter names. Everything
-    else in a new module must follow from the config of the converter, because checkpoints do not store it. Buffers of new modules
-    are allocated, but not initialized.
+    else in a new module must follow from the config of the converter, because checkpoints do not store it. Buffers of
+    new modules are allocated, but not initialized.
     """
 
     class Config(Configurable.Config):

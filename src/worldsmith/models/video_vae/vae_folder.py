@@ -105,7 +105,11 @@ def require_vae_folder(name: str, class_name: str) -> None:
 
 
 def find_vae_within(path: Path, class_name: str) -> Path:
-    """Returns `path` if it contains a VAE of the diffusers class, else its subfolder `vae`; ValueError if both lack it."""
+    """Returns `path` or its subfolder `vae`: the first one that contains a VAE of the given diffusers class.
+
+    Raises:
+        ValueError: If neither contains it.
+    """
     for folder in (path, path / SUBFOLDER):
         if holds_vae(folder, class_name):
             return folder

@@ -51,8 +51,8 @@ def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Ta
             are not frozen by the config are trained. (): all that are not frozen.
 
     Returns:
-        `Weight` of each parameter by internal parameter name, including LoRA adapters. None if the shapes are known only
-        once the network is built.
+        `Weight` of each parameter by internal parameter name, including LoRA adapters. None if the shapes are known
+        only once the network is built.
 
     Raises:
         ValueError: If a LoRA target or a freeze pattern of the config matches nothing.

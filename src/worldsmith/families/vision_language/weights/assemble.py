@@ -48,8 +48,8 @@ def assemble(
 ) -> list[str]:
     """Writes a Qwen3-VL model folder with the language model of a video generator (Cosmos3) and a vision tower.
 
-    The source of each tensor is recorded in `tensor_origins.json`. The written vision tower is compared with its source before the
-    folder is moved to `out`.
+    The source of each tensor is recorded in `tensor_origins.json`. The written vision tower is compared with its source
+    before the folder is moved to `out`.
 
     Args:
         path: Weights of the generator, in any format that `open_weights` accepts.

@@ -171,7 +171,7 @@ def is_quantized(folder: Path) -> bool:
 
 
 def unexpected_patterns(folder: Path) -> list[str]:
-    """Returns regular expressions for stored tensors that the model class of `folder` ignores, such as a tied LM head."""
+    """Returns regular expressions for stored tensors that the model class of `folder` ignores (a tied LM head)."""
     from transformers import AutoConfig
 
     config = load_from_folder(AutoConfig, folder)
