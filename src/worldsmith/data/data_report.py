@@ -104,16 +104,16 @@ class DataReport:
         """Returns the fields of the report as a nested dict of JSON values."""
         return asdict(self)
 
-    def leave_out(self, rejections: Iterable[Rejection]) -> None:
+    def leave_out(self, rejections: Iterable[Rejection], examples: int = EXAMPLES) -> None:
         """Counts skipped records or samples in `left_out` by reason, and broken ones also in `bad`.
 
-        The first ones of each reason are stored as examples.
+        The first `examples` ones of each reason are stored with key, path, line, index and detail.
         """
         for rejection in rejections:
             group = self.left_out.setdefault(rejection.reason, LeftOut())
             group.count += 1
             self.bad += not rejection.is_filter
-            if len(group.examples) < EXAMPLES:
+            if len(group.examples) < examples:
                 names = ("key", "path", "line", "index", "detail")
                 group.examples.append({name: getattr(rejection, name) for name in names})
         self.left_out = dict(sorted(self.left_out.items()))

@@ -253,10 +253,11 @@ class SpecTranslation(Translation):
         self.problems.append(Problem(key, message, hint=fix, place=self.spec.place(key)))
 
     def get_warnings(self) -> list[str]:
-        """Returns texts, with source position and key, for keys that do not have the effect that the spec requests.
+        """Returns one warning, with source position and key, per spec key without exactly the requested effect.
 
-        These are the keys of report lines marked as warnings, and keys that the spec sets and whose outcome is
-        "approximated" or "dead".
+        These are the keys of report lines with `warn`, and the keys that the spec sets and whose outcome is
+        "approximated" (Worldsmith does nearly the same) or "dead" (the system that the spec was written for ignores the
+        key too). Keys with the outcome "refused" are not included: they are errors in `problems`.
         """
         changed = ("approximated", "dead")
         lines = [line for line in self.lines if line.warn or (line.stated and line.outcome in changed)]
@@ -321,7 +322,7 @@ def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str
     texts = [f"{translation.spec.source}: {len(stated)} keys: {summary}", *_table(stated)]
     silent = [line for line in translation.lines if not line.stated and line.outcome not in ("kept", "unneeded")]
     if defaults and silent:
-        texts += ["omitted keys, with their defaults in the other system:", *_table(silent)]
+        texts += ["omitted keys, with the defaults of the system for which this config was written:", *_table(silent)]
     return "\n".join(texts) + "\n"
 
 

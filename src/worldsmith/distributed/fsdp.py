@@ -69,7 +69,7 @@ def shard_network(
         compute_dtype: Dtype of all-gathered parameters in the forward and backward pass.
         full_precision: Modules that compute in fp32.
         unused: Modules that no forward pass uses. They get no mixed-precision policy: with one, PyTorch would expect
-            their gradients in steps with several packs.
+            their gradients in steps with several packed batches.
         entries: Names of methods, by module, for which its parameters are all-gathered as for `forward`.
         left_alone: Parameters that are not sharded; every rank stores them completely.
     """

@@ -28,9 +28,9 @@ SIGINT to all processes and torchrun forwards it to its own."""
 class StopSignals:
     """Context manager that records the first stop request (a signal or the stop file), for a run to check after a step.
 
-    After the first request, a second SIGINT raises KeyboardInterrupt, and all other signals of `STOP_SIGNALS` are
-    ignored. Processes that are forked within the block ignore the signals, since the run ends its workers itself.
-    Outside of the main thread, no signal is handled.
+    After the first signal, a SIGINT raises KeyboardInterrupt, and the other signals of `STOP_SIGNALS` are ignored.
+    Processes that are forked within the block ignore the signals, since the run ends its workers itself. Outside of the
+    main thread, no signal is handled.
     """
 
     def __init__(self, file: Path | None = None, *, notice: str = "") -> None:

@@ -31,7 +31,7 @@ def chosen(parameters: Mapping[str, Parameter], names: Collection[str] | None) -
 
 
 def seed_of(seed: int, name: str) -> int:
-    """Returns a parameter's own seed for its initial values: a hash of the run's `seed` and the parameter's name."""
+    """Returns the seed for the initial values of the parameter `name`: a hash of the run's `seed` and `name`."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little") >> 1
 
 

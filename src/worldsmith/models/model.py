@@ -313,7 +313,7 @@ class Model(Configurable, ABC):
 
     @property
     def quantized_layers(self) -> Mapping[str, QuantizedLayer]:
-        """Layers with a quantized base weight, by the internal name of that weight; {} without quantizing converters."""
+        """Layers with a quantized base weight, by the internal name of that weight; {} without such layers."""
         return quantized_layers(self.network) if self.conversions else {}
 
     def draw_weights(self, seed: int, names: Collection[str] | None = None) -> None:

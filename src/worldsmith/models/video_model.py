@@ -22,12 +22,15 @@ Predict = Callable[["list[Tensor]", int], "list[Tensor]"]
 
 @dataclass(frozen=True, slots=True)
 class SampleLayout:
-    """Caption ids, latent size, frame rate and number of conditioning frames of one sample to generate."""
+    """Token ids of the caption, size of the latents, frame rate and number of conditioning frames of one sample.
+
+    The network input of a sample is arranged according to it, in training and in generation.
+    """
 
     text_ids: Sequence[int]
     """Token ids of the caption, without special tokens that the network appends."""
     latent_shape: tuple[int, int, int]
-    """Size (t, h, w) of the latents before patching."""
+    """Size (latent frames, height, width) of the VAE latents, before the network groups them into patches."""
     fps: float | None
     """Frames per second of the video; None: temporal positions increase by 1 per latent frame."""
     condition_frames: int = 0
@@ -116,7 +119,7 @@ class GenerationDefaults:
         return Sampling(**{**own, **given})
 
     def refuse(self, settings: Mapping[str, Any]) -> None:
-        """Raises ValueError if the model family does not support a setting, or not the given `scheduler`.
+        """Raises ValueError if the model family does not support a setting, or the value of the setting `scheduler`.
 
         Args:
             settings: Sampling settings by name; a setting of None is ignored.
@@ -135,9 +138,11 @@ class Solver(Protocol):
     def step(self, answer: Tensor, state: Tensor) -> Tensor:
         """Returns the state of the sample at the next noise level.
 
+        The solver counts its calls, so the current noise level is not an argument: call it once per noise level.
+
         Args:
-            answer: Network output (after guidance) for the current state.
-            state: Current state.
+            answer: Network output (after guidance) for `state`, in the shape of `state`.
+            state: Noisy latents at the current noise level: `InitialState.state`, later the result of the last call.
         """
 
 

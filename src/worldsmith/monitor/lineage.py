@@ -31,7 +31,7 @@ class Input:
     """Path of a file or folder (for a run: the folder of the checkpoint that was read), or the Hub name of a model that
     is not on this machine."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Additional entries of the input in the record, such as the number of records of a dataset."""
+    """Additional keys that are stored about the input in `lineage.json`, such as the number of records of a dataset."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,8 @@ def tier_shift(name: str, table: dict[str, int | float], tier: str) -> float:
         raise WrongValueError(
             {f"objective.{name}": table},
             why=f"the table has no entry for the resolution bucket '{tier}' of the data",
-            remedy=f"add '{tier}' to the table, set one number for all buckets, or use data of a bucket in the table",
+            remedy=f"add '{tier}' to the table, set objective.{name} to one number for all resolution buckets, "
+            "or use data whose bucket is in the table",
         )
     return float(table[tier])
 

@@ -61,7 +61,7 @@ class StepSeconds:
     total: EstimateRange
     """Step time in s; `fast`: collectives of weights and gradients overlap with computation, `slow`: they do not."""
     bound: str
-    """Name of the term that takes longest, a key of `terms`."""
+    """Longest part of the step time, a key of `terms`."""
     terms: Mapping[str, EstimateRange]
     """Seconds by term: matmuls, attention, memory, communication inside a machine and between machines."""
 

@@ -44,12 +44,17 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class SampleEntry:
-    """A sample that a sample file describes, with the settings of its defaults file."""
+    """One checked sample of a sample file, with its final name and the sources of its settings.
+
+    `sample` has only the values of the sample file. `name` is `sample.name`, or a name derived from the file if that is
+    empty.
+    """
 
     name: str
     sample: Sample
     layers: list[Layer]
-    """Settings of the sample, followed by those of its defaults file, if it names one."""
+    """Settings by source in order of precedence: the sample itself, then, if it sets `defaults_file`, the settings in
+    that file, which apply where the sample sets nothing."""
 
 
 @dataclass(frozen=True, slots=True)

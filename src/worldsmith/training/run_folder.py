@@ -87,10 +87,15 @@ def given_root() -> Path | None:
 
 
 def run_path(job: JobConfig) -> Path:
-    """Returns the run folder of a job.
+    """Returns the path of the run folder of a job; creates nothing.
 
-    For a job without a name and with `resume_newest`, that is the folder of the most recently saved run. Otherwise the
-    folder is a new one: its name comes from the launcher or is the current time.
+    The parent folder is `job.folder` (relative to the output root, if one is given) or, if that is not set,
+    `<output root>/<project>/<group>`. The name of the run folder is the first of these that applies:
+
+    1. `job.name`, whether or not the folder exists.
+    2. With `job.resume_newest`: that of the run in the parent folder with the most recent checkpoint, if one exists.
+    3. The name that the launcher passes to all ranks in an environment variable.
+    4. The start time of the process, with a number (`_2`, …) if that folder exists.
 
     Args:
         job: Job section of the config.

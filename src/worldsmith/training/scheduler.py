@@ -100,7 +100,7 @@ class LambdaLinear(LambdaSchedule):
     """Linear decay after the warm-up."""
 
     class Config(LambdaSchedule.Config):
-        """Settings of the schedule (the fields of `LambdaSchedule.Config`): lengths and multipliers of each cycle."""
+        """Length, warm-up and learning-rate multipliers of each cycle; adds no fields to `LambdaSchedule.Config`."""
 
     @staticmethod
     def decay(progress: float) -> float:
@@ -111,7 +111,7 @@ class LambdaCosine(LambdaSchedule):
     """Cosine decay (half a period) after the warm-up."""
 
     class Config(LambdaSchedule.Config):
-        """Settings of the schedule (the fields of `LambdaSchedule.Config`): lengths and multipliers of each cycle."""
+        """Length, warm-up and learning-rate multipliers of each cycle; adds no fields to `LambdaSchedule.Config`."""
 
     @staticmethod
     def decay(progress: float) -> float:
@@ -125,7 +125,7 @@ class LambdaSqrt(LambdaSchedule):
     """Decay by 1 - sqrt(progress) after the warm-up: steep first, then flatter."""
 
     class Config(LambdaSchedule.Config):
-        """Settings of the schedule (the fields of `LambdaSchedule.Config`): lengths and multipliers of each cycle."""
+        """Length, warm-up and learning-rate multipliers of each cycle; adds no fields to `LambdaSchedule.Config`."""
 
     @staticmethod
     def decay(progress: float) -> float:

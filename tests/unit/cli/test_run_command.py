@@ -21,7 +21,7 @@ from worldsmith.config.tree.config_draft import Loaded
 
 NAMES = [name for name, command in commands().items() if command.about_run]
 FLAGS = {
-    "check": ["--recipe NAME", "--processes N", "--workers N", "--sample N", "--headers"],
+    "check": ["--recipe NAME", "--processes N", "--workers N", "--sample N", "--headers", "--examples N"],
     "plan": ["--gpus N", "--gpu WORD", "--quick", "--encoded", "--fit", "-o FILE, --output FILE"],
     "encode": ["--processes N", "--passes N"],
 }

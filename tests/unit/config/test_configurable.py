@@ -74,7 +74,9 @@ def test_a_class_body_that_breaks_the_rules_says_how_to_mend_it(body: str, words
 
 def test_the_root_of_a_tree_alone_has_a_field_custom() -> None:
     """Anywhere else a dump would leave it out without a word."""
-    with pytest.raises(TypeError, match="the name 'custom' is the field for the project's own data at the root"):
+    with pytest.raises(
+        TypeError, match="the name 'custom' is the top-level field for custom values of the user's project"
+    ):
         type("Config", (Engine.Config,), {"__annotations__": {"custom": "int"}, "custom": 3, "__module__": __name__})
     body = "custom: dict[str, int] = field(default_factory=dict)\n    _root: ClassVar[bool] = True"
     names = {"Config": Config, "ClassVar": ClassVar, "field": field, "__name__": __name__}

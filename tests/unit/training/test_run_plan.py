@@ -53,7 +53,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said_of_the_plan(caplog: pytest.LogCaptureFixture) -> list[str]:
-    beginnings = ("plan  ", "the run could not be planned", "the run ends before its plan")
+    beginnings = ("plan  ", "the run could not be planned", "the run ends before the background estimate")
     return [message for message in caplog.messages if message.startswith(beginnings)]
 
 
@@ -90,7 +90,8 @@ def test_a_run_that_ends_first_ends_the_planner(tmp_path: Path, caplog: pytest.L
     callback.on_train_end(trainer)
     assert child.poll() is not None
     assert said_of_the_plan(caplog) == [
-        f"the run ends before its plan is complete; to create the plan: worldsmith plan {tmp_path / 'run'}"
+        "the run ends before the background estimate of its memory and time is complete; to estimate them: "
+        f"worldsmith plan {tmp_path / 'run'}"
     ]
     assert not (tmp_path / "run/plan.json").exists()
     trainer.lock.release()

@@ -203,12 +203,18 @@ def stored_dtype(source: WeightSource) -> DType:
 
 
 def count_changes(source: MergedWeights, dtype: DType, *, average: bool) -> tuple[int, float]:
-    """Returns how many weights the merge changes when they are stored in `dtype`, and the max change of an element.
+    """Returns how many weight tensors the merge changes, and the max absolute change of an element.
+
+    Weights before and after the merge are compared after rounding to `dtype`. Reads all weights with an adapter.
 
     Args:
         source: Base weights with their adapters.
-        dtype: Dtype of the merged weights.
+        dtype: Dtype in which the merged weights are stored.
         average: Whether the EMA weights are used if they exist.
+
+    Returns:
+        (number of tensors, of those with an adapter, in which at least one element changes; max |after - before| over
+        all elements of these tensors)
     """
     import torch
 

@@ -65,7 +65,7 @@ _RESERVED = {
     "list_warnings": "the method that returns the warnings of the section",
     "build": "the method that builds the component",
     "type": "the key that names a section's class in text",
-    OPAQUE: "the field for the project's own data at the root of a config",
+    OPAQUE: "the top-level field for custom values of the user's project",
 }
 """Names that a field cannot have, each with the reason."""
 
@@ -159,7 +159,9 @@ class Configurable:
             """
             owner = owner_of(type(self))
             if owner is None:
-                raise TypeError(f"{type(self).__qualname__} belongs to no component and cannot be built")
+                raise TypeError(
+                    f"{type(self).__qualname__} is not the Config class of any component, so nothing can be built from it"
+                )
             _check_runtime(owner, runtime)
             for path, value in walk(self):
                 if not is_reference(value):

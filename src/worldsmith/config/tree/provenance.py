@@ -199,12 +199,16 @@ def _with_references(origins: dict[Path, Origin], sources: Mapping[Path, Sequenc
 
 
 def _add_reference(origin: Origin, steps: Iterable[str | Path], origins: Mapping[Path, Origin]) -> Origin:
-    """Returns an origin with the reference and a description of the values to which it leads.
+    """Returns a copy of `origin` with the fields `reference` and `leads_to`, for a value that contains references.
+
+    `leads_to` lists the values that the references name, separated by commas: a config path with the origin of its
+    value, or a description. References in these values are not followed.
 
     Args:
-        origin: Origin of a value that is a reference.
-        steps: Text of the reference, and the paths or descriptions of the values by which it was resolved.
-        origins: Origins of all values.
+        origin: Origin of a value with references `${…}`, without these two fields.
+        steps: Steps of the resolution: the value as written, then the config path (tuple) or a description (text, such
+            as the name of an environment variable) of each value that it names.
+        origins: Origins of all values, by config path.
     """
     targets, written = [], ""
     for step in steps:

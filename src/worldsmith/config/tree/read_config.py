@@ -198,8 +198,9 @@ class Reader:
     Args:
         problems: List to which mistakes are added.
         warnings: List to which warnings are added.
-        merge: Whether the data is a layer of files: tables are merged key by key, and the value ``???`` counts as
-            omitted.
+        merge: Whether the data is the content of a config file that is applied on top of existing values: a table
+            (dict) is merged with the existing one key by key, and the value ``???`` counts as omitted. False: a table
+            replaces the existing one.
         spans: Source positions of the data, by path in the data.
         places: Receives the source position of each value that was set, by path in the config.
         known: Valid paths, for suggestions.

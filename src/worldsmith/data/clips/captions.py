@@ -22,7 +22,11 @@ EMPTY_JSON = ("{}", "[]", '""', "null")
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """Caption that was chosen for a window. A structured caption (JSON) gets no suffix and no metadata sentences."""
+    """Caption that was chosen for a clip window (a frame range of a clip that is one training sample).
+
+    `render_caption` builds the text for the model from it: to a plain caption it adds the configured suffix and
+    metadata sentences (duration, frame rate, size), but not to a structured caption (JSON).
+    """
 
     key: str
     """Key of the caption in the window."""

@@ -252,7 +252,7 @@ class VideoDataset(Configurable, StreamDataset):
             found = ", ".join(key for key in raw if key not in WINDOW_NUMBERS) or "no further key"
             raise SampleError(
                 "no_caption",
-                f"none of the caption keys {', '.join(self.config.caption_keys)} (or of older datasets) contains text; "
+                f"neither the caption keys {', '.join(self.config.caption_keys)} nor those of older datasets contain text; "
                 f"found {found}",
             )
         return start, end, interval

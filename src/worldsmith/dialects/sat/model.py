@@ -132,8 +132,12 @@ def noise_schedule(t: SpecTranslation) -> None:
         t.refuse(SHIFTS[0], why, " ".join(f"{key}={found[1]:g}" for key in SHIFTS))
         return
     t.put("objective.shift_scale", found[0], source=SHIFTS[0])
+    text = (
+        f"objective.shift_scale = {found[0]:g}; shift_scale has this value in all three of "
+        "denoiser_config, loss_fn_config and sampler_config"
+    )
     for key in SHIFTS:
-        t.report(key, "renamed", f"objective.shift_scale = {found[0]:g}; all three keys for it are equal")
+        t.report(key, "renamed", text)
     scale = t.get(f"{MODEL}scale_factor")
     if (scale, found[0]) not in PAIRS:
         text = (
@@ -254,8 +258,11 @@ def latent_input(t: SpecTranslation) -> None:
     if not t.get(key):
         t.report(key, "kept", "videos are encoded")
     elif t.get("data.target"):
-        text = "videos are encoded and cached; in SAT, the pixels that data.target reads are used as latents"
-        t.report(key, "approximated", f"{text}, although their channels do not match the network", warn=True)
+        text = (
+            "videos are encoded and cached; SAT uses the output of the dataset class in data.target (pixels) as latents "
+            "without encoding it, although its channels do not match the network"
+        )
+        t.report(key, "approximated", text, warn=True)
     else:
         t.report(key, "unneeded", "it only affects the videos during training")
 

@@ -170,10 +170,13 @@ class StepCounter(MatmulCounter):
         return self.flops
 
     def read(self, layer: str, stream: bool, *, last: bool) -> tuple[bool, tuple[bool, bool]]:
-        """Adds the FLOPs of the text half of a layer to `flops`.
+        """Adds the forward and backward FLOPs of the text half of a decoder layer to `self.flops`.
+
+        The text half has the attention and MLP of the text tokens, computed with the understanding weights. Only the
+        gradients that are needed are counted for the backward pass.
 
         Args:
-            layer: Name prefix of the layer.
+            layer: Name prefix of the layer's parameters, such as "language_model.model.layers.0.".
             stream: Whether the text input of the layer carries gradients.
             last: Whether this is the last layer of the network, whose text output is not used.
 

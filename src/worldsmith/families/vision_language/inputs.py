@@ -31,11 +31,11 @@ class Conversation(Protocol):
 
     @property
     def image_patches(self) -> Tensor | None:
-        """Patches of all images, uint8 [patches, values]."""
+        """Patches of all images, uint8 [patches, values]; None without images."""
 
     @property
     def image_grids(self) -> Tensor | None:
-        """Grid sizes, int64 [images, 3]: frames, rows and columns in patches."""
+        """Size of each image in patches, int64 [images, 3]: frames, rows and columns; None without images."""
 
     @property
     def video_patches(self) -> Tensor | None: ...
@@ -43,7 +43,7 @@ class Conversation(Protocol):
     def video_grids(self) -> Tensor | None: ...
     @property
     def video_seconds(self) -> Tensor | None:
-        """Seconds between consecutive temporal positions of a video's patch grid, float32 [videos]."""
+        """Seconds between temporal positions of each video's patch grid, float32 [videos]; None without videos."""
 
 
 def make_inputs(
@@ -110,7 +110,10 @@ def collate_tokens(
 
 
 def positions_of(sample: Conversation, network: Any) -> Tensor:
-    """Returns position ids of a sample of N tokens: [1, N] for a text decoder, else [4, N] (text, three mRoPE axes)."""
+    """Returns the position ids of a sample of N tokens: [1, N] for a text decoder, [4, N] for a vision-language model.
+
+    The four rows are the index of the token in the sample, then the three axes of mRoPE (time, row, column).
+    """
     plain = torch.arange(len(sample.input_ids))[None]
     if visual_of(network) is None:
         return plain

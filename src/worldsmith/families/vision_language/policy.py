@@ -28,7 +28,10 @@ class BackboneConfig(Config):
     """Hub name or folder of the weights, unless `checkpoint.load_path` is set. Empty: those of model_name."""
 
     def substitute(self) -> SubstituteComponent | None:
-        """Returns built-in files with the sizes of `model_name`, for dry runs; None if it is not a known release."""
+        """Returns substitute files with the sizes of the released model `model_name`, for dry runs without its files.
+
+        None if `model_name` is not a released model.
+        """
         settings = published_config(self.model_name) if self.model_name else None
         if settings is None:
             return None

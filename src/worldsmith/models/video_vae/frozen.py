@@ -73,7 +73,7 @@ class FrozenVAE(Configurable):
 
     @property
     def modules(self) -> list[Any]:
-        """Modules whose weights are loaded now; empty after `release`."""
+        """Modules of the VAE whose weights are in memory; [] after `release`."""
         return [self.model] if "model" in vars(self) else []
 
     @property

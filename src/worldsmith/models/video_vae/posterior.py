@@ -161,7 +161,10 @@ class PosteriorVAE(FrozenVAE):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sha256 hash of everything that determines latents except the clip: weights, precision, most of the config."""
+        """Sha256 hash of what determines the result of `encode` except the clip: weights, precision and config.
+
+        The `scaling_factor` of the config is not included.
+        """
         return weights_digest(self.model, extra=(self.recipe, self.config.precision), ignored=("scaling_factor",))
 
 

@@ -119,12 +119,18 @@ def find_vae_within(path: Path, class_name: str) -> Path:
 def vae_substitute(
     model: str, settings: dict[str, Any], *, places: tuple[Any, ...] = (IN_PIPELINE, ALONE)
 ) -> SubstituteComponent:
-    """Returns the config of a released VAE as a substitute for simulations in which the VAE is not available.
+    """Returns the substitute files for a released VAE, which a simulation of a run uses if the VAE is not available.
+
+    The files are a real `config.json`, which is enough to build the VAE on the meta device, and an empty weights file.
 
     Args:
-        model: Name of the released model, for messages.
-        settings: Content of the VAE's config.json.
-        places: File patterns of a repository, one list per possible layout.
+        model: Name of the released model, such as "Wan 2.1", for messages.
+        settings: Content of the `config.json` of the VAE.
+        places: Glob patterns of the VAE's files (config and weights) in a model repository, one tuple per possible
+            layout. Default: in the subfolder `vae` of a pipeline, or in the root of the repository.
+
+    Returns:
+        The substitute for the VAE that the config field `vae_path` names.
     """
     contents = {"config.json": settings, WEIGHTS.replace("*", ""): None}
     return SubstituteComponent("vae_path", f"the VAE of {model}", places, contents)

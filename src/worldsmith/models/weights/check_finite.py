@@ -25,7 +25,10 @@ def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Returns whether a tensor contains neither NaN nor infinity; see `non_finite`."""
+    """Returns whether a tensor contains neither NaN nor infinity; True for tensors that are not checked.
+
+    Not checked are integers, 8-bit floats, and tensors on the meta device. Of a DTensor this rank's shard is checked.
+    """
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if local.is_meta or not local.numel() or not local.is_floating_point() or local.dtype.itemsize < 2:
         return True

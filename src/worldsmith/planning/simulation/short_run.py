@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 COUNTS = ("num_hidden_layers", "num_layers", "num_single_layers", "depth")
 """Config fields of networks that state the number of repeated layers."""
 LAYERS = 3
-"""Number of layers to simulate per list; with fewer, FSDP prefetching would differ from that in a deep network."""
+"""Number of layers to simulate in each list of equal layers (`ModuleList`); with fewer, FSDP prefetching would differ
+from that in a deep network."""
 LAYERS_AFTER_TOWER = 5
 """Number of layers to simulate if outputs of a vision tower are added to the first three layers."""
 COUNTED = ("model_flops", "hardware_flops", "attention_flops", "skipped_flops", "moved_bytes", "samples", "tokens")

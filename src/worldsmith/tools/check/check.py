@@ -18,7 +18,7 @@ from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.errors import Place, UserError
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.paths import format_path
-from worldsmith.data.data_report import DataReport
+from worldsmith.data.data_report import EXAMPLES, DataReport
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Tally
 from worldsmith.distributed.degrees import plan_degrees
@@ -87,6 +87,8 @@ class CheckData(RunAction):
         """inspect only N samples, evenly spaced"""
         headers: bool = False
         """read headers only and decode no frames: fast; reports tokens and sizes"""
+        examples: Count = EXAMPLES
+        """with --json: list at most N skipped samples per reason"""
 
     config: Config
 
@@ -197,6 +199,7 @@ class CheckData(RunAction):
             found.reports[split] = report = read_data(
                 loader, tally, workers=self.workers, ranks=ranks,
                 packs_a_step=packs_a_step, sample=self.config.sample, decode=not self.config.headers,
+                examples=self.config.examples,
                 cap_field=cap_field(self.loaded, split),
                 show_progress=make_progress_reporter(f"reading {loader.dataset.name}"),
             )  # fmt: skip

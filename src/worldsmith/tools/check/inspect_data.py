@@ -37,6 +37,7 @@ def read_data(
     packs_a_step: int,
     sample: int | None = None,
     decode: bool = True,
+    examples: int = EXAMPLES,
     cap_field: str = "",
     show_progress: Callable[[int, int], None] | None = None,
 ) -> DataReport:
@@ -50,6 +51,7 @@ def read_data(
         packs_a_step: Number of packs (forward passes, each over several samples) of a rank per optimizer step.
         sample: Number of samples to inspect, evenly spaced; None: all.
         decode: Decode images and videos; False: read only headers, which are enough for tokens and sizes.
+        examples: Max number of skipped samples per reason that are listed.
         cap_field: Name of the setting of the max tokens per sample, for messages; "": the field of the data loader.
         show_progress: Called with (inspected, total) after each sample.
 
@@ -71,7 +73,7 @@ def read_data(
         report.problems.append(str(error))
     report.looked_at = len(seen)
     report.left_out, report.bad = {}, 0
-    report.leave_out(tally.rejections)
+    report.leave_out(tally.rejections, examples)
     kept = [item for item in seen if item.rejection is None]
     report.kept = len(kept)
     notes = [(name, words) for item in seen for name, words in item.notes.items()]

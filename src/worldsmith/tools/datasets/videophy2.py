@@ -222,7 +222,7 @@ class ConversationSettings:
     repo: str
     score_field: Literal["pc", "sa", "joint"]
     caption_field: str
-    """Column of the caption at the end of the question; "" = no caption."""
+    """Column with the caption that is appended to the question; "" = no caption."""
     media_name: str
 
     def check(self) -> None:

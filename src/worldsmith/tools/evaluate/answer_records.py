@@ -38,7 +38,7 @@ QUESTION, DURATION = "question", "duration"
 SECONDS = (2, 5, 10, 30, 60)
 """Upper bounds of the video duration ranges of the slice "duration", in seconds."""
 LETTERS = 80
-"""Max length of a question that is used as the value of a slice, in characters."""
+"""Max length, in characters, of a shortened question by which results are grouped (slice "question")."""
 FOLDER, SETTINGS = "answers", "settings.json"
 CONFUSION, ITEMS, DIRECTIONALITY = "confusion.png", "items", "directionality_score.json"
 NAMES = {"binary": "yes/no accuracy", "text": "exact match"}

@@ -344,7 +344,10 @@ class EvaluateAnswers(AnswerAction, WritingAction):
 
 @dataclass(frozen=True, slots=True)
 class Questionnaire:
-    """Dataset and questions of an evaluation, and the tasks that grade their answers."""
+    """Dataset and questions of an evaluation, and the task type of each question, which grades its answer.
+
+    A task type (`AnswerTask`) parses answers, compares them with the ground truth and computes the metrics.
+    """
 
     dataset: ChatDataset
     asked: EvaluationRecords

@@ -141,13 +141,17 @@ def compute_change(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
     """Returns the number that an explanation suggests instead of the present value of a setting.
 
     Args:
-        operation: Change: half, double, tenth (divide by 10), less (half) or fit (increase to the tokens in the
-            message).
+        operation: "double"; "half"; "less" (computed as half: `value_for` handles the difference, a setting without a
+            value); "tenth" (divide by 10); or "fit" (a token limit that is large enough for the sample in the message).
         now: The present value.
-        groups: Named groups of the pattern that matched the error message.
+        groups: Named groups of the pattern that matched the error message; only "fit" uses them: `need` (tokens of the
+            sample), or `tokens` and `features` (their difference is added to `now`). Without them, "fit" doubles `now`.
+
+    Returns:
+        An int for an int, rounded toward 0 ("fit": up to a multiple of `ROUND`); else a float with 6 significant digits.
 
     Raises:
-        NotHereError: If the setting is not a number or would not change.
+        NotHereError: If `now` is not a number, the result would be 0, or the present limit is large enough for "fit".
     """
     if isinstance(now, bool) or not isinstance(now, (int, float)):
         raise NotHereError

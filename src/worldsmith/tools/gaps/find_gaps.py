@@ -42,7 +42,8 @@ COLUMNS: Mapping[str, str] = {
     "row": "int64",
     "evaluation": "string",
 }
-"""Names and types of the table columns, in order; the first three are compatible with the tool that this replaces."""
+"""Names and types of the table columns, in order; the first three are compatible with the tables of the
+gap-analysis tool for results of Cosmos-RL."""
 
 
 class FindGaps(Action):

@@ -44,7 +44,8 @@ class Finding:
     """Problem that the rehearsal found and that would occur in the run."""
 
     part: str
-    """Stage of the rehearsal: "degrees", "first step", "save", "resume" or "export"."""
+    """Stage of the rehearsal: "degrees" (computation of the parallelism degrees), "first step", "save", "resume" or
+    "export"."""
     message: str
 
     def __str__(self) -> str:

@@ -194,7 +194,7 @@ def make_override(key: str, text: str) -> str:
 
 
 def is_true(word: str) -> bool:
-    """Returns whether an override sets a value to true."""
+    """Returns whether the override `word` (`PATH=VALUE`) has the value `true`, in upper or lower case."""
     return word.partition("=")[2].strip().lower() == "true"
 
 

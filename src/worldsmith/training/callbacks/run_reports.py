@@ -178,7 +178,8 @@ class RunPlan(Callback):
                 self.child.wait()
                 self.child = None
                 logger.info(
-                    "the run ends before its plan is complete; to create the plan: worldsmith plan %s",
+                    "the run ends before the background estimate of its memory and time is complete; to estimate them: "
+                    "worldsmith plan %s",
                     trainer.run_folder,
                 )
             else:

@@ -118,3 +118,14 @@ def test_what_is_no_data_set_is_refused(run_file: Path, tmp_path: Path, capsys: 
     assert "--recipe requires a dataset" in capsys.readouterr().err
     assert main(["check", str(run_file), "--sample", "0"]) == 2
     assert "argument --sample: expected an integer of at least 1, found '0'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "listed"), [([], 5), (["--examples", "6"], 6), (["--examples", "1"], 1)])
+def test_all_skipped_samples_can_be_listed(
+    run_file: Path, capsys: pytest.CaptureFixture[str], words: list[str], listed: int
+) -> None:
+    facts, _ = facts_of(capsys, str(run_file), *words, "--", "dataloader_train.dataset.min_frames=1000")
+    group = facts["data"]["train"]["left_out"]["too_short"]
+    assert group["count"] == 6
+    assert len(group["examples"]) == listed
+    assert group["examples"][0]["path"].endswith(".mp4")

@@ -37,9 +37,14 @@ class QaPairsDataset(ChatFile):
         return (path / f"{path.name}{SUFFIX}").is_file() or (path.is_file() and path.name.endswith(SUFFIX))
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        """Yields (index, None, record) for each question, with only this question under `qa_pairs` of the record.
+        """Yields (index, None, record) for each question of the file.
 
-        A record without questions is yielded unchanged; `parse` rejects it.
+        A record of the file has one video and several questions. For each question, `record` is a copy that has only
+        this question (a dict, not a list) under `qa_pairs`, and the file name of the video without extension as `id`,
+        unless the file states an `id`. A record without questions is yielded once, unchanged; `parse` rejects it.
+
+        `index` counts the yielded items of the complete file from 0. The second item is the line number in other
+        dataset types; it is always None here, because the file is one JSON list.
         """
         number = 0
         for record in read_list(self.file):

@@ -167,7 +167,14 @@ def warn_of_defaults(folder: Path) -> None:
 
 
 def find_style(folder: Path) -> VideoStyle:
-    """Returns the video style for the model type in config.json; that of Qwen3-VL for other or missing types."""
+    """Returns the properties of a model's video preprocessing that its processor files do not state.
+
+    They depend on `model_type` in `config.json`. Any type without an entry in `STYLES`, and a missing type or file, gets
+    those of Qwen3-VL.
+
+    Args:
+        folder: Model folder.
+    """
     return STYLES.get(str(read_optional_json(folder / CONFIG_FILE).get("model_type")), QWEN3_VL)
 
 

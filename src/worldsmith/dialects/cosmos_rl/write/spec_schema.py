@@ -44,7 +44,14 @@ def spec_schema(form: SpecForm) -> Schema:
 
 
 def key_schema(form: SpecForm) -> Schema:
-    """Returns the JSON Schema of a spec format without aliases and placeholder values."""
+    """Returns the JSON Schema of a spec format for the keys themselves, as the base of `spec_schema`.
+
+    It does not accept aliases of keys, nor placeholder values: values in the spec templates, such as "" for a model path,
+    that the user must replace (`SpecForm.left_open`).
+
+    Args:
+        form: Spec format.
+    """
     root = _SpecTypes(form).section(form.spec, ())
     for rule in form.rules:
         for key in rule.keys if rule.outside else ():

@@ -176,9 +176,17 @@ class MoTDecoderLayer(nn.Module):
         return self.text_out(und, out), (seen[0] if seen else k, v)
 
     def read_text(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
-        """Runs the text half of the layer outside of `forward`; arguments and results are those of `read`.
+        """Runs the text half of the layer (as `read`) outside of `forward`, to compute the text once for many steps.
 
         FSDP all-gathers the layer's weights for calls of this method, but not for calls of `read`.
+
+        Args:
+            und: Hidden states of the text tokens (text stream) [N_und, hidden].
+            geometry: Rotary positions and attention plans of the pack.
+
+        Returns:
+            The text stream [N_und, hidden] after this layer, and the (keys, values) of the text, each
+            [N_und, kv_heads, d], to which the latents attend in this layer.
         """
         return self.read(und, geometry)
 

@@ -98,7 +98,14 @@ class Cosmos3Network(nn.Module):
         return self.read_velocity(pack, model.norm_moe_gen(gen), geometry.gen_share)
 
     def check_patterns(self, pack: PackedSequence) -> None:
-        """Raises ValueError if the attention plans of `pack` were not built for the patterns of this network."""
+        """Raises ValueError if the attention plans of `pack` do not belong to the attention patterns of this network.
+
+        An attention pattern defines to which latents of its sample a latent token attends (all, those of earlier
+        frames, or a neighborhood). An attention plan is the precomputed kernel input of one pattern for one pack.
+
+        Args:
+            pack: Packed samples; `pack_samples` built the attention plans for `pack.patterns`.
+        """
         if pack.patterns != self.attention.patterns:
             raise ValueError(
                 f"the attention plans of the pack are for {len(pack.patterns)} patterns that differ from the network's "

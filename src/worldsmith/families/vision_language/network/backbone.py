@@ -154,7 +154,9 @@ def decoder_of(network: Any) -> Any:
 def find_packing_obstacle(network: Any) -> str | None:
     """Returns the reason why `network` cannot process several samples in one row (packing); None if it can."""
     model_type = network.config.model_type
-    return None if model_type in PACKABLE else f"it is unknown whether {model_type} separates samples in one row"
+    if model_type in PACKABLE:
+        return None
+    return f"it is unknown whether the attention of {model_type} keeps packed samples of one row separate"
 
 
 @torch.no_grad()

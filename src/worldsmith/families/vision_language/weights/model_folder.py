@@ -65,7 +65,7 @@ def find_folder(name: str, *, field: str) -> Path:
         field: Config field with the name, for error messages.
 
     Raises:
-        FileNotFoundError: If it does not exist.
+        FileNotFoundError: If the folder exists neither on this machine nor on the hub.
     """
     return local_folder(name, file_patterns=FILES, field=field)
 

@@ -179,10 +179,13 @@ def write_import(made: Import, out: Path, header: dict[str, Any], *, force: bool
 
 
 def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
-    """Adds the record of a clip to `made`, in place; windows that are too short to its skipped clips.
+    """Opens a clip, splits it into windows and adds its record to `made`, in place.
+
+    A window below `cut.min_frames` is added to `made.left_out` (skipped clips) instead. If all windows are too short,
+    the clip gets no record.
 
     Args:
-        made: Content of the dataset.
+        made: Content of the dataset so far.
         clip: The clip, with key and captions.
         folder: Folder of the dataset file, which paths in the record are relative to.
         cut: How the clip is split into windows.

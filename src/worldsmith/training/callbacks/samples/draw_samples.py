@@ -120,9 +120,17 @@ class DrawSamples(Callback):
                 raise wrong(self, "weights", why="the run keeps no EMA weights", remedy='write ["live"]')
 
         def fit(self, passes: float) -> DrawingSize:
-            """Returns the largest size whose `cost` is at most `passes`; the smallest size if none is that cheap.
+            """Returns how many samples to generate at a time, and with how many steps each, within a cost limit.
 
-            `passes` is a number of forward passes over one training sample.
+            Each subclass tries a list of sizes: first numbers of prompts from the config's down to 1, each with numbers
+            of solver steps (videos) or new tokens (answers) from the config's down to a limit of quality, and last the
+            cheapest size. Given prompts (`prompts`) are not reduced.
+
+            Args:
+                passes: Max cost of one generation, in units of one forward pass over one training sample.
+
+            Returns:
+                The first size in the list whose `cost` is at most `passes`; the cheapest size if no size is.
             """
             raise NotImplementedError
 
