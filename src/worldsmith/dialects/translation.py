@@ -257,7 +257,7 @@ class SpecTranslation(Translation):
 
         These are the keys of report lines with `warn`, and the keys that the spec sets and whose outcome is
         "approximated" (Worldsmith does nearly the same) or "dead" (the system that the spec was written for ignores the
-        key too). Keys with the outcome "refused" are not included: they are errors in `problems`.
+        key too).
         """
         changed = ("approximated", "dead")
         lines = [line for line in self.lines if line.warn or (line.stated and line.outcome in changed)]

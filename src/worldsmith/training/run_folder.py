@@ -94,8 +94,8 @@ def run_path(job: JobConfig) -> Path:
 
     1. `job.name`, whether or not the folder exists.
     2. With `job.resume_newest`: that of the run in the parent folder with the most recent checkpoint, if one exists.
-    3. The name that the launcher passes to all ranks in an environment variable.
-    4. The start time of the process, with a number (`_2`, …) if that folder exists.
+    3. The name in the environment variable `WORLDSMITH_RUN_NAME`, which `worldsmith launch` sets.
+    4. The current time, with a number (`_2`, …) if that folder exists.
 
     Args:
         job: Job section of the config.

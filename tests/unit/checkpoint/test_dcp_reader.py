@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import tracemalloc
 from collections import OrderedDict
 from dataclasses import replace
 from enum import Enum
@@ -171,3 +172,18 @@ def test_a_missing_file_of_tensors_is_named(folder: Path) -> None:
     next((folder / "model").glob("*.distcp")).unlink()
     with pytest.raises(UserError, match=r"model cannot be read.*__0_0\.distcp"):
         read(folder / "model")
+
+
+def test_a_number_of_an_object_far_above_the_length_is_refused_before_memory_is_taken(folder: Path) -> None:
+    """The unpickler of Python allocates an array up to that number, here of 1 GiB."""
+    protocol, frame, body = (content := (folder / "model" / ".metadata").read_bytes())[:2], content[2:11], content[11:]
+    assert frame[:1] == pickle.FRAME
+    body = body.replace(pickle.MEMOIZE, pickle.LONG_BINPUT + (2**26).to_bytes(4, "little"), 1)
+    (folder / "model" / ".metadata").write_bytes(protocol + body)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match=r"\.metadata is damaged"):
+            read(folder / "model")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()

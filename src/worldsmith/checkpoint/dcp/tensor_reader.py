@@ -7,6 +7,7 @@ there as a plain object. This module loads only those classes from a pickle that
 from __future__ import annotations
 
 import pickle
+import pickletools
 import warnings
 from enum import Enum, EnumType
 from pathlib import Path
@@ -47,6 +48,8 @@ class TensorReader(FileSystemReader):
         file = Path(self.path) / METADATA
         with file.open("rb") as stream:
             try:
+                require_small_memo(stream.read())
+                stream.seek(0)
                 metadata = MetadataUnpickler(stream, file).load()
                 entries = metadata.state_dict_metadata.items()
                 metadata.state_dict_metadata = {name: entry for name, entry in entries if is_tensor(name, entry)}
@@ -60,6 +63,16 @@ class TensorReader(FileSystemReader):
                     f"[E118] {file} is damaged, or was not written by torch.distributed.checkpoint"
                 ) from error
         return metadata  # type: ignore[no-any-return]
+
+
+def require_small_memo(data: bytes) -> None:
+    """Raises ValueError if a pickle numbers its objects beyond its own length: Python would allocate that many entries.
+
+    One damaged byte is enough for an allocation of 64 GiB.
+    """
+    for opcode, index, _ in pickletools.genops(data):
+        if opcode.name in ("PUT", "LONG_BINPUT") and index > len(data):  # type: ignore[operator]
+            raise ValueError(f"{opcode.name} {index} in a pickle of {len(data)} bytes")
 
 
 class MetadataUnpickler(pickle.Unpickler):

@@ -44,7 +44,7 @@ IGNORED_KEYS = ("files", "checksums", "versions", "worldsmith", "base_model", "c
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """Origin of exported weights, as recorded in `worldsmith.json`: the training run, its step, and which of its weights.
+    """Origin of exported weights, as recorded in `worldsmith.json`: training run, step, and type of weights.
 
     `weights` is "ema" (EMA weights), "live" (raw, non-EMA weights) or "untrained" (initial weights of the run).
     """

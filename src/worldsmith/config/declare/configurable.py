@@ -160,7 +160,8 @@ class Configurable:
             owner = owner_of(type(self))
             if owner is None:
                 raise TypeError(
-                    f"{type(self).__qualname__} is not the Config class of any component, so nothing can be built from it"
+                    f"{type(self).__qualname__} is not the Config class of any component, "
+                    "so nothing can be built from it"
                 )
             _check_runtime(owner, runtime)
             for path, value in walk(self):

@@ -252,8 +252,8 @@ class VideoDataset(Configurable, StreamDataset):
             found = ", ".join(key for key in raw if key not in WINDOW_NUMBERS) or "no further key"
             raise SampleError(
                 "no_caption",
-                f"neither the caption keys {', '.join(self.config.caption_keys)} nor those of older datasets contain text; "
-                f"found {found}",
+                f"neither the caption keys {', '.join(self.config.caption_keys)} nor those of older datasets contain "
+                f"text; found {found}",
             )
         return start, end, interval
 

@@ -259,8 +259,8 @@ def latent_input(t: SpecTranslation) -> None:
         t.report(key, "kept", "videos are encoded")
     elif t.get("data.target"):
         text = (
-            "videos are encoded and cached; SAT uses the output of the dataset class in data.target (pixels) as latents "
-            "without encoding it, although its channels do not match the network"
+            "videos are encoded and cached; SAT uses the output of the dataset class in data.target (pixels) as "
+            "latents without encoding it, although its channels do not match the network"
         )
         t.report(key, "approximated", text, warn=True)
     else:

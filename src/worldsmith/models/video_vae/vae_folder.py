@@ -121,7 +121,7 @@ def vae_substitute(
 ) -> SubstituteComponent:
     """Returns the substitute files for a released VAE, which a simulation of a run uses if the VAE is not available.
 
-    The files are a real `config.json`, which is enough to build the VAE on the meta device, and an empty weights file.
+    The files are a `config.json` with `settings`, and an empty weights file.
 
     Args:
         model: Name of the released model, such as "Wan 2.1", for messages.

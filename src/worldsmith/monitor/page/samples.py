@@ -58,7 +58,8 @@ class PageBudget:
     room: int = EMBEDDED_PAGE
     """Bytes left for embedded media files, other than images of evaluations."""
     picture_room: int | None = None
-    """Bytes of evaluation images that may still be embedded in the report; `None`: `EMBEDDED_PICTURES`, or 0 if `room` is 0."""
+    """Bytes of evaluation images that may still be embedded in the report; `None`: `EMBEDDED_PICTURES`, or 0 if `room`
+    is 0."""
     linked: int = 0
     """Number of linked files, which the report needs in addition to its own file."""
 

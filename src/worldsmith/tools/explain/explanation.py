@@ -148,7 +148,8 @@ def compute_change(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
             sample), or `tokens` and `features` (their difference is added to `now`). Without them, "fit" doubles `now`.
 
     Returns:
-        An int for an int, rounded toward 0 ("fit": up to a multiple of `ROUND`); else a float with 6 significant digits.
+        For an int, an int rounded toward 0; for a float, a float with 6 significant digits; for "fit", an int rounded
+        up to a multiple of `ROUND` tokens.
 
     Raises:
         NotHereError: If `now` is not a number, the result would be 0, or the present limit is large enough for "fit".

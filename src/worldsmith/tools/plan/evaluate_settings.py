@@ -270,9 +270,12 @@ class Fitting:
 
     @property
     def with_most_context(self) -> dict[str, Setting]:
-        """Setting that probably needs the least memory for each change of the training result, by its description.
+        """Setting with probably the least memory, by its effect on what the model learns (description -> setting).
 
-        The smallest change is first. The tokens of a packed batch are sharded over as many GPUs as possible.
+        The key describes the effect as text, such as "nothing", "no EMA weights" or "clips of 61 frames instead of
+        121"; the smallest effect is first. Among settings with equally few replicas of the weights, the one with the
+        largest context-parallel degree is chosen: the tokens of a packed batch are sharded over as many GPUs as
+        possible.
         """
         return least_of(self.settings, lambda setting: int(setting.options["context"]))
 

@@ -169,8 +169,8 @@ def warn_of_defaults(folder: Path) -> None:
 def find_style(folder: Path) -> VideoStyle:
     """Returns the properties of a model's video preprocessing that its processor files do not state.
 
-    They depend on `model_type` in `config.json`. Any type without an entry in `STYLES`, and a missing type or file, gets
-    those of Qwen3-VL.
+    They depend on `model_type` in `config.json`. If the type or the file is missing, or `STYLES` has no entry for the
+    type, they are those of Qwen3-VL.
 
     Args:
         folder: Model folder.

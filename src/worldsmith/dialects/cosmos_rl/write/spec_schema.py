@@ -46,8 +46,8 @@ def spec_schema(form: SpecForm) -> Schema:
 def key_schema(form: SpecForm) -> Schema:
     """Returns the JSON Schema of a spec format for the keys themselves, as the base of `spec_schema`.
 
-    It does not accept aliases of keys, nor placeholder values: values in the spec templates, such as "" for a model path,
-    that the user must replace (`SpecForm.left_open`).
+    It does not accept aliases of keys, nor placeholder values: values in the spec templates, such as "" for a model
+    path, that the user must replace (`SpecForm.left_open`).
 
     Args:
         form: Spec format.

@@ -100,8 +100,9 @@ class Cosmos3Network(nn.Module):
     def check_patterns(self, pack: PackedSequence) -> None:
         """Raises ValueError if the attention plans of `pack` do not belong to the attention patterns of this network.
 
-        An attention pattern defines to which latents of its sample a latent token attends (all, those of earlier
-        frames, or a neighborhood). An attention plan is the precomputed kernel input of one pattern for one pack.
+        An attention pattern defines to which latents of its sample a latent token attends (all, those of the same
+        and earlier frames, or a neighborhood). An attention plan is the precomputed kernel input of one pattern for one
+        pack.
 
         Args:
             pack: Packed samples; `pack_samples` built the attention plans for `pack.patterns`.

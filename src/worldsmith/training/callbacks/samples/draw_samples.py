@@ -122,9 +122,9 @@ class DrawSamples(Callback):
         def fit(self, passes: float) -> DrawingSize:
             """Returns how many samples to generate at a time, and with how many steps each, within a cost limit.
 
-            Each subclass tries a list of sizes: first numbers of prompts from the config's down to 1, each with numbers
-            of solver steps (videos) or new tokens (answers) from the config's down to a limit of quality, and last the
-            cheapest size. Given prompts (`prompts`) are not reduced.
+            Each subclass tries a list of sizes, beginning with the size in the config: fewer solver steps (videos) or
+            new tokens (answers), down to a limit of quality; then the same with fewer prompts, down to one; and last
+            one prompt with fewer steps or tokens than the limit. Prompts that the config states are always all used.
 
             Args:
                 passes: Max cost of one generation, in units of one forward pass over one training sample.
