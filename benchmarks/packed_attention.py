@@ -61,7 +61,7 @@ def main() -> None:
     layouts = [SampleLayout([0] * (length - 2), (5, 4, 4), fps=8.0) for length in lengths]
     pack = pack_samples(layouts, tiny(), eos_id=0, vision_start_id=1)
     text_spans, latent_spans = spans_of(pack)
-    plans = pack.geometry.und_segments, pack.geometry.gen_plans[0]
+    plans = pack.und_segments, pack.gen_plans[0]
     counts = len(pack.text_ids), pack.num_tokens - len(pack.text_ids)
 
     def leaf(rows: int, heads: int) -> Tensor:

@@ -56,10 +56,10 @@ if checkpoint.exists():
     print(f"Resuming from step {start}")
 for step, pack in enumerate(islice(loader, max(0, args.steps - start)), start + 1):
     latents = [model.encode(sample.video) for sample in pack]
-    noise = objective.draw(pack, latents, seed=SEED)
+    noise = objective.draw(pack, [x0.shape for x0 in latents], seed=SEED)
     sequence = model.pack([layout_of(sample) for sample in pack])
-    velocities = model.network(sequence, *objective.inputs(pack, latents, noise))
-    loss = objective.losses(velocities, pack, latents, noise).mean()
+    velocities = model.network(sequence, *objective.inputs(latents, noise))
+    loss = objective.losses(velocities, latents, noise).mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -152,7 +152,7 @@ class Passes:
         self.tracker, self.moved = tracker, 0
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: None
+        return lambda *arguments: {}
 
     def on_before_optimizer_step(self, *arguments: Any) -> None:
         self.moved = self.tracker.operations.moved_bytes

@@ -47,9 +47,9 @@ def trained(config: Trainer.Config, folder: Path) -> tuple[list[str], Counter[st
     trainer = Trainer(config, run_folder=folder)
     total, loss, keys = len(trainer.state.loader.dataset), trainer.task.loss, []
 
-    def recorded(batch: Any, *, seed: int) -> Any:
+    def recorded(batch: Any, **others: Any) -> Any:
         keys.extend(sample.key for sample in batch if sample.position < total)
-        return loss(batch, seed=seed)
+        return loss(batch, **others)
 
     trainer.task.loss = recorded
     trainer.train()

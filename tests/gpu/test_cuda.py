@@ -19,6 +19,7 @@ import torch
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig
 from worldsmith.distributed.memory import ALLOCATOR_VARIABLES
+from worldsmith.models.device_copy import move_tensors
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.trainer import Trainer
 
@@ -123,7 +124,7 @@ def test_packed_attention_is_that_of_float32(dtype: torch.dtype, causal: bool) -
     from worldsmith.families.cosmos3.attention.packed import grouped_attention, packed_attention, plan_segments
 
     lengths = [700, 33, 256, 1]
-    plan = plan_segments(lengths, lengths, causal=causal, device="cuda")
+    plan = move_tensors(plan_segments(lengths, lengths, causal=causal), torch.device("cuda"))
     torch.manual_seed(0)
     exact = [torch.randn(sum(lengths), heads, 128, device="cuda") for heads in (8, 2, 2)]
     upstream = torch.randn(sum(lengths), 8, 128, device="cuda")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.objectives.objective import BatchLoss, Objective
@@ -12,6 +13,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NOISE_BINS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Noise of the n samples of a batch, and tensors that follow from their noise levels.
+
+    Objectives extend it. `draw` returns it on the CPU; its tensors are moved to the device of the latents before the
+    other methods of an objective use it, all at once.
+    """
+
+    noise: list[Tensor]
+    """Noise of each sample, float32 in the shape of its latents."""
+    timesteps: Tensor
+    """Input of the network for the noise level of each sample, [n]."""
+    bins: list[int]
+    """Index of the noise level range of each sample, 0 to 9, for the metric "loss_by_noise"."""
+    bin_rows: Tensor
+    """`bins` as int64 [n]."""
+
+    def __len__(self) -> int:
+        return len(self.noise)
 
 
 class NoiseObjective(Objective):
@@ -32,40 +54,33 @@ class NoiseObjective(Objective):
             """Raises ValueError if the config has no settings for the resolution bucket `tier`, such as "480"."""
 
     @abstractmethod
-    def draw(self, samples: Sequence[Any], latents: Sequence[Tensor], *, seed: int) -> list[Any]:
-        """Samples a noise level and noise for each sample of a batch.
+    def draw(self, samples: Sequence[Any], shapes: Sequence[Sequence[int]], *, seed: int) -> Any:
+        """Samples a noise level and noise for each sample of a batch, on the CPU.
 
         Args:
             samples: Samples of the batch.
-            latents: Clean latents of each sample, [C, t, h, w].
+            shapes: Shape (C, t, h, w) of the clean latents of each sample.
             seed: Seed of the run.
 
         Returns:
-            One object per sample with its noise level and noise (float32, on the latents' device), to be passed to
-            `inputs`, `losses` and `add_up`.
+            The `Draws` of the batch, to be moved to the latents' device and passed to `inputs`, `losses` and `add_up`.
         """
 
     @abstractmethod
-    def inputs(
-        self, samples: Sequence[Any], latents: Sequence[Tensor], draws: Sequence[Any]
-    ) -> tuple[list[Tensor], Tensor]:
+    def inputs(self, latents: Sequence[Tensor], draws: Any) -> tuple[list[Tensor], Tensor]:
         """Returns the inputs of the network: noisy latents of each sample, float32 [C, t, h, w], and timesteps [n].
 
         Args:
-            samples: Samples of the batch.
             latents: Clean latents of each sample, [C, t, h, w].
             draws: Noise levels and noise from `draw`.
         """
 
     @abstractmethod
-    def losses(
-        self, answers: Sequence[Tensor], samples: Sequence[Any], latents: Sequence[Tensor], draws: Sequence[Any]
-    ) -> Tensor:
+    def losses(self, answers: Sequence[Tensor], latents: Sequence[Tensor], draws: Any) -> Tensor:
         """Returns the loss of each sample, float32 [n].
 
         Args:
             answers: Outputs of the network for the tensors from `inputs`, one per sample.
-            samples: Samples of the batch.
             latents: Clean latents of each sample, [C, t, h, w].
             draws: Noise levels and noise from `draw`.
         """
@@ -75,12 +90,11 @@ class NoiseObjective(Objective):
         return len(samples)
 
     @abstractmethod
-    def add_up(self, losses: Tensor, samples: Sequence[Any], draws: Sequence[Any], *, tokens: int) -> BatchLoss:
+    def add_up(self, losses: Tensor, draws: Any, *, tokens: int) -> BatchLoss:
         """Returns the weighted sum of a batch's losses, with metrics to log.
 
         Args:
             losses: Loss of each sample [n], from the method `losses`.
-            samples: Samples of the batch.
             draws: Noise levels and noise from `draw`.
             tokens: Number of tokens of the batch.
         """
@@ -93,21 +107,19 @@ def stack_tensors(tensors: Sequence[Tensor]) -> Tensor:
     return tensors if isinstance(tensors, torch.Tensor) else torch.stack(list(tensors))
 
 
-def sum_by_noise(losses: Tensor, bins: Sequence[int]) -> dict[str, tuple[Tensor, float]]:
+def sum_by_noise(losses: Tensor, draws: Draws) -> dict[str, tuple[Tensor, float]]:
     """Sums the losses of samples with similar noise levels, in ten equal ranges from 0 to 1.
 
     Args:
         losses: Loss of each sample [n].
-        bins: Index of the range that each sample's noise level is in, 0 to 9.
+        draws: The range that each sample's noise level is in.
 
     Returns:
         Metric name -> (sum of the losses, number of samples); the name ends with the start of the range, such as
         `loss_by_noise[0.3]`.
     """
-    import torch
-
-    sums = losses.new_zeros(NOISE_BINS).index_add(0, torch.tensor(bins, device=losses.device), losses)
+    sums = losses.new_zeros(NOISE_BINS).index_add(0, draws.bin_rows, losses)
     return {
-        f"loss_by_noise[{place / NOISE_BINS:.1f}]": (total, float(bins.count(place)))
+        f"loss_by_noise[{place / NOISE_BINS:.1f}]": (total, float(draws.bins.count(place)))
         for place, total in enumerate(sums.unbind())
     }

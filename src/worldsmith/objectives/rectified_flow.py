@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from worldsmith.config.declare.ranges import Range
 from worldsmith.config.errors import WrongValueError
-from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, sum_by_noise
+from worldsmith.objectives.noise_objective import NOISE_BINS, Draws, NoiseObjective, sum_by_noise
 from worldsmith.objectives.objective import BatchLoss
 
 if TYPE_CHECKING:
@@ -41,11 +41,16 @@ class FlowSample(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SigmaDraw:
-    """Random values of one training sample: noise level σ in [0, 1], and noise, float32 in the shape of the latents."""
+class SigmaDraws(Draws):
+    """Noise levels σ in [0, 1] and noise of a batch, with the constants of its loss."""
 
-    sigma: float
-    noise: Tensor
+    sigmas: list[float]
+    condition_frames: list[int]
+    """Number of clean latent frames at the beginning of each sample."""
+    clean: Tensor
+    """`condition_frames` as int64 [n]."""
+    scales: Tensor
+    """Factor on the loss of each sample in the sum of the batch, float64 [n]."""
 
 
 class RectifiedFlow(NoiseObjective):
@@ -88,20 +93,33 @@ class RectifiedFlow(NoiseObjective):
         config.check()
         self.config = config
 
-    def draw(self, samples: Sequence[FlowSample], latents: Sequence[Tensor], *, seed: int) -> list[SigmaDraw]:
-        """Samples noise level σ and noise of each sample; the noise is on the device of the latents.
-
-        Both depend only on `seed` and `sample.position`.
-        """
+    def draw(self, samples: Sequence[FlowSample], shapes: Sequence[Sequence[int]], *, seed: int) -> SigmaDraws:
+        """Samples noise level σ and noise of each sample; both depend only on `seed` and `sample.position`."""
         from worldsmith.objectives.noise_schedule import sample_noise
 
-        return [
-            SigmaDraw(
-                sigma=self.sigma(sample, seed=seed),
-                noise=sample_noise(x0.shape, seed=seed, position=sample.position).to(x0.device),
-            )
-            for sample, x0 in zip(samples, latents, strict=True)
-        ]
+        pairs = zip(samples, shapes, strict=True)
+        noise = [sample_noise(shape, seed=seed, position=sample.position) for sample, shape in pairs]
+        return self.levels(samples, [self.sigma(sample, seed=seed) for sample in samples], noise)
+
+    def levels(self, samples: Sequence[FlowSample], sigmas: list[float], noise: list[Tensor]) -> SigmaDraws:
+        """Returns the `SigmaDraws` of samples with these noise levels and noise."""
+        import torch
+
+        bins = [min(int(sigma * NOISE_BINS), NOISE_BINS - 1) for sigma in sigmas]
+        clean = [sample.condition_frames for sample in samples]
+        video, image = self.config.loss_scale, self.config.image_loss_scale or self.config.loss_scale
+        share = self.weigh(samples) / len(samples)
+        scales = [share * (image if is_image(sample) else video) for sample in samples]
+        return SigmaDraws(
+            noise=noise,
+            timesteps=torch.tensor([TIMESTEP_SCALE * sigma for sigma in sigmas], dtype=torch.float32),
+            bins=bins,
+            bin_rows=torch.tensor(bins),
+            sigmas=sigmas,
+            condition_frames=clean,
+            clean=torch.tensor(clean),
+            scales=torch.tensor(scales, dtype=torch.float64),
+        )
 
     def sigma(self, sample: FlowSample, *, seed: int) -> float:
         """Samples the noise level σ in [0, 1] of one sample."""
@@ -127,30 +145,18 @@ class RectifiedFlow(NoiseObjective):
             return math.sqrt(math.prod(sample.latent_shape) / base)
         return tier_shift(name, shift, sample.resolution)
 
-    def inputs(
-        self, samples: Sequence[FlowSample], latents: Sequence[Tensor], draws: Sequence[SigmaDraw]
-    ) -> tuple[list[Tensor], Tensor]:
+    def inputs(self, latents: Sequence[Tensor], draws: SigmaDraws) -> tuple[list[Tensor], Tensor]:
         """Returns the noisy latents of each sample, float32 [C, t, h, w], and the timesteps 1000·σ, float32 [n]."""
-        import torch
+        parts = zip(latents, draws.noise, draws.sigmas, draws.condition_frames, strict=True)
+        return [noisy_input(*part) for part in parts], draws.timesteps
 
-        noisy = [
-            noisy_input(x0, draw.noise, draw.sigma, sample.condition_frames)
-            for sample, x0, draw in zip(samples, latents, draws, strict=True)
-        ]
-        sigmas = [TIMESTEP_SCALE * draw.sigma for draw in draws]
-        return noisy, torch.tensor(sigmas, device=latents[0].device, dtype=torch.float32)
-
-    def losses(
-        self,
-        answers: Sequence[Tensor],
-        samples: Sequence[FlowSample],
-        latents: Sequence[Tensor],
-        draws: Sequence[SigmaDraw],
-    ) -> Tensor:
+    def losses(self, answers: Sequence[Tensor], latents: Sequence[Tensor], draws: SigmaDraws) -> Tensor:
         """Returns the loss of each sample, float32 [n], from the predicted velocities `answers` of the network."""
-        targets = [velocity_target(x0, draw.noise) for x0, draw in zip(latents, draws, strict=True)]
-        clean = [sample.condition_frames for sample in samples]
-        return per_sample_losses(answers, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)
+        targets = [velocity_target(x0, noise) for x0, noise in zip(latents, draws.noise, strict=True)]
+        by_active = self.config.normalize_loss_by_active
+        return per_sample_losses(
+            answers, targets, draws.condition_frames, clean=draws.clean, normalize_by_active=by_active
+        )
 
     def weigh(self, samples: Sequence[FlowSample]) -> float:
         """Returns the weight of a batch in the mean loss of its step: its number of samples.
@@ -159,9 +165,7 @@ class RectifiedFlow(NoiseObjective):
         """
         return len(samples) if self.config.sample_level_loss_averaging else 1
 
-    def add_up(
-        self, losses: Tensor, samples: Sequence[FlowSample], draws: Sequence[SigmaDraw], *, tokens: int
-    ) -> BatchLoss:
+    def add_up(self, losses: Tensor, draws: SigmaDraws, *, tokens: int) -> BatchLoss:
         """Returns the weighted sum of a batch's losses, with metrics to log.
 
         The sum is in float64, so that a weight reaches the gradient with a single rounding. The metric "loss" is the
@@ -169,22 +173,15 @@ class RectifiedFlow(NoiseObjective):
 
         Args:
             losses: Loss of each sample [n], from the method `losses`.
-            samples: Samples of the batch.
             draws: Noise levels from `draw`.
             tokens: Number of tokens of the batch.
         """
-        import torch
-
-        video, image = self.config.loss_scale, self.config.image_loss_scale or self.config.loss_scale
-        share = self.weigh(samples) / len(samples)
-        scales = [share * (image if is_image(sample) else video) for sample in samples]
-        exact = losses.double()
-        bins = [min(int(draw.sigma * NOISE_BINS), NOISE_BINS - 1) for draw in draws]
+        exact, count = losses.double(), len(draws)
         return BatchLoss(
-            sum=(exact * torch.tensor(scales, dtype=torch.float64, device=losses.device)).sum(),
-            samples=len(samples),
+            sum=(exact * draws.scales).sum(),
+            samples=count,
             tokens=tokens,
-            metrics={"loss": (exact.detach().sum(), len(samples)), **sum_by_noise(exact.detach(), bins)},
+            metrics={"loss": (exact.detach().sum(), count), **sum_by_noise(exact.detach(), draws)},
         )
 
 
@@ -216,6 +213,7 @@ def per_sample_losses(
     targets: Sequence[Tensor],
     condition_frames: Sequence[int],
     *,
+    clean: Tensor | None = None,
     normalize_by_active: bool = False,
 ) -> Tensor:
     """Computes the mean squared velocity error of each sample; samples of equal shape are reduced together, for speed.
@@ -224,6 +222,7 @@ def per_sample_losses(
         velocities: Predicted velocities, one [C, t, h, w] per sample.
         targets: Target velocities in the same shapes.
         condition_frames: Number of clean latent frames of each sample; their error counts as zero.
+        clean: `condition_frames` as int64 [n] on the device of the targets; None: it is copied to that device here.
         normalize_by_active: Whether the mean is over the noisy frames only. False: over all elements.
 
     Returns:
@@ -240,22 +239,24 @@ def per_sample_losses(
             f"{len(targets)} and {len(condition_frames)}"
         )
     groups: dict[torch.Size, list[int]] = {}
-    for index, (velocity, target, clean) in enumerate(zip(velocities, targets, condition_frames)):
+    for index, (velocity, target, frames) in enumerate(zip(velocities, targets, condition_frames)):
         if velocity.shape != target.shape:
             raise ValueError(
                 f"sample {index}: velocity {tuple(velocity.shape)} and target {tuple(target.shape)} differ"
             )
-        if not 0 <= clean < target.shape[1]:
+        if not 0 <= frames < target.shape[1]:
             raise ValueError(
-                f"sample {index}: {clean} conditioning frames of {target.shape[1]} latent frames; at least one "
+                f"sample {index}: {frames} conditioning frames of {target.shape[1]} latent frames; at least one "
                 "frame must be predicted"
             )
         groups.setdefault(target.shape, []).append(index)
+    clean = torch.tensor(condition_frames, device=targets[0].device) if clean is None else clean
+    rows = clean.unbind()
     losses = [
         group_losses(
             torch.stack([velocities[i] for i in group]),
             torch.stack([targets[i] for i in group]),
-            [condition_frames[i] for i in group],
+            torch.stack([rows[i] for i in group]) if any(condition_frames[i] for i in group) else None,
             normalize_by_active,
         )
         for group in groups.values()
@@ -263,27 +264,26 @@ def per_sample_losses(
     if len(losses) == 1:
         return losses[0]
     order = [index for group in groups.values() for index in group]
-    position = torch.empty(len(order), dtype=torch.long)
-    position[torch.tensor(order)] = torch.arange(len(order))
-    return torch.cat(losses)[position.to(losses[0].device)]
+    found = dict(zip(order, torch.cat(losses).unbind()))
+    return torch.stack([found[index] for index in range(len(order))])
 
 
-def group_losses(velocity: Tensor, target: Tensor, condition_frames: list[int], normalize_by_active: bool) -> Tensor:
+def group_losses(velocity: Tensor, target: Tensor, clean: Tensor | None, normalize_by_active: bool) -> Tensor:
     """Returns the losses, float32 [n], of samples of equal shape.
 
     Args:
         velocity: Predicted velocities [n, C, t, h, w].
         target: Target velocities in the same shape.
-        condition_frames: Number of clean latent frames of each sample; their error counts as zero.
+        clean: Number of clean latent frames of each sample, int64 [n]; their error counts as zero. None: no sample has
+            clean frames.
         normalize_by_active: Whether the mean is over the noisy frames only. False: over all elements.
     """
     import torch
 
     frame_errors = (velocity.float() - target.float()).square().mean(dim=(1, 3, 4))
-    if not any(condition_frames):
+    if clean is None:
         return frame_errors.mean(dim=1)
     num_frames = target.shape[2]
-    clean = torch.tensor(condition_frames, device=target.device)
     active = torch.arange(num_frames, device=target.device) >= clean[:, None]
     total = torch.where(active, frame_errors, 0.0).sum(dim=1)
     return total / ((num_frames - clean) if normalize_by_active else num_frames)

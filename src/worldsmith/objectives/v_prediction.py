@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range
-from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, stack_tensors, sum_by_noise
+from worldsmith.objectives.noise_objective import NOISE_BINS, Draws, NoiseObjective, stack_tensors, sum_by_noise
 from worldsmith.objectives.objective import BatchLoss
 
 if TYPE_CHECKING:
@@ -32,11 +32,17 @@ class PositionedSample(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TimestepDraw:
-    """Random values of one training sample: timestep (0 = least noise), and noise in the shape of the latents."""
+class TimestepDraws(Draws):
+    """Timesteps (0 = least noise) and noise of a batch, with the noise schedule at these timesteps."""
 
-    timestep: int
-    noise: Tensor
+    signal: Tensor
+    """√ᾱ of each sample, float32 [n]."""
+    spread: Tensor
+    """√(1-ᾱ) of each sample, float32 [n]."""
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Returns `signal` and `spread` as [n, 1, 1, 1, 1], to be multiplied with latents [n, C, t, h, w]."""
+        return self.signal[:, None, None, None, None], self.spread[:, None, None, None, None]
 
 
 class VPrediction(NoiseObjective):
@@ -94,12 +100,28 @@ class VPrediction(NoiseObjective):
             alphas = ((signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])).square()
         return alphas
 
-    def draw(self, samples: Sequence[PositionedSample], latents: Sequence[Tensor], *, seed: int) -> list[TimestepDraw]:
-        """Samples a timestep and noise for each sample; the noise is on the device of the latents."""
-        return [
-            TimestepDraw(self.timestep(sample.position, seed=seed), self.noise(x0, sample.position, seed=seed))
-            for sample, x0 in zip(samples, latents, strict=True)
-        ]
+    def draw(
+        self, samples: Sequence[PositionedSample], shapes: Sequence[Sequence[int]], *, seed: int
+    ) -> TimestepDraws:
+        """Samples a timestep and noise for each sample."""
+        pairs = zip(samples, shapes, strict=True)
+        noise = [self.noise(shape, sample.position, seed=seed) for sample, shape in pairs]
+        return self.levels([self.timestep(sample.position, seed=seed) for sample in samples], noise)
+
+    def levels(self, timesteps: Sequence[int], noise: list[Tensor]) -> TimestepDraws:
+        """Returns the `TimestepDraws` of samples with these timesteps and noise."""
+        import torch
+
+        bins = [timestep * NOISE_BINS // self.config.num_timesteps for timestep in timesteps]
+        alphas = self.alphas_cumprod[list(timesteps)]
+        return TimestepDraws(
+            noise=noise,
+            timesteps=torch.tensor(timesteps),
+            bins=bins,
+            bin_rows=torch.tensor(bins),
+            signal=alphas.sqrt().float(),
+            spread=(1 - alphas).sqrt().float(),
+        )
 
     def timestep(self, position: int, *, seed: int) -> int:
         """Samples the timestep of the sample at `position` in the data stream, uniformly over the schedule.
@@ -114,37 +136,26 @@ class VPrediction(NoiseObjective):
             share = ((first + position) % parts + share) / parts
         return min(int(share * self.config.num_timesteps), self.config.num_timesteps - 1)
 
-    def noise(self, x0: Tensor, position: int, *, seed: int) -> Tensor:
+    def noise(self, shape: Sequence[int], position: int, *, seed: int) -> Tensor:
         from worldsmith.objectives.noise_schedule import random_stream, sample_noise
 
-        noise = sample_noise(x0.shape, seed=seed, position=position).to(x0.device)
+        noise = sample_noise(shape, seed=seed, position=position)
         if not self.config.offset_noise:
             return noise
         offset = float(random_stream(seed, position, OFFSET_STREAM).standard_normal())
         return noise + self.config.offset_noise * offset
 
-    def inputs(
-        self, samples: Sequence[PositionedSample], latents: Sequence[Tensor], draws: Sequence[TimestepDraw]
-    ) -> tuple[list[Tensor], Tensor]:
+    def inputs(self, latents: Sequence[Tensor], draws: TimestepDraws) -> tuple[list[Tensor], Tensor]:
         """Returns the noisy latents of each sample, float32 [C, t, h, w], and the timesteps, int64 [n].
 
         All latents must have the same shape.
         """
         import torch
 
-        clean = stack_tensors(latents)
-        signal, spread = self._levels(draws, clean)
-        noise = torch.stack([draw.noise for draw in draws])
-        timesteps = torch.tensor([draw.timestep for draw in draws], device=clean.device)
-        return list(signal * clean.float() + spread * noise), timesteps
+        signal, spread = draws.factors()
+        return list(signal * stack_tensors(latents).float() + spread * torch.stack(draws.noise)), draws.timesteps
 
-    def losses(
-        self,
-        answers: Sequence[Tensor],
-        samples: Sequence[PositionedSample],
-        latents: Sequence[Tensor],
-        draws: Sequence[TimestepDraw],
-    ) -> Tensor:
+    def losses(self, answers: Sequence[Tensor], latents: Sequence[Tensor], draws: TimestepDraws) -> Tensor:
         """Returns the loss of each sample, float32 [n]: the mean of w·(x - x0)² or, with `loss_type` l1, of w·|x - x0|.
 
         x0 are the clean `latents`, x the latents that follow from the network output v in `answers`. The weight w is
@@ -153,9 +164,8 @@ class VPrediction(NoiseObjective):
         """
         import torch
 
-        clean = stack_tensors(latents)
-        signal, spread = self._levels(draws, clean)
-        target = signal * torch.stack([draw.noise for draw in draws]) - spread * clean.float()
+        signal, spread = draws.factors()
+        target = signal * torch.stack(draws.noise) - spread * stack_tensors(latents).float()
         error = stack_tensors(answers).float() - target
         weights = spread.square().reciprocal().clamp(max=self.config.max_weight or math.inf)
         if self.config.loss_type == "l1":
@@ -163,22 +173,14 @@ class VPrediction(NoiseObjective):
         losses = error.square() if self.config.max_weight is None else weights * (spread * error).square()
         return losses.flatten(1).mean(dim=1)
 
-    def add_up(
-        self, losses: Tensor, samples: Sequence[PositionedSample], draws: Sequence[TimestepDraw], *, tokens: int
-    ) -> BatchLoss:
+    def add_up(self, losses: Tensor, draws: TimestepDraws, *, tokens: int) -> BatchLoss:
         """Returns the sum of a batch's losses, with the metric "loss_by_noise" for ten ranges of timesteps.
 
         Args:
             losses: Loss of each sample [n], from the method `losses`.
-            samples: Samples of the batch.
             draws: Timesteps from `draw`.
             tokens: Number of tokens of the batch.
         """
         exact = losses.double()
-        bins = [draw.timestep * NOISE_BINS // self.config.num_timesteps for draw in draws]
-        return BatchLoss(sum=exact.sum(), samples=len(draws), tokens=tokens, metrics=sum_by_noise(exact.detach(), bins))
-
-    def _levels(self, draws: Sequence[TimestepDraw], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns √ᾱ and √(1-ᾱ) of each sample, float32 [n, 1, …] on the device of `like` [n, …]."""
-        alphas = self.alphas_cumprod[[draw.timestep for draw in draws]].view(-1, *[1] * (like.ndim - 1))
-        return alphas.sqrt().float().to(like.device), (1 - alphas).sqrt().float().to(like.device)
+        metrics = sum_by_noise(exact.detach(), draws)
+        return BatchLoss(sum=exact.sum(), samples=len(draws), tokens=tokens, metrics=metrics)

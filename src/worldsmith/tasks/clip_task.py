@@ -9,6 +9,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -276,3 +277,13 @@ class ClipTask(Task):
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:
         parts = (part for sample in batch for part in self.cached_parts(sample))
         return self.latent_cache is not None and any(part.latents is None for part in parts)
+
+
+def cached_latents_of(samples: Sequence[VideoSample | None]) -> list[Tensor | None]:
+    """Returns the cached latents of each sample; None for a sample without them, or for None."""
+    return [None if sample is None else sample.latents for sample in samples]
+
+
+def with_latents(samples: Sequence[VideoSample], latents: Sequence[Tensor | None]) -> list[VideoSample]:
+    """Returns copies of the samples with other cached latents, such as the same ones on the device."""
+    return [replace(sample, latents=own) for sample, own in zip(samples, latents, strict=True)]

@@ -223,23 +223,53 @@ class Task(ABC):
         """
         return len(batch)
 
+    def prepare(self, batch: Any, *, seed: int) -> Any:
+        """Computes, on the CPU, inputs of `loss` that need no weights, such as noise, positions and attention plans.
+
+        Training calls it in a thread, during the forward and backward pass of the batch before; then all tensors of
+        the result are copied to the device at once.
+
+        Args:
+            batch: A batch of the loader.
+            seed: Seed of the run.
+
+        Returns:
+            Nested lists, tuples, dicts and dataclasses with tensors; None: the family prepares nothing.
+        """
+        return None
+
+    def on_device(self, batch: Any, *, seed: int) -> Any:
+        """Returns what `prepare` returns, with its tensors on the device, for callers that have no thread for it."""
+        from worldsmith.models.device_copy import move_tensors
+
+        return move_tensors(self.prepare(batch, seed=seed), self.model.device)
+
     @abstractmethod
     def loss(self, batch: Any, *, seed: int) -> BatchLoss:
         """Runs the forward pass of one batch and returns the sum of its loss, with metrics.
 
-        Validation calls it without gradients, with the network in eval mode.
+        Validation calls it without gradients, with the network in eval mode. If the family overrides `prepare`, this
+        method has one more keyword argument: `inputs`, its result with the tensors on the device, or None if the method
+        has to prepare them itself (`on_device`).
 
         Args:
             batch: A batch of the loader.
             seed: Seed of the run; random values depend only on it and on the positions of the samples in the stream.
         """
 
-    def check_gradients(self, batches: Sequence[Any], weight: float) -> None:  # noqa: B027 (no effect by default)
+    def step_counts(self, batches: Sequence[Any]) -> Mapping[str, float]:
+        """Returns values of the batches of this rank in a step, by name; `check_gradients` gets their sums over ranks.
+
+        All ranks must return the same names.
+        """
+        return {}
+
+    def check_gradients(self, weight: float, sums: Mapping[str, float]) -> None:  # noqa: B027 (no effect by default)
         """Checks the gradients after the last backward pass of a step, on all ranks, before the optimizer step.
 
         Args:
-            batches: The batches of this rank.
             weight: Weight of the step over all ranks.
+            sums: Sums of `step_counts` over all ranks.
 
         Raises:
             UserError: On all ranks, if the gradients can only result from a wrong setup.

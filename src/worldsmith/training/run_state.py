@@ -76,6 +76,8 @@ class RunState:
         self.best = BestSoFar(keep.keep_best, keep.best_mode) if keep.keep_best else None
         self.iteration = 0
         """Completed steps, including skipped ones."""
+        self.loader_state: Mapping[str, Any] | None = None
+        """State of the data loader after the last step, if batches were read ahead since; None: that of the loader."""
 
     def record_validation(self, metrics: Mapping[str, float]) -> bool:
         """Records rank 0's validation metrics of the current step; returns whether they are the best. Collective.
@@ -141,7 +143,7 @@ class RunState:
         return self.checkpointer.save(
             self.iteration,
             parts,
-            dataloader=self.loader.state_dict(),
+            dataloader=self.loader_state or self.loader.state_dict(),
             texts=texts,
             background=background,
             retire=self.guard.consecutive == 0,  # while steps are skipped, the weights may be spoiled

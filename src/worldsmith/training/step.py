@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from worldsmith.objectives.objective import BatchLoss
     from worldsmith.tasks.task import Task
+    from worldsmith.training.batch_reader import BatchReader
     from worldsmith.training.optimizer import LossScaler
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,12 @@ class StepInputs:
     """Batches of this rank's loader, one per forward pass (gradient accumulation)."""
     data_seconds: float = 0.0
     """Time spent waiting for the loader, in seconds."""
+    reader: BatchReader | None = None
+    """Source of the prepared inputs; None: `Task.loss` prepares them."""
+    loader_state: Mapping[str, Any] | None = None
+    """State of the data loader after these batches; None: that of the loader."""
+    weight: float | None = None
+    """Sum of `Task.weigh` over all batches of all ranks; None: not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,8 @@ class StepResult:
     """Gradient norm before clipping; None before it is computed."""
     learning_rates: list[float] = field(default_factory=list)
     """Learning rate of each parameter group in this step; empty until the optimizer has stepped."""
+    sums: Mapping[str, float] = field(default_factory=dict)
+    """Sums over all ranks of `Task.step_counts` and of `Callback.step_counts`, by name."""
     skipped: bool = False
     """Whether the step updated no weights, because loss or gradients were not finite or `weight` was 0."""
     seconds: float = 0.0
@@ -153,9 +162,14 @@ def read_batches(batches: Iterator[Any], index: int, grad_accum_iter: int) -> St
         index: 0-based index of the step.
         grad_accum_iter: Number of batches per step and rank.
     """
+    from worldsmith.training.batch_reader import BatchReader
+
     start = time.perf_counter()
     read = [next(batches) for _ in range(grad_accum_iter)]
-    return StepInputs(index, read, data_seconds=time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    if not isinstance(batches, BatchReader):
+        return StepInputs(index, read, seconds)
+    return StepInputs(index, read, seconds, batches, batches.loader_state)
 
 
 def forward_backward(
@@ -165,6 +179,7 @@ def forward_backward(
     seed: int,
     scaler: LossScaler | None = None,
     parameters: Sequence[nn.Parameter] | None = None,
+    count: Callable[[], Mapping[str, float]] = dict,
 ) -> StepResult:
     """Accumulates the gradient of the step's mean loss in the parameters and returns loss and metrics.
 
@@ -179,10 +194,12 @@ def forward_backward(
         seed: Seed of the random values in the loss, such as noise.
         scaler: Loss scaler for float16; None: no loss scaling.
         parameters: Trained parameters, whose gradient norm is measured; None: it is not measured.
+        count: Returns values of this rank, with the same names on all ranks; called after the last backward pass. Their
+            sums over all ranks are in `StepResult.sums`, with those of `Task.step_counts`.
     """
     world, model, batches = task.world, task.model, inputs.batches
     weights = [float(task.weigh(batch)) for batch in batches]
-    (weight,) = world.data_sum(sum(weights))
+    weight = world.data_sum(sum(weights))[0] if inputs.weight is None else inputs.weight
     require_same_packs(world, map(task.identify, batches))
     if weight == 0:
         return StepResult(inputs, weight)
@@ -191,10 +208,12 @@ def forward_backward(
     losses = []
     for index, batch in enumerate(batches):
         reduce_gradients(model.network, last=index == len(batches) - 1, every_pack=every_pack)
-        losses.append(forward_backward_batch(task, batch, world.data_size / weight * scale, seed=seed))
+        prepared = None if inputs.reader is None else inputs.reader.inputs_of(batch)
+        losses.append(forward_backward_batch(task, batch, prepared, world.data_size / weight * scale, seed=seed))
+        del prepared
     overflowed = scaler is not None and scaler.unscale()
     norm = None if parameters is None else global_norm([p.grad for p in parameters if p.grad is not None])
-    means = reduce_metrics(task, losses, weights, norm)
+    means = reduce_metrics(task, losses, weights, norm, counts={**task.step_counts(batches), **count()})
     loss = means.metrics.pop("loss")
     return StepResult(
         inputs,
@@ -206,6 +225,7 @@ def forward_backward(
         loss_scale=scale,
         overflowed=overflowed,
         known_norm=None if norm is None else (norm, means.norm),
+        sums=means.sums,
     )
 
 
@@ -218,7 +238,7 @@ def global_norm(gradients: list[Tensor]) -> Tensor:
     return total.full_tensor() if isinstance(total, DTensor) else total
 
 
-def forward_backward_batch(task: Task, batch: Any, loss_factor: float, *, seed: int) -> BatchLoss:
+def forward_backward_batch(task: Task, batch: Any, prepared: Any, loss_factor: float, *, seed: int) -> BatchLoss:
     """Runs the forward and backward pass of one batch and returns its detached loss.
 
     It is a separate function so that no local variable keeps the autograd graph alive in the next forward pass.
@@ -226,11 +246,12 @@ def forward_backward_batch(task: Task, batch: Any, loss_factor: float, *, seed: 
     Args:
         task: Computes the loss of a batch.
         batch: Batch of this rank.
+        prepared: Result of `Task.prepare` with the tensors on the device; None: nothing was prepared.
         loss_factor: Factor on the summed loss in the backward pass.
         seed: Seed of the random values in the loss.
     """
     with seeded_rng(network_seed(task, batch, seed)):
-        loss = task.loss(batch, seed=seed)
+        loss = task.loss(batch, seed=seed, **({} if prepared is None else {"inputs": prepared}))
         (loss.sum * loss_factor).backward()  # type: ignore[no-untyped-call]
     metrics = {name: (total.detach(), count) for name, (total, count) in loss.metrics.items()}
     return replace(loss, sum=loss.sum.detach(), metrics=metrics)
@@ -257,10 +278,17 @@ class MeanMetrics:
     tokens: int
     norm: float = math.nan
     """Value of the argument `norm` of `reduce_metrics`; NaN without it."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Sums over all ranks of the argument `counts` of `reduce_metrics`."""
 
 
 def reduce_metrics(
-    task: Task, losses: Sequence[BatchLoss], weights: Sequence[float], norm: Tensor | None = None
+    task: Task,
+    losses: Sequence[BatchLoss],
+    weights: Sequence[float],
+    norm: Tensor | None = None,
+    *,
+    counts: Mapping[str, float] | None = None,
 ) -> MeanMetrics:
     """Computes the mean loss and metrics over the batches of all ranks.
 
@@ -271,6 +299,7 @@ def reduce_metrics(
         losses: Detached losses of this rank's batches, all with the same metric names.
         weights: Weight of each batch: "loss" is Σ weight · loss / Σ weight, unless the task's metrics have "loss".
         norm: Scalar to copy to the host together with the losses; it is not reduced.
+        counts: Further values to sum over all ranks, with the same names on all ranks.
     """
     import torch
 
@@ -282,9 +311,12 @@ def reduce_metrics(
     scalars = [batch[name][0].double() for batch in batches for name in names]
     *values, copied = torch.stack([*scalars, scalars[0] if norm is None else norm.to(scalars[0])]).tolist()
     sums = [sum(values[index :: len(names)]) for index in range(len(names))]
-    counts = [sum(batch[name][1] for batch in batches) for name in names]
-    local = sum(loss.samples for loss in losses), sum(loss.tokens for loss in losses), *sums, *counts
-    samples, tokens, *totals = task.world.data_sum(*local)
+    numbers = [sum(batch[name][1] for batch in batches) for name in names]
+    local = sum(loss.samples for loss in losses), sum(loss.tokens for loss in losses), *sums, *numbers
+    totals = task.world.sum(*local, *(counts or {}).values())
+    further = dict(zip(counts or {}, totals[len(local) :]))
+    # The ranks of a context-parallel group have the same batches, so each group counts once.
+    samples, tokens, *totals = (total / task.world.context_parallel for total in totals[: len(local)])
     reduced = zip(names, totals[: len(names)], totals[len(names) :])
     means = {name: total / count if count else math.nan for name, total, count in reduced if count or "[" not in name}
-    return MeanMetrics(means, int(samples), int(tokens), copied)
+    return MeanMetrics(means, int(samples), int(tokens), copied, further)

@@ -7,7 +7,6 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,8 @@ from worldsmith.training.start_checks import require_same_config
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from worldsmith.training.step import StepResult
+    from worldsmith.training.batch_reader import BatchReader
+    from worldsmith.training.step import StepInputs, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,9 @@ class Trainer(Configurable):
 
     class Config(RunConfig):
         """Config of a run, the same as `RunConfig`."""
+
+    following: StepInputs | None = None
+    """Batches of the next step, if they were read at the last step boundary."""
 
     def __init__(
         self,
@@ -134,9 +137,9 @@ class Trainer(Configurable):
             self.is_asked_to_stop = lambda: stop.asked is not None
             try:
                 self._call("on_run_start")
-                batches = self._begin()
-                self._call("on_train_start")
-                self.outcome = self._run_steps(batches, stop)
+                with contextlib.closing(self._begin()) as batches:
+                    self._call("on_train_start")
+                    self.outcome = self._run_steps(batches, stop)
             finally:
                 self._finish_save(report=False)
                 self._call("on_train_end")
@@ -152,7 +155,7 @@ class Trainer(Configurable):
         while not state.is_done:
             self.training_step(batches)
             is_best = self.validate()
-            stopping, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
+            stopping, saved = self._read_ahead(batches, is_stopped=stop.asked is not None)
             if saved == self.world.size:
                 self._finish_save()
             save_is_due |= self.iteration % settings.save_iter == 0
@@ -175,17 +178,51 @@ class Trainer(Configurable):
             self._log("%s", self.reason)
         return Outcome.FINISHED
 
+    def _read_ahead(self, batches: Iterator[Any], *, is_stopped: bool) -> tuple[float, float]:
+        """Reads the batches of the next step, if one is left. Collective.
+
+        Their weight is summed over all ranks together with the flags of the step boundary.
+
+        Args:
+            batches: Iterator over the batches of this rank.
+            is_stopped: Whether this process was asked to stop.
+
+        Returns:
+            (number of processes that were asked to stop, number of processes whose background save is complete).
+        """
+        from worldsmith.training.step import read_batches
+
+        following, count = None, self.config.trainer.grad_accum_iter
+        if not self.state.is_done:
+            with contextlib.suppress(Exception):  # the next step raises it; first, a save that is due
+                following = read_batches(batches, self.iteration, count)
+        weight = 0.0 if following is None else sum(map(self.task.weigh, following.batches))
+        stopping, saved, total = self.world.sum(is_stopped, self.checkpointer.has_saved, weight)
+        if following is not None:
+            self.following = replace(following, weight=total / self.world.context_parallel)
+        return stopping, saved
+
     def training_step(self, batches: Iterator[Any]) -> StepResult:
         """Does one optimizer step over `grad_accum_iter` batches and returns its result. Collective."""
         from worldsmith.training.step import forward_backward, read_batches
 
-        start, state = time.perf_counter(), self.state
-        inputs = read_batches(batches, state.iteration, self.config.trainer.grad_accum_iter)
+        start, state, inputs = time.perf_counter(), self.state, self.following
+        if inputs is None:
+            inputs = read_batches(batches, state.iteration, self.config.trainer.grad_accum_iter)
+        else:
+            self.following, start = None, start - inputs.data_seconds
         self._call("on_training_step_start", inputs)
-        seed, parameters = self.config.trainer.seed, state.parameters
-        step = forward_backward(inputs, self.task, seed=seed, scaler=state.scaler, parameters=parameters)
+        step = forward_backward(
+            inputs,
+            self.task,
+            seed=self.config.trainer.seed,
+            scaler=state.scaler,
+            parameters=state.parameters,
+            count=partial(self._count, inputs),
+        )
+        state.loader_state = inputs.loader_state
         if not step.overflowed:
-            self.task.check_gradients(inputs.batches, step.weight)
+            self.task.check_gradients(step.weight, step.sums)
         step = self.measure_gradients(step)
         rates, skipped = state.scheduler.learning_rates, state.must_skip(step)
         state.advance(skipped=skipped)
@@ -195,6 +232,13 @@ class Trainer(Configurable):
         self._call("on_training_step_end", step)
         self._call("after_training_step", step)
         return step
+
+    def _count(self, inputs: StepInputs) -> dict[str, float]:
+        """Returns the `step_counts` of all callbacks."""
+        found: dict[str, float] = {}
+        for callback in self.callbacks.values():
+            found |= callback.step_counts(self, inputs)
+        return found
 
     def measure_gradients(self, step: StepResult) -> StepResult:
         """Calls `on_before_optimizer_step` of all callbacks; returns `step` with its gradient norm set.
@@ -289,15 +333,19 @@ class Trainer(Configurable):
         write_on_main(world, folder, write)
         begin_log(folder, rank=world.rank, size=world.size)
 
-    def _begin(self) -> Iterator[Any]:
+    def _begin(self) -> BatchReader:
         """Reads the first batch, logs the start of the run, and returns an iterator over all batches."""
+        from worldsmith.training.batch_reader import BatchReader
         from worldsmith.training.start_lines import start_lines
 
-        first = next(stream := iter(self.state.loader))
+        loop = self.config.trainer
+        count = (loop.max_iter - self.iteration) * loop.grad_accum_iter
+        reader = BatchReader(self.state.loader, self.task, seed=loop.seed, count=count)
+        first = reader.peek()
         self.first_samples, _ = self.task.size(first)
         for line in start_lines(self, first) if self.world.is_main else ():
             logger.info("%s", line)
-        return chain(iter([first]), stream)  # which lets go of the batch, as it would not of a list
+        return reader
 
     def _finish_save(self, *, report: bool = True) -> None:
         """Waits for a background save; if `report` is True, calls `on_save_checkpoint_end` for its checkpoint."""

@@ -150,7 +150,7 @@ def test_any_windows_equal_a_mask_filled_in_pair_by_pair(case, entries, gathered
     plans.MASK_ENTRIES, attention.GATHERED_KEYS = entries, gathered
     try:
         windows = [AttentionPattern(profiles).windows(grid) for grid in grids]
-        plan = plan_masked(windows, grids, text_lengths, CPU)
+        plan = plan_masked(windows, grids, text_lengths)
     finally:
         plans.MASK_ENTRIES, attention.GATHERED_KEYS = saved
     tensors = draw_tensors(grids, text_lengths)
@@ -189,7 +189,7 @@ def test_dense_three_way_is_two_way():
     assert torch.equal(two_way, three)
     whole = [tuple(AxisWindow(length) for length in grid) for grid in GRIDS]
     assert_equal_with_gradients(
-        latent_attention(*tensors, plan_masked(whole, GRIDS, TEXT, CPU)), two_way, tensors, 1e-6
+        latent_attention(*tensors, plan_masked(whole, GRIDS, TEXT)), two_way, tensors, 1e-6
     )
 
 
@@ -205,7 +205,7 @@ def test_it_is_two_attentions_merged_by_their_log_sum_exps():
         outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
         sums.append(scores.logsumexp(-1).T)
     shares = torch.stack(sums).softmax(0)[..., None]
-    plan = plan_masked([AttentionPattern(WINDOWS).windows(grid) for grid in GRIDS], GRIDS, TEXT, CPU)
+    plan = plan_masked([AttentionPattern(WINDOWS).windows(grid) for grid in GRIDS], GRIDS, TEXT)
     merged = shares[0] * outputs[0] + shares[1] * outputs[1]
     assert_equal_with_gradients(latent_attention(*tensors, plan), merged, tensors, 1e-6)
 
@@ -226,7 +226,7 @@ def test_no_later_frame_is_seen():
 def test_a_share_of_the_heads_gives_that_share_of_the_output():
     """As context parallelism calls it."""
     tensors = draw_tensors(GRIDS, TEXT, heads=4, kv_heads=2)
-    plan = plan_masked([AttentionPattern(WINDOWS).windows(grid) for grid in GRIDS], GRIDS, TEXT, CPU)
+    plan = plan_masked([AttentionPattern(WINDOWS).windows(grid) for grid in GRIDS], GRIDS, TEXT)
     q, *others = tensors
     part = latent_attention(q[:, 2:], *(x[:, 1:] for x in others), plan)
     torch.testing.assert_close(part, latent_attention(*tensors, plan)[:, 2:], rtol=0, atol=1e-6)
@@ -234,7 +234,7 @@ def test_a_share_of_the_heads_gives_that_share_of_the_output():
 
 def test_a_window_in_time_needs_no_mask_and_fewer_keys():
     """Frames that see the same frames are one segment with only those frames as keys."""
-    plan = plan_masked([(AxisWindow(2, stride=2), AxisWindow(3), AxisWindow(3))], [(4, 3, 3)], [5], CPU)
+    plan = plan_masked([(AxisWindow(2, stride=2), AxisWindow(3), AxisWindow(3))], [(4, 3, 3)], [5])
     assert not plan.masked
     assert plan.cu_kv.tolist() == [0, 5 + 18, 2 * (5 + 18)]
 
@@ -242,7 +242,7 @@ def test_a_window_in_time_needs_no_mask_and_fewer_keys():
 def test_segments_of_one_shape_share_a_mask_and_a_dtype_makes_it_once():
     """16 frames under a window in height: one mask, as large as a frame over a frame's keys."""
     windows = (AxisWindow(2, stride=2), AxisWindow(2), AxisWindow(4))
-    plan = plan_masked([windows] * 2, [(16, 4, 4)] * 2, [3, 3], CPU)
+    plan = plan_masked([windows] * 2, [(16, 4, 4)] * 2, [3, 3])
     masks = {id(group.mask): group.mask for group in plan.groups}
     assert [mask.shape for mask in masks.values()] == [(1, 1, 2 * 16, 3 + 2 * 16)]
     (mask,) = {id(group.mask): group.mask for group in plan.to(torch.bfloat16).groups}.values()
@@ -296,7 +296,7 @@ def test_natten_gets_each_sample_on_its_grid(monkeypatch):
     windows = [AttentionPattern(WINDOWS).windows(grid) for grid in GRIDS]
     tensors = draw_tensors(GRIDS, TEXT)
     out = run_natten(*tensors, plan_natten(windows, GRIDS, TEXT))
-    assert_equal_with_gradients(out, latent_attention(*tensors, plan_masked(windows, GRIDS, TEXT, CPU)), tensors)
+    assert_equal_with_gradients(out, latent_attention(*tensors, plan_masked(windows, GRIDS, TEXT)), tensors)
     # The third grid is 2 x 4 and its window all of it; the fourth is one token.
     assert asked == [((3, 2, 4), (2, 2, 3)), ((3, 3), (2, 3)), ((3, 2, 4), (2, 2, 3))]
 

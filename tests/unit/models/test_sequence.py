@@ -89,7 +89,7 @@ def test_any_plan_equals_block_masked_dense_attention_with_gradients(lengths, sh
 
 
 def test_variable_length_tensors_name_the_same_segments():
-    plan = pack(SampleLayout([1, 2], (1, 2, 2), 24.0), SampleLayout([], (2, 2, 4), 24.0)).geometry.gen_plans[0]
+    plan = pack(SampleLayout([1, 2], (1, 2, 2), 24.0), SampleLayout([], (2, 2, 4), 24.0)).gen_plans[0]
     assert plan.cu_q.tolist() == [0, 1, 5]
     assert plan.cu_kv.tolist() == [0, 5, 11]
     assert (plan.max_q, plan.max_kv, plan.cu_q.dtype) == (4, 6, torch.int32)

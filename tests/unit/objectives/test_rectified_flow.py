@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from worldsmith.objectives.rectified_flow import RectifiedFlow, SigmaDraw
+from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 
 @dataclass
@@ -76,17 +76,21 @@ def test_images_and_videos_have_their_own_distributions():
     assert component.sigma(image(3), seed=0) != both_uniform.sigma(image(3), seed=0)
 
 
+def drawn(component: RectifiedFlow, clips: list[Clip], latents: list[torch.Tensor], seed: int = 0):
+    return component.draw(clips, [x0.shape for x0 in latents], seed=seed)
+
+
 def test_draws_depend_on_seed_and_position_alone():
     """The same samples drawn one by one, in another order and in other company have the same noise, bit for bit."""
     clips = [Clip(4), Clip(9, condition_frames=1), image(2)]
     latents = latents_of(clips)
-    together = flow().draw(clips, latents, seed=7)
-    for clip, x0, draw in zip(clips, latents, together):
-        (alone,) = flow().draw([clip], [x0], seed=7)
-        assert alone.sigma == draw.sigma
-        assert torch.equal(alone.noise, draw.noise)
-        assert alone.noise.shape == x0.shape
-    assert flow().draw(clips, latents, seed=8)[0].sigma != together[0].sigma
+    together = drawn(flow(), clips, latents, seed=7)
+    for clip, x0, sigma, noise in zip(clips, latents, together.sigmas, together.noise):
+        alone = drawn(flow(), [clip], [x0], seed=7)
+        assert alone.sigmas == [sigma]
+        assert torch.equal(alone.noise[0], noise)
+        assert noise.shape == x0.shape
+    assert drawn(flow(), clips, latents, seed=8).sigmas[0] != together.sigmas[0]
 
 
 @pytest.mark.parametrize("by_active", [False, True])
@@ -94,14 +98,14 @@ def test_losses_of_a_pack_equal_an_unpacked_transcription(by_active):
     """x_t, the timestep 1000·σ, the target and the masked mean, written out for one sample at a time."""
     clips = [Clip(0), Clip(1, condition_frames=2), image(2), Clip(3, latent_shape=(2, 2, 6))]
     latents, network, component = latents_of(clips), ChannelMixer(), flow(normalize_loss_by_active=by_active)
-    draws = component.draw(clips, latents, seed=0)
-    losses = component.losses(network(None, *component.inputs(clips, latents, draws)), clips, latents, draws)
-    for clip, x0, draw, loss in zip(clips, latents, draws, losses):
-        sigma = torch.full(clip.latent_shape, draw.sigma)
+    draws = drawn(component, clips, latents)
+    losses = component.losses(network(None, *component.inputs(latents, draws)), latents, draws)
+    for clip, x0, level, noise, loss in zip(clips, latents, draws.sigmas, draws.noise, losses):
+        sigma = torch.full(clip.latent_shape, level)
         sigma[: clip.condition_frames] = 0
-        x_t = sigma * draw.noise + (1 - sigma) * x0
-        (velocity,) = network(None, [x_t], torch.tensor([1000 * draw.sigma]))
-        error = ((velocity - (draw.noise - x0)) ** 2)[:, clip.condition_frames :]
+        x_t = sigma * noise + (1 - sigma) * x0
+        (velocity,) = network(None, [x_t], torch.tensor([1000 * level]))
+        error = ((velocity - (noise - x0)) ** 2)[:, clip.condition_frames :]
         expected = error.mean() if by_active else error.sum() / x0.numel()
         assert torch.allclose(loss, expected, rtol=1e-5)
 
@@ -115,8 +119,8 @@ def gradients_of_split_step(component: RectifiedFlow, packs: list[list[list[Clip
         network = ChannelMixer()
         for pack in rank:
             latents = [full_latents(clip) for clip in pack]
-            draws = component.draw(pack, latents, seed=0)
-            loss = component.add_up(losses_of(component, network, pack, latents), pack, draws, tokens=0)
+            draws = drawn(component, pack, latents)
+            loss = component.add_up(losses_of(component, network, pack, latents), draws, tokens=0)
             (loss.sum * (world_size / weight)).backward()
             sums = [total + float(own) for total, own in zip(sums, loss.metrics["loss"])]
         own = torch.cat([p.grad.flatten() for p in network.parameters()]) / world_size
@@ -126,8 +130,8 @@ def gradients_of_split_step(component: RectifiedFlow, packs: list[list[list[Clip
 
 def losses_of(component: RectifiedFlow, network: nn.Module, clips: list[Clip], latents: list[torch.Tensor]):
     """Each clip's loss after one pass of the network over all of them."""
-    draws = component.draw(clips, latents, seed=0)
-    return component.losses(network(None, *component.inputs(clips, latents, draws)), clips, latents, draws)
+    draws = drawn(component, clips, latents)
+    return component.losses(network(None, *component.inputs(latents, draws)), latents, draws)
 
 
 def full_latents(clip: Clip) -> torch.Tensor:
@@ -191,8 +195,8 @@ def test_the_weight_of_a_sample_is_rounded_once():
     component = flow(loss_scale=10.0, image_loss_scale=0.3)
     for ranks, weight in ((ranks, weight) for ranks in (1, 2, 3, 8, 24) for weight in range(2, 400)):
         losses = torch.ones(2, requires_grad=True)
-        draws = [SigmaDraw(0.5, torch.zeros(()))] * 2
-        (component.add_up(losses, clips, draws, tokens=0).sum * (ranks / weight)).backward()
+        draws = component.levels(clips, [0.5] * 2, [torch.zeros(())] * 2)
+        (component.add_up(losses, draws, tokens=0).sum * (ranks / weight)).backward()
         assert torch.equal(losses.grad, torch.tensor([10.0 * ranks / weight, 0.3 * ranks / weight]))
 
 
@@ -221,9 +225,10 @@ def test_the_config_copies_and_compares_by_value():
 
 
 def test_losses_by_noise_are_those_of_each_tenth():
-    draws = [SigmaDraw(sigma, torch.zeros(())) for sigma in (0.0, 0.0999, 0.1, 0.55, 1.0)]
+    sigmas = [0.0, 0.0999, 0.1, 0.55, 1.0]
+    draws = flow().levels([Clip(place) for place in range(5)], sigmas, [torch.zeros(())] * 5)
     losses = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
-    figures = flow().add_up(losses, [Clip(place) for place in range(5)], draws, tokens=0).metrics
+    figures = flow().add_up(losses, draws, tokens=0).metrics
     found = {name: (float(total), count) for name, (total, count) in figures.items() if count and "[" in name}
     assert found == {
         "loss_by_noise[0.0]": (3.0, 2),

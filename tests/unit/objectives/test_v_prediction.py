@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from worldsmith.config import WrongValueError
-from worldsmith.objectives.v_prediction import TimestepDraw, VPrediction
+from worldsmith.objectives.v_prediction import VPrediction
 
 PUBLISHED = {
     3.0: [0.99872637, 0.99739695, 0.62374175, 0.30875248, 0.10411005, 0.00024961, 0.0],
@@ -51,9 +51,9 @@ def test_the_loss_is_the_weighted_error_of_the_clean_latents(shift: float, kind:
     made = objective(shift_scale=shift, loss_type=kind, max_weight=most)
     draw = torch.Generator().manual_seed(0)
     x0, answers, noise = (torch.randn(5, 4, 3, 2, 2, generator=draw) for _ in range(3))
-    rows, clips = [0, 14, 300, 998, 999], [Clip(place) for place in range(5)]
-    draws = [TimestepDraw(row, n) for row, n in zip(rows, noise, strict=True)]
-    noisy, timesteps = made.inputs(clips, x0, draws)
+    rows = [0, 14, 300, 998, 999]
+    draws = made.levels(rows, list(noise))
+    noisy, timesteps = made.inputs(x0, draws)
     assert timesteps.tolist() == rows
     alphas = made.alphas_cumprod[rows].view(-1, 1, 1, 1, 1)
     exact = alphas.sqrt() * x0.double() + (1 - alphas).sqrt() * noise.double()
@@ -62,7 +62,7 @@ def test_the_loss_is_the_weighted_error_of_the_clean_latents(shift: float, kind:
     error = clean - x0.double()
     weights = (1 / (1 - alphas)).clamp(max=most or math.inf)
     wanted = (weights * (error.square() if kind == "l2" else error.abs())).flatten(1).mean(1)
-    losses = made.losses(answers, clips, x0, draws).double()
+    losses = made.losses(answers, x0, draws).double()
     torch.testing.assert_close(losses, wanted, rtol=1e-6, atol=1e-6)
     velocity = alphas.sqrt() * noise.double() - (1 - alphas).sqrt() * x0.double()
     plain = (answers.double() - velocity).square().flatten(1).mean(1)
@@ -72,12 +72,12 @@ def test_the_loss_is_the_weighted_error_of_the_clean_latents(shift: float, kind:
 
 
 def test_draws_depend_on_seed_and_position_alone() -> None:
-    made, x0 = objective(), [torch.zeros(4, 1, 2, 2)] * 3
-    first = made.draw([Clip(5), Clip(6), Clip(7)], x0, seed=1)
-    again = made.draw([Clip(7), Clip(5)], x0[:2], seed=1)
-    assert [d.timestep for d in again] == [first[2].timestep, first[0].timestep]
-    assert torch.equal(again[1].noise, first[0].noise)
-    assert not torch.equal(made.draw([Clip(5)], x0[:1], seed=2)[0].noise, first[0].noise)
+    made, shapes = objective(), [(4, 1, 2, 2)] * 3
+    first = made.draw([Clip(5), Clip(6), Clip(7)], shapes, seed=1)
+    again = made.draw([Clip(7), Clip(5)], shapes[:2], seed=1)
+    assert again.timesteps.tolist() == first.timesteps[[2, 0]].tolist()
+    assert torch.equal(again.noise[1], first.noise[0])
+    assert not torch.equal(made.draw([Clip(5)], shapes[:1], seed=2).noise[0], first.noise[0])
 
 
 def test_all_rows_are_as_likely() -> None:
@@ -99,8 +99,8 @@ def test_with_strata_neighbours_in_the_stream_draw_from_different_parts(parts: i
 
 
 def test_offset_noise_is_one_number_a_sample() -> None:
-    plain, offset = objective().noise(torch.zeros(2, 1, 2, 2), 4, seed=0), objective(offset_noise=0.1)
-    added = offset.noise(torch.zeros(2, 1, 2, 2), 4, seed=0) - plain
+    plain, offset = objective().noise((2, 1, 2, 2), 4, seed=0), objective(offset_noise=0.1)
+    added = offset.noise((2, 1, 2, 2), 4, seed=0) - plain
     torch.testing.assert_close(added, added.flatten()[0].expand_as(added), atol=1e-6, rtol=0)
     assert added.abs().max() > 1e-4
 

@@ -113,9 +113,9 @@ def test_batches_hold_one_shape_and_a_run_that_was_stopped_goes_on(world: Path, 
     shapes: list[set[Any]] = []
     loss = CogVideoXTask.loss
 
-    def watched(task: CogVideoXTask, batch: Any, *, seed: int) -> Any:
+    def watched(task: CogVideoXTask, batch: Any, **others: Any) -> Any:
         shapes.append({sample.latent_shape for sample in batch})
-        return loss(task, batch, seed=seed)
+        return loss(task, batch, **others)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CogVideoXTask, "loss", watched)
@@ -155,11 +155,18 @@ def test_a_run_with_images_goes_on_whether_clips_are_encoded_or_cached(world: Pa
         assert cached.image.video.shape == (3, 1, 64, 64)
         assert torch.equal(cached.image.video, read.video[:, :1])
         assert torch.equal(pickle.loads(pickle.dumps(cached)).image.video, cached.image.video)  # as from a worker
-    images = [task.draw_images(batch, ImageConfig(dropout=0.0), seed=seed) for seed in (1, 1, 2)]
+    task.model.config.image = ImageConfig(dropout=0.0)
+    images = [draw_images(task, batch, seed) for seed in (1, 1, 2)]
     assert torch.equal(images[0], images[1])
-    assert torch.equal(images[0][1:], task.draw_images(batch[1:], ImageConfig(dropout=0.0), seed=1))
-    assert not task.draw_images(batch, ImageConfig(dropout=1.0), seed=1).any()
+    assert torch.equal(images[0][1:], draw_images(task, batch[1:], 1))
+    task.model.config.image = ImageConfig(dropout=1.0)
+    assert not draw_images(task, batch, 1).any()
     assert not torch.allclose(images[0], images[2], atol=1e-3)
+
+
+def draw_images(task: Any, batch: list[Any], seed: int) -> torch.Tensor:
+    found: torch.Tensor = task.draw_images(batch, task.model.config.image, task.prepare_others(batch, seed=seed))
+    return found
 
 
 def test_images_without_noise_are_cached_beside_their_clips(world: Path, tmp_path: Path) -> None:
@@ -169,11 +176,11 @@ def test_images_without_noise_are_cached_beside_their_clips(world: Path, tmp_pat
     task: Any = cogvideox_ranks.make_task(config, World())
     before = next(iter(task.loader()))
     assert task.fills_cache(before)
-    drawn = task.draw_images(before, config.model.config.image, seed=1)
+    drawn = draw_images(task, before, 1)
     assert [task.encoder.encode(sample) for sample in before] == [True] * len(before)  # their clips are missing
     after = next(iter(task.loader()))
     assert [sample.image.video for sample in after] == [None] * len(after)
-    assert torch.equal(task.draw_images(after, config.model.config.image, seed=1), drawn)
+    assert torch.equal(draw_images(task, after, 1), drawn)
     assert not task.fills_cache(after)
 
 

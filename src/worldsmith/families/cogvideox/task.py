@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config import WrongValueError
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
-from worldsmith.families.diffusers_pipeline.task import PipelineTask
+from worldsmith.families.diffusers_pipeline.task import PipelineInputs, PipelineTask
 from worldsmith.models.video_vae.cogvideox import SPATIAL_FACTOR
 from worldsmith.objectives.v_prediction import VPrediction
 
@@ -56,50 +56,72 @@ class CogVideoXTask(PipelineTask):
     def required_latent_shape(self) -> tuple[int, int, int] | None:
         return self.model.config.network.required_latent_shape
 
-    def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
+    def padded_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[0], shape[1] + self.model.padding(shape[1]), *shape[2:]
+
+    def clean_latents(self, batch: Sequence[VideoSample], posterior_noise: Sequence[Tensor]) -> list[Tensor]:
         """Returns the clean latents [C, t, h, w] of each sample, padded to full temporal patches.
 
         The padding repeats the first latent frame in front.
 
         Args:
             batch: Samples of one shape.
-            seed: Seed of the run, for sampling from the VAE's posterior.
+            posterior_noise: Noise for sampling the latents of each sample from the VAE's posterior.
         """
         import torch
 
-        found = super().clean_latents(batch, seed=seed)
+        found = super().clean_latents(batch, posterior_noise)
         missing = self.model.padding(found[0].shape[1])
         return [torch.cat([x0[:, :1]] * missing + [x0], dim=1) for x0 in found]
 
-    def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
+    def prepare_others(self, batch: Sequence[VideoSample], *, seed: int) -> dict[str, Any]:
+        """Returns for image-to-video the random values of each first frame that is not dropped, by name.
+
+        - "kept": index of the sample in the batch.
+        - "frames": the first frame as a sample, with noise on its pixels if the config enables it.
+        - "noise": noise for sampling its latents from the VAE's posterior, float32 [C, 1, h, w].
+
+        Args:
+            batch: Samples with their first frames.
+            seed: Seed of the run; random values depend only on it and on the positions of the samples.
+        """
+        from worldsmith.objectives.noise_schedule import random_noise, random_stream
+
         config = self.model.config.image
         if config is None:
             return {}
-        return {"image": config.extend(self.draw_images(batch, config, seed=seed), latents[0].shape[1])}
+        shape = (self.model.latent_channels, 1, *batch[0].latent_shape[1:])
+        kept = [
+            n
+            for n, sample in enumerate(batch)
+            if random_stream(seed, sample.position, DROPOUT_STREAM).random() >= config.dropout
+        ]
+        noise = (random_noise(shape, seed=seed, position=batch[n].position, stream=IMAGE_STREAM) for n in kept)
+        frames = [add_image_noise(batch[n], config, seed=seed) for n in kept]
+        return {"kept": kept, "frames": frames, "noise": list(noise)}
 
-    def draw_images(self, batch: Sequence[VideoSample], config: ImageConfig, *, seed: int) -> Tensor:
+    def extra_inputs(self, batch: Sequence[VideoSample], inputs: PipelineInputs) -> dict[str, Any]:
+        config = self.model.config.image
+        if config is None:
+            return {}
+        images = self.draw_images(batch, config, inputs.others)
+        return {"image": config.extend(images, inputs.draws.noise[0].shape[1])}
+
+    def draw_images(self, batch: Sequence[VideoSample], config: ImageConfig, prepared: dict[str, Any]) -> Tensor:
         """Returns the latents [n, C, 1, h, w] of each clip's first frame, with noise; zeros where the image is dropped.
 
         Args:
             batch: Samples with their first frames.
-            config: Config of the image conditioning: noise, dropout and scaling factor.
-            seed: Seed of the run; random values depend only on it and on the positions of the samples.
+            config: Config of the image conditioning.
+            prepared: Result of `prepare_others`, with the tensors on the device.
         """
         import torch
 
-        from worldsmith.objectives.noise_schedule import random_noise, random_stream
-
-        vae, positions = self.model.vae, [sample.position for sample in batch]
+        vae = self.model.vae
         shape = (self.model.latent_channels, 1, *batch[0].latent_shape[1:])
         images = torch.zeros(len(batch), *shape, device=self.model.device)
-        kept = [
-            n
-            for n, position in enumerate(positions)
-            if random_stream(seed, position, DROPOUT_STREAM).random() >= config.dropout
-        ]
-        encoded = self.latents([add_image_noise(batch[n], config, seed=seed) for n in kept])
-        for n, moments in zip(kept, encoded, strict=True):
-            noise = random_noise(shape, seed=seed, position=positions[n], stream=IMAGE_STREAM).to(moments.device)
+        encoded = self.latents(prepared["frames"])
+        for n, moments, noise in zip(prepared["kept"], encoded, prepared["noise"], strict=True):
             images[n] = vae.image_latents(moments, noise, config.latent_scale)
         return images
 

@@ -233,7 +233,14 @@ class Cosmos3Generator(Model):
         return self.vae.decode(latents)
 
     def pack(self, layouts: Sequence[SampleLayout]) -> PackedSequence:
-        """Returns the layout of several samples packed into one sequence, on the model's device.
+        """Returns the layout of several samples packed into one sequence, on the model's device."""
+        from worldsmith.models.device_copy import move_tensors
+
+        pack: PackedSequence = move_tensors(self.plan_pack(layouts), self.device)
+        return pack
+
+    def plan_pack(self, layouts: Sequence[SampleLayout]) -> PackedSequence:
+        """Returns the layout of several samples packed into one sequence, on the CPU.
 
         Raises:
             ValueError: If `layouts` is empty, or a layout does not fit the network.

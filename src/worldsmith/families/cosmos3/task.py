@@ -7,6 +7,7 @@ import logging
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.assets import is_shipped
@@ -19,19 +20,30 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.video_model import SampleLayout
 from worldsmith.models.weights.step_flops import MatmulCounter, StepFlops
 from worldsmith.objectives.objective import BatchLoss
-from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.tasks.clip_task import ClipEncoder, ClipTask
+from worldsmith.objectives.rectified_flow import RectifiedFlow, SigmaDraws
+from worldsmith.tasks.clip_task import ClipEncoder, ClipTask, cached_latents_of, with_latents
 from worldsmith.tasks.task import Preview
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from worldsmith.data.clips.video_sample import VideoSample
+    from worldsmith.families.cosmos3.network.sequence import PackedSequence
 
 logger = logging.getLogger(__name__)
 
 LAYER = "language_model.model.layers.{}."
 """Name prefix of a decoder layer's parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cosmos3Inputs:
+    """Inputs of the loss of a batch of clips that need no weights."""
+
+    latents: list[Tensor | None]
+    """Cached latents of each clip, float32 [C, t, h, w]; None: they are not cached."""
+    pack: PackedSequence
+    draws: SigmaDraws
 
 
 class Cosmos3Encoder(ClipEncoder):
@@ -92,13 +104,18 @@ class Cosmos3Task(ClipTask):
     def weigh(self, batch: Sequence[VideoSample]) -> float:
         return self.objective.weigh(batch)
 
-    def loss(self, batch: Sequence[VideoSample], *, seed: int) -> BatchLoss:
-        latents = self.latents(batch)
-        pack = self.model.pack([layout_of(sample) for sample in batch])
-        draws = self.objective.draw(batch, latents, seed=seed)
-        velocities = self.model.network(pack, *self.objective.inputs(batch, latents, draws))
-        losses = self.objective.losses(velocities, batch, latents, draws)
-        return self.objective.add_up(losses, batch, draws, tokens=pack.num_tokens)
+    def prepare(self, batch: Sequence[VideoSample], *, seed: int) -> Cosmos3Inputs:
+        shapes = [(self.encoded_channels, *sample.latent_shape) for sample in batch]
+        draws = self.objective.draw(batch, shapes, seed=seed)
+        pack = self.model.plan_pack([layout_of(sample) for sample in batch])
+        return Cosmos3Inputs(cached_latents_of(batch), pack, draws)
+
+    def loss(self, batch: Sequence[VideoSample], *, seed: int, inputs: Cosmos3Inputs | None = None) -> BatchLoss:
+        inputs = self.on_device(batch, seed=seed) if inputs is None else inputs
+        latents, draws = self.latents(with_latents(batch, inputs.latents)), inputs.draws
+        velocities = self.model.network(inputs.pack, *self.objective.inputs(latents, draws))
+        losses = self.objective.losses(velocities, latents, draws)
+        return self.objective.add_up(losses, draws, tokens=inputs.pack.num_tokens)
 
     def count_flops(self, batch: Sequence[VideoSample]) -> int:
         """Returns the FLOPs of the network for a training step on `batch`, without the VAE."""

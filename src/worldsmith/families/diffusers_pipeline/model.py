@@ -148,21 +148,28 @@ class PipelineModel(Model):
         video: Tensor = self.vae.decode(latents)
         return video
 
-    def read(self, captions: Sequence[Sequence[int] | None], cache: TextCache | None = None) -> Tensor:
+    def read(
+        self,
+        captions: Sequence[Sequence[int] | None],
+        cache: TextCache | None = None,
+        *,
+        known: Sequence[Tensor | None] = (),
+    ) -> Tensor:
         """Encodes tokenized captions with the text encoder.
 
         Args:
             captions: Token ids of each caption; None: a dropped caption, whose hidden states are zeros.
             cache: Cache of hidden states, which is read and filled; None: no cache.
+            known: Hidden states of each caption that were read from the cache before; None or (): not read yet.
 
         Returns:
             Hidden states [n, text tokens, d] on the model's device.
         """
         import torch
 
-        states: Tensor = self.text_encoder.states([ids or () for ids in captions], self.device, cache)
-        kept = torch.tensor([ids is not None for ids in captions], device=states.device)
-        return states * kept[:, None, None]
+        states = self.text_encoder.states([ids or () for ids in captions], self.device, cache, known=known)
+        kept = [own if ids is not None else torch.zeros_like(own) for ids, own in zip(captions, states)]
+        return torch.stack(kept)
 
     @abstractmethod
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:

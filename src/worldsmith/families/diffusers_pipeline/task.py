@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,31 @@ from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
 from worldsmith.data.latent_cache import TextCache
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.objectives.noise_objective import NoiseObjective
+from worldsmith.objectives.noise_objective import Draws, NoiseObjective
 from worldsmith.objectives.objective import BatchLoss
-from worldsmith.tasks.clip_task import ClipEncoder, ClipTask, DummyClips
+from worldsmith.tasks.clip_task import ClipEncoder, ClipTask, DummyClips, cached_latents_of, with_latents
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.clips.video_sample import VideoSample
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineInputs:
+    """Inputs of the loss of a batch of clips that need no weights."""
+
+    latents: list[Tensor | None]
+    """What the latent cache has of each clip; None: it is not cached."""
+    images: list[Tensor | None]
+    """The same of each clip's first frame, if the network is conditioned on it."""
+    posterior_noise: list[Tensor]
+    """Noise for sampling each clip's latents from their posterior, float32; empty if the cache stores latents."""
+    draws: Draws
+    texts: list[Tensor | None]
+    """Cached hidden states of each caption; None: they are not cached."""
+    others: dict[str, Any] = field(default_factory=dict)
+    """Inputs of a family, by name."""
 
 
 class PipelineEncoder(ClipEncoder):
@@ -183,49 +200,77 @@ class PipelineTask(ClipTask):
     def weigh(self, batch: Sequence[VideoSample]) -> float:
         return self.objective.weigh(batch)
 
-    def loss(self, batch: Sequence[VideoSample], *, seed: int) -> BatchLoss:
+    def prepare(self, batch: Sequence[VideoSample], *, seed: int) -> PipelineInputs:
+        from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise
+
+        shapes = [(self.model.latent_channels, *sample.latent_shape) for sample in batch]
+        drawn = zip(shapes, batch) if self.model.config.tokenizer.returns_posterior else ()
+        captions = [ids or () for ids in self.captions(batch)]
+        return PipelineInputs(
+            latents=cached_latents_of(batch),
+            images=cached_latents_of([sample.image for sample in batch]),
+            posterior_noise=[
+                random_noise(shape, seed=seed, position=sample.position, stream=POSTERIOR_STREAM)
+                for shape, sample in drawn
+            ],
+            draws=self.objective.draw(batch, list(map(self.padded_shape, shapes)), seed=seed),
+            texts=self.model.text_encoder.cached_states(captions, self.text_cache),
+            others=self.prepare_others(batch, seed=seed),
+        )
+
+    def padded_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape (C, t, h, w) of the latents that the network gets for latents of a shape."""
+        return shape
+
+    def prepare_others(self, batch: Sequence[VideoSample], *, seed: int) -> dict[str, Any]:
+        """Returns what `extra_inputs` needs besides latents, by name; computed on the CPU.
+
+        Args:
+            batch: Samples of one shape.
+            seed: Seed of the run, for random conditioning inputs.
+        """
+        return {}
+
+    def loss(self, batch: Sequence[VideoSample], *, seed: int, inputs: PipelineInputs | None = None) -> BatchLoss:
         import torch
 
         model, objective = self.model, self.objective
-        latents = self.clean_latents(batch, seed=seed)
-        draws = objective.draw(batch, latents, seed=seed)
-        noisy, timesteps = objective.inputs(batch, latents, draws)
-        captions = [None if self.is_dropped(sample) else sample.text_ids for sample in batch]
-        text = model.read(captions, self.text_cache)
-        arguments = (torch.stack(noisy), timesteps, text), self.extra_inputs(batch, latents, seed=seed)
+        inputs = self.on_device(batch, seed=seed) if inputs is None else inputs
+        batch = with_latents(batch, inputs.latents)
+        latents, draws = self.clean_latents(batch, inputs.posterior_noise), inputs.draws
+        noisy, timesteps = objective.inputs(latents, draws)
+        text = model.read(self.captions(batch), self.text_cache, known=inputs.texts)
+        arguments = (torch.stack(noisy), timesteps, text), self.extra_inputs(batch, inputs)
         self.store_predict_arguments(batch, arguments)
         answers = model.predict(*arguments[0], **arguments[1])
-        losses = objective.losses(answers, batch, latents, draws)  # type: ignore[arg-type]  # a tensor is its rows
-        return objective.add_up(losses, batch, draws, tokens=self.tokens(batch))
+        losses = objective.losses(answers, latents, draws)  # type: ignore[arg-type]  # a tensor is its rows
+        return objective.add_up(losses, draws, tokens=self.tokens(batch))
 
-    def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
+    def clean_latents(self, batch: Sequence[VideoSample], posterior_noise: Sequence[Tensor]) -> list[Tensor]:
         """Returns the latents [C, t, h, w] of each sample; all ranks of a context-parallel group must call it.
 
         If the cache stores mean and log variance, latents are sampled from this posterior.
 
         Args:
             batch: Samples of one shape.
-            seed: Seed of the run; random values depend only on it and on the positions of the samples.
+            posterior_noise: Noise for sampling the latents of each sample; empty if the cache stores latents.
         """
-        from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise
-
         encoded = self.latents(batch)
-        if not self.model.config.tokenizer.returns_posterior:
+        if not posterior_noise:
             return encoded
-        drawn = []
-        for sample, moments in zip(batch, encoded, strict=True):
-            shape = (moments.shape[0] // 2, *moments.shape[1:])
-            noise = random_noise(shape, seed=seed, position=sample.position, stream=POSTERIOR_STREAM)
-            drawn.append(self.model.vae.latents(moments, noise.to(moments.device)))
-        return drawn
+        return [self.model.vae.latents(*pair) for pair in zip(encoded, posterior_noise, strict=True)]
 
-    def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
+    def images(self, batch: Sequence[VideoSample], inputs: PipelineInputs) -> list[VideoSample]:
+        """Returns the first frames of the clips of a batch, with their cached latents on the device."""
+        found = [sample.image for sample in batch if sample.image is not None]
+        return with_latents(found, [own for sample, own in zip(batch, inputs.images) if sample.image is not None])
+
+    def extra_inputs(self, batch: Sequence[VideoSample], inputs: PipelineInputs) -> dict[str, Any]:
         """Returns arguments of `predict` by name, in addition to noisy latents, timesteps and text states; default: {}.
 
         Args:
             batch: Samples of one shape.
-            latents: Clean latents of each sample.
-            seed: Seed of the run, for random conditioning inputs.
+            inputs: What was prepared for the batch, with the tensors on the device.
         """
         return {}
 
@@ -256,8 +301,10 @@ class PipelineTask(ClipTask):
             found = self.work_by_shape[shape_of(batch)] = count_step_flops(self.model, *found)
         return found
 
-    def is_dropped(self, sample: VideoSample) -> bool:
-        return not sample.caption and self.model.config.text_encoder.dropped_captions == "zeros"
+    def captions(self, batch: Sequence[VideoSample]) -> list[list[int] | None]:
+        """Returns the token ids of each caption; None for a dropped caption whose hidden states are zeros."""
+        zeros = self.model.config.text_encoder.dropped_captions == "zeros"
+        return [None if zeros and not sample.caption else sample.text_ids for sample in batch]
 
     def tokens(self, batch: Sequence[VideoSample]) -> int:
         """Returns the number of text and latent tokens in a batch, including text padding."""

@@ -137,32 +137,43 @@ class T5TextEncoder(Configurable):
         return [*ids, *[self.tokenizer.pad_token_id] * (length - len(ids))]
 
     def states(
-        self, samples: Sequence[Sequence[int]], device: str | torch.device, cache: TextCache | None = None
-    ) -> Tensor:
+        self,
+        samples: Sequence[Sequence[int]],
+        device: str | torch.device,
+        cache: TextCache | None = None,
+        *,
+        known: Sequence[Tensor | None] = (),
+    ) -> list[Tensor]:
         """Encodes tokenized captions one by one, so that a result does not depend on the other captions.
 
         Args:
             samples: Token ids of each caption.
             device: Device of the result, and of the encoder if it must be loaded.
             cache: Cache of hidden states, which is read and filled; None: no cache.
+            known: Hidden states of each caption from `cached_states`; None or (): the cache is read here.
 
         Returns:
-            Hidden states [n, max_length, d].
+            Hidden states [max_length, d] of each caption.
         """
-        import torch
-
         found = []
-        for ids in samples:
-            key = cache.key(self.fingerprint, self.padded(ids), self.text_length(ids)) if cache else ""
-            states = cache.get(key) if cache else None
+        for place, ids in enumerate(samples):
+            states = known[place] if known else None
+            states = self.cached_states([ids], cache)[0] if states is None else states
             if states is None:
                 if self.encoder is None:
                     self.load(device)
                 states = self.encode(ids)
                 if cache:
-                    cache.put(key, states)
+                    cache.put(self.cache_key(ids, cache), states)
             found.append(states.to(device))
-        return torch.stack(found)
+        return found
+
+    def cached_states(self, samples: Sequence[Sequence[int]], cache: TextCache | None) -> list[Tensor | None]:
+        """Returns the hidden states [max_length, d] of each tokenized caption that is in the cache; else None."""
+        return [cache.get(self.cache_key(ids, cache)) if cache else None for ids in samples]
+
+    def cache_key(self, ids: Sequence[int], cache: TextCache) -> str:
+        return cache.key(self.fingerprint, self.padded(ids), self.text_length(ids))
 
     def encode(self, sample: Sequence[int]) -> Tensor:
         """Encodes the token ids of one caption to hidden states [max_length, d]; the encoder must be loaded."""

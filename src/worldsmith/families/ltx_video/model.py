@@ -188,15 +188,17 @@ class LTXVideoGenerator(PipelineModel):
             noisy: Noisy latents [n, C, t, h, w].
             timesteps: Timesteps [n], 0 to 1000.
             text: Hidden states of the captions [n, text tokens, d]; rows of zeros are masked.
-            extra_inputs: Required `fps`: frames per second of each sample; None or 0: 25.
+            extra_inputs: Required `fps`: frames per second of each sample, a list or a tensor [n]; None or 0: 25.
 
         Returns:
             Velocities [n, C, t, h, w].
         """
         import torch
 
-        grid = noisy.shape[2:]
-        fps = torch.tensor([rate or FPS for rate in extra_inputs["fps"]], device=noisy.device).view(-1, 1, 1, 1, 1)
+        grid, rates = noisy.shape[2:], extra_inputs["fps"]
+        if not isinstance(rates, torch.Tensor):
+            rates = torch.tensor([rate or FPS for rate in rates], device=noisy.device)
+        fps = rates.view(-1, 1, 1, 1, 1)
         velocity: Tensor = self.network(
             hidden_states=noisy.flatten(2).transpose(1, 2).to(self.dtype),
             encoder_hidden_states=text.to(self.dtype),

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from worldsmith.data.clips.video_sample import VideoSample
-from worldsmith.families.diffusers_pipeline.task import PipelineTask
+from worldsmith.families.diffusers_pipeline.task import PipelineInputs, PipelineTask
+from worldsmith.families.ltx_video.model import FPS
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 
@@ -15,5 +16,10 @@ class LTXVideoTask(PipelineTask):
 
     objective_class = RectifiedFlow
 
-    def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Any], *, seed: int) -> dict[str, Any]:
-        return {"fps": [sample.fps for sample in batch]}
+    def prepare_others(self, batch: Sequence[VideoSample], *, seed: int) -> dict[str, Any]:
+        import torch
+
+        return {"fps": torch.tensor([sample.fps or FPS for sample in batch])}
+
+    def extra_inputs(self, batch: Sequence[VideoSample], inputs: PipelineInputs) -> dict[str, Any]:
+        return inputs.others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from worldsmith.families.vision_language.network.backbone import visual_of
 from worldsmith.families.vision_language.network.forward import Inputs, plan_vision
+from worldsmith.models.device_copy import move_tensors
 from worldsmith.models.real_values import real_values
 
 IGNORED = -100
@@ -63,15 +65,35 @@ def make_inputs(
         normalize: Converts uint8 patches of an "image" or "video" to float32.
         device: Device of the inputs.
     """
+    return normalize_patches(move_tensors(collate(samples, network, packed=packed), device), normalize)
+
+
+def collate(samples: Sequence[Conversation], network: Any, *, packed: bool) -> Inputs:
+    """Returns the inputs of a forward pass on the CPU, with uint8 patches; needs no weights of the network.
+
+    Args:
+        samples: Conversations of the batch.
+        network: The transformers model.
+        packed: Whether the samples share one row. False: a padded row per sample.
+    """
     with real_values():
-        rows = collate_tokens(samples, network, packed=packed, device=device)
-    shown = {} if visual_of(network) is None else collate_media(samples, network, normalize=normalize, device=device)
-    return Inputs(**rows, **shown)
+        rows = collate_tokens(samples, network, packed=packed)
+    return Inputs(**rows, **({} if visual_of(network) is None else collate_media(samples, network)))
 
 
-def collate_tokens(
-    samples: Sequence[Conversation], network: Any, *, packed: bool, device: torch.device
-) -> dict[str, Any]:
+def normalize_patches(inputs: Inputs, normalize: Callable[[Tensor, str], Tensor]) -> Inputs:
+    """Returns the inputs with the `patches` for their `raw_patches`, on the device of these.
+
+    Args:
+        inputs: Inputs of a batch.
+        normalize: Converts uint8 patches of an "image" or "video" to float32.
+    """
+    if not inputs.raw_patches:
+        return inputs
+    return replace(inputs, patches=torch.cat([normalize(rows, kind) for kind, rows in inputs.raw_patches.items()]))
+
+
+def collate_tokens(samples: Sequence[Conversation], network: Any, *, packed: bool) -> dict[str, Any]:
     """Returns the fields of `Inputs` that describe the tokens of a batch, by field name.
 
     They are token and position ids, mask, targets and, for a packed row, the lengths and borders of the samples.
@@ -80,7 +102,6 @@ def collate_tokens(
         samples: Conversations of the batch.
         network: The transformers model.
         packed: Whether the samples share one row; False: a padded row per sample.
-        device: Device of the tensors.
     """
     lengths = [len(sample.input_ids) for sample in samples]
     positions = [positions_of(sample, network) for sample in samples]
@@ -99,13 +120,13 @@ def collate_tokens(
     targets = [sample.labels[1:][chosen] for sample, chosen in zip(samples, supervised)]
     predicting = [start + chosen for start, chosen in zip(starts, supervised)]
     return {
-        "input_ids": ids.to(device),
-        "position_ids": (position_ids[0] if visual_of(network) is None else position_ids).to(device),
-        "attention_mask": None if mask is None else mask.to(device),
-        "predicting": torch.cat(predicting).to(device),
-        "targets": torch.cat(targets).to(device),
+        "input_ids": ids,
+        "position_ids": position_ids[0] if visual_of(network) is None else position_ids,
+        "attention_mask": mask,
+        "predicting": torch.cat(predicting),
+        "targets": torch.cat(targets),
         "sample_lengths": lengths if packed else None,
-        "cu_seqlens": F.pad(torch.tensor(lengths).cumsum(0, dtype=torch.int32), (1, 0)).to(device) if packed else None,
+        "cu_seqlens": F.pad(torch.tensor(lengths).cumsum(0, dtype=torch.int32), (1, 0)) if packed else None,
     }
 
 
@@ -127,10 +148,8 @@ def positions_of(sample: Conversation, network: Any) -> Tensor:
     return torch.cat((plain, axes[:, 0]))
 
 
-def collate_media(
-    samples: Sequence[Conversation], network: Any, *, normalize: Callable[[Tensor, str], Tensor], device: torch.device
-) -> dict[str, Any]:
-    """Returns the fields `patches`, `grids`, `vision` and `visual_tokens` of `Inputs` for a batch, by field name.
+def collate_media(samples: Sequence[Conversation], network: Any) -> dict[str, Any]:
+    """Returns the fields of `Inputs` that describe the images and videos of a batch, by field name.
 
     A batch without media gets a dummy image whose features are not used and whose gradients are zero. So all ranks call
     the same collectives, whichever media their batches contain.
@@ -138,28 +157,26 @@ def collate_media(
     Args:
         samples: Conversations of the batch.
         network: The vision-language model of transformers.
-        normalize: Converts uint8 patches of an "image" or "video" to float32.
-        device: Device of the tensors, except for `grids`.
     """
     settings = network.config.vision_config
     merge = settings.spatial_merge_size
-    patches, grids, tokens = [], [], {}
+    raw, grids, tokens = {}, [], {}
     for kind in ("image", "video"):
         own = [(getattr(sample, f"{kind}_patches"), getattr(sample, f"{kind}_grids")) for sample in samples]
         own = [(rows, grid) for rows, grid in own if grid is not None and len(grid)]
         if own:
-            patches.append(normalize(torch.cat([rows for rows, _ in own]).to(device), kind))
+            raw[kind] = torch.cat([rows for rows, _ in own])
             grids += [grid for _, grid in own]
-            tokens[kind] = sum(len(rows) for rows, _ in own) // merge**2
-    if not patches:
+            tokens[kind] = len(raw[kind]) // merge**2
+    patches = None
+    if not raw:
         values = settings.in_channels * settings.temporal_patch_size * settings.patch_size**2
-        patches, tokens = [torch.zeros(merge**2, values, device=device)], {"image": 0}
+        patches, tokens = torch.zeros(merge**2, values), {"image": 0}
     with real_values():
-        grids = grids or [torch.tensor([[1, merge, merge]])]
-        joined = torch.cat(grids)
-        plan = plan_vision(visual_of(network), joined)
-        vision = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in plan.items()}
-    return {"patches": torch.cat(patches), "grids": joined, "vision": vision, "visual_tokens": tokens}
+        joined = torch.cat(grids or [torch.tensor([[1, merge, merge]])])
+        vision = plan_vision(visual_of(network), joined)
+        sizes = joined.tolist()
+    return {"patches": patches, "raw_patches": raw, "grids": sizes, "vision": vision, "visual_tokens": tokens}
 
 
 def pad_to_length(tokens: Tensor, length: int) -> Tensor:

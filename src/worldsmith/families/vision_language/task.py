@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from worldsmith.data.conversations.chat_processor import ChatSample
     from worldsmith.data.conversations.media.media_processor import MediaProcessor
+    from worldsmith.families.vision_language.network.forward import Inputs
 
 
 class DummyChats(DummyData):
@@ -73,16 +74,16 @@ class VisionLanguageTask(Task):
     def weigh(self, batch: Sequence[ChatSample]) -> float:
         return sum(sample.num_supervised for sample in batch)
 
-    def loss(self, batch: Sequence[ChatSample], *, seed: int) -> BatchLoss:
-        from worldsmith.families.vision_language.inputs import make_inputs
+    def prepare(self, batch: Sequence[ChatSample], *, seed: int) -> Inputs:
+        from worldsmith.families.vision_language.inputs import collate
 
-        inputs = make_inputs(
-            batch,
-            self.model.network,
-            packed=self.model.packs,
-            normalize=lambda patches, kind: self.media.normalize(patches, kind),
-            device=self.model.device,
-        )
+        return collate(batch, self.model.network, packed=self.model.packs)
+
+    def loss(self, batch: Sequence[ChatSample], *, seed: int, inputs: Inputs | None = None) -> BatchLoss:
+        from worldsmith.families.vision_language.inputs import normalize_patches
+
+        inputs = self.on_device(batch, seed=seed) if inputs is None else inputs
+        inputs = normalize_patches(inputs, lambda patches, kind: self.media.normalize(patches, kind))
         total = self.model.network.loss_of(inputs, self.objective.loss_sum)
         return BatchLoss(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
 
@@ -114,15 +115,18 @@ class VisionLanguageTask(Task):
         """
         return self.data.processor.media.build(folder=self.model.folder)
 
-    def check_gradients(self, batches: Sequence[Sequence[ChatSample]], weight: float) -> None:
+    def step_counts(self, batches: Sequence[Sequence[ChatSample]]) -> Mapping[str, float]:
+        return {"with_media": sum(has_media(sample) for batch in batches for sample in batch)}
+
+    def check_gradients(self, weight: float, sums: Mapping[str, float]) -> None:
         """Checks in the first steps that the trained components receive gradients; all ranks must call it.
 
         The language model is checked in the first step, vision encoder and projector in the first step in which a rank
         has media.
 
         Args:
-            batches: Batches of this rank in the step.
             weight: Number of supervised tokens of the step on all ranks.
+            sums: `with_media`: number of samples with images or videos on all ranks.
 
         Raises:
             UserError: On all ranks, if a gradient is zero or not finite, or no token of the first step is supervised.
@@ -132,10 +136,8 @@ class VisionLanguageTask(Task):
                 "no token of the first step is supervised, so there is nothing to learn: check the labels with "
                 "`worldsmith dataset preview`, the roles and the chat template"
             )
-        if weight == 0:
-            return
-        seen = any(has_media(sample) for batch in batches for sample in batch)
-        self.first_gradients.check(PARTS if seen else (LANGUAGE,), self.world)
+        if weight:
+            self.first_gradients.check(PARTS if sums["with_media"] else (LANGUAGE,), self.world)
 
     @cached_property
     def first_gradients(self) -> FirstGradients:
@@ -168,27 +170,24 @@ class FirstGradients:
         """Checks the gradients after the last backward pass of a step; all ranks must call it.
 
         Args:
-            reached: Components that the batches of this rank use.
+            reached: Components that the batches of any rank use; the same on all ranks.
             world: Ranks of the run.
 
         Raises:
             UserError: On all ranks, if the gradient of a component that some rank uses is zero or not finite.
         """
-        if not self.unchecked:
+        parts = sorted(self.unchecked.intersection(reached))
+        if not parts:
             return
         import torch
 
-        parts = sorted(self.unchecked)
         squares = dict.fromkeys(parts, torch.zeros((), dtype=torch.float64))
         for name, parameter in native_parameters(self.network).items():
             part, gradient = self.part_of(name), parameter.grad
             if gradient is not None and part in squares:
                 squares[part] = squares[part] + local_part(gradient).double().square().sum().cpu()
-        totals = world.sum(*(float(part in reached) for part in parts), *map(float, squares.values()))
-        for part, uses, total in zip(parts, totals, totals[len(parts) :]):
-            if not uses:
-                continue
-            self.unchecked.discard(part)
+        self.unchecked.difference_update(parts)
+        for part, total in zip(parts, world.sum(*map(float, squares.values()))):
             if not 0 < total < float("inf"):
                 found = "zero, so no parameter of it would be trained" if total == 0 else "not finite"
                 raise UserError(

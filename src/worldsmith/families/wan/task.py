@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.families.diffusers_pipeline.task import PipelineTask
+from worldsmith.families.diffusers_pipeline.task import PipelineInputs, PipelineTask
 from worldsmith.families.wan.model import WanGenerator
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 
@@ -49,12 +49,12 @@ class WanTask(PipelineTask):
             return super().encode_part(part)
         return self.cached_latents(part, partial(self.model.vae.encode_first_frame, frames=part.num_frames))
 
-    def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
+    def extra_inputs(self, batch: Sequence[VideoSample], inputs: PipelineInputs) -> dict[str, Any]:
         import torch
 
         if not self.model.config.network.takes_image:
             return {"given": [sample.condition_frames for sample in batch]}
-        images = [sample.image for sample in batch if sample.image is not None]
+        images = self.images(batch, inputs)
         frames = [image.video for image in images if image.video is not None]
         states = self.model.image_encoder.states(frames) if self.model.config.network.image_dim else None
         openings = [self.model.with_first_frame_mask(opening) for opening in self.latents(images)]

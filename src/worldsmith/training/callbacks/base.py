@@ -72,6 +72,14 @@ class Callback(Configurable):
     def on_training_step_start(self, trainer: TrainingRun, inputs: StepInputs) -> None:
         """Called after the packs of a step were read, before the forward pass."""
 
+    def step_counts(self, trainer: TrainingRun, inputs: StepInputs) -> Mapping[str, float]:
+        """Returns values of this rank to sum over all ranks, by name; the sums are in `StepResult.sums`.
+
+        They are summed together with the losses, without a further collective call. Called after the backward passes
+        of all packs, unless the step has no weight; all ranks must return the same names.
+        """
+        return {}
+
     def on_before_optimizer_step(self, trainer: TrainingRun, step: StepResult) -> GradNorm | None:
         """Called after the backward passes of all packs; `step.loss` is set. Gradients may be changed here.
 

@@ -11,7 +11,6 @@ import resource
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.declare.ranges import Count
@@ -26,12 +25,14 @@ from worldsmith.training.callbacks.base import Callback, TrainingRun
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.training.step import StepResult
+    from worldsmith.training.step import StepInputs, StepResult
     from worldsmith.training.validation import Validation
 
 logger = logging.getLogger(__name__)
 
 FILE = "metrics.jsonl"
+REJECTED, LOADED = "rejected.", "loaded."
+"""Prefixes of the names of data loading counters."""
 GREATEST = ("cpu_percent", "ram_bytes", "gpu_percent", "gpu_bytes")
 
 
@@ -48,6 +49,8 @@ class Metrics(Callback):
 
     config: Config
     sinks = Sinks()
+    counters: tuple[str, ...] = ()
+    """Names of the data loading counters that some rank has had, equal on all ranks."""
 
     def on_train_start(self, trainer: TrainingRun) -> None:
         if not trainer.world.is_main:
@@ -63,14 +66,46 @@ class Metrics(Callback):
         if config.job.wandb_mode != "disabled":
             sinks.add("Weights & Biases", lambda: WandbLog(trainer.run_folder, config.job, to_dict(config)))
 
+    def step_counts(self, trainer: TrainingRun, inputs: StepInputs) -> Mapping[str, float]:
+        return self.own_counts(trainer, inputs) if self.is_logged(trainer, inputs.index + 1) else {}
+
     def after_training_step(self, trainer: TrainingRun, step: StepResult) -> None:
-        number, loop = trainer.iteration, trainer.config.trainer
-        if not (number % loop.logging_iter == 0 or number in (1, loop.max_iter) or step.skipped):
+        if not (step.skipped or self.is_logged(trainer, step.inputs.index + 1)):
             return
-        metrics = step_metrics(step, trainer)  # on every rank: there are sums over them
+        sums = dict(step.sums)
+        if "padding" not in sums:  # of a skipped step that was not to be logged, or had no weight
+            sums |= self.add_up(trainer, self.own_counts(trainer, step.inputs))
+        if sums["new_counters"]:
+            self.counters = tuple(sorted(set().union(*trainer.world.gather(tuple(data_counts(trainer))))))
+            sums |= self.add_up(trainer, self.own_counts(trainer, step.inputs))
+        metrics = step_metrics(step, trainer, sums)
         for callback in trainer.callbacks.values():
             metrics |= callback.metrics(trainer, step)
-        self._write(number, metrics)
+        self._write(trainer.iteration, metrics)
+
+    def is_logged(self, trainer: TrainingRun, number: int) -> bool:
+        loop = trainer.config.trainer
+        return number % loop.logging_iter == 0 or number in (1, loop.max_iter)
+
+    def own_counts(self, trainer: TrainingRun, inputs: StepInputs) -> dict[str, float]:
+        """Returns the values of this rank that `step_metrics` needs the sums of: padding, FLOPs and data counters.
+
+        `new_counters` is the number of counters that are not in `counters`.
+        """
+        task, world = trainer.task, trainer.world
+        knows_peak = peak_flops(world.device, trainer.config.model.config.precision) is not None
+        flops = [task.count_flops(batch) for batch in inputs.batches] if knows_peak else []
+        counts, once = data_counts(trainer), world.rank % world.context_parallel == 0
+        return {
+            "padding": once * sum(map(task.padding, inputs.batches)),
+            "flops": once * sum(count for count in flops if count is not None),
+            "new_counters": len(counts.keys() - set(self.counters)),
+            **{name: counts.get(name, 0) for name in self.counters},
+        }
+
+    def add_up(self, trainer: TrainingRun, counts: Mapping[str, float]) -> dict[str, float]:
+        """Returns the sum over all ranks of each value. Collective."""
+        return dict(zip(counts, trainer.world.sum(*counts.values())))
 
     def on_validation_end(self, trainer: TrainingRun, validation: Validation) -> None:
         counts = {"samples": validation.samples, "tokens": validation.tokens, "seconds": validation.seconds}
@@ -89,12 +124,22 @@ class Metrics(Callback):
         self.sinks.close(failed=trainer.outcome is None)
 
 
-def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Returns the metrics of one step for metrics.jsonl, such as loss, lr, grad_norm and tokens_per_second. Collective.
+def step_metrics(step: StepResult, trainer: TrainingRun, sums: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the metrics of one step for metrics.jsonl, such as loss, lr, grad_norm and tokens_per_second.
 
     Values refer to all ranks, but durations (seconds) and memory (bytes) to this rank. Unknown values are None.
+
+    Args:
+        step: The step.
+        trainer: The run.
+        sums: Sums over all ranks of `Metrics.own_counts`.
     """
-    data = count_data(trainer)
+    counts = Counter(f"{REJECTED}{r.reason}" for r in trainer.state.loader.dataset.rejections)
+    counts.update({name: int(count) for name, count in sums.items() if name.startswith((REJECTED, LOADED))})
+    data = {
+        kind: {name.removeprefix(kind): counts[name] for name in sorted(counts) if name.startswith(kind)}
+        for kind in (REJECTED, LOADED)
+    }
     return {
         "loss": step.loss,
         **nest_by_key(step.metrics),
@@ -107,15 +152,15 @@ def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
         "step_seconds": step.seconds,
         "data_seconds": step.inputs.data_seconds,
         "data_wait_share": step.inputs.data_seconds / step.seconds if step.seconds else None,
-        **utilization_metrics(step, trainer),
+        **utilization_metrics(step, trainer, sums),
         **({"loss_scale": step.loss_scale} if trainer.config.model.config.precision == "float16" else {}),
         "skipped": step.skipped,
         "skipped_total": trainer.state.guard.skipped,
         "failed_saves": trainer.failed_saves,
         "peak_memory_bytes": peak_memory_bytes(trainer.world.device),
         "memory_before_bytes": trainer.memory_before,
-        "rejected": data.rejected,
-        "loaded": data.loaded,
+        "rejected": data[REJECTED],
+        "loaded": data[LOADED],
     }
 
 
@@ -140,20 +185,17 @@ def learning_rates_by_factor(step: StepResult, trainer: TrainingRun) -> dict[str
     return {"lr_groups": {f"x{start / base:g}": rate for start, rate in zip(starts, step.learning_rates, strict=True)}}
 
 
-def utilization_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Returns the metrics `padding_share` and `model_flops_share` of a step. Collective.
+def utilization_metrics(step: StepResult, trainer: TrainingRun, sums: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the metrics `padding_share` and `model_flops_share` of a step.
 
     `padding_share` is the fraction of padding tokens. `model_flops_share` is the model FLOPs utilization (MFU); it is
     omitted if the peak of the device or the FLOPs of the model are not known.
     """
-    task, world = trainer.task, trainer.world
+    world, padding = trainer.world, sums["padding"]
     peak = peak_flops(world.device, trainer.config.model.config.precision)
-    flops = [task.count_flops(batch) for batch in step.inputs.batches] if peak else []
-    needed = sum(count for count in flops if count is not None)
-    padding, total = world.data_sum(sum(map(task.padding, step.inputs.batches)), needed)
     metrics = {"padding_share": padding / (padding + step.tokens) if step.tokens else None}
-    if peak and total and step.seconds:
-        metrics["model_flops_share"] = total / (step.seconds * peak * world.size)
+    if peak and sums["flops"] and step.seconds:
+        metrics["model_flops_share"] = sums["flops"] / (step.seconds * peak * world.size)
     return metrics
 
 
@@ -170,29 +212,23 @@ def peak_flops(device: str, precision: str) -> float | None:
     return None if gpu is None else gpu.peak_flops
 
 
-@dataclass(frozen=True, slots=True)
-class DataCounts:
-    """Counts of skipped samples and other events of data loading over all ranks, since this process started."""
+def data_counts(trainer: TrainingRun) -> dict[str, float]:
+    """Returns the counters of data loading on this rank since this process started, above 0, by name.
 
-    rejected: dict[str, int]
-    """Number of skipped samples by reason."""
-    loaded: dict[str, int]
-    """Other counts of the loader and of the task, by name."""
-
-
-def count_data(trainer: TrainingRun) -> DataCounts:
-    """Sums the counts of skipped samples and the counters of data loader and task over all ranks. Collective."""
+    Names begin with `REJECTED` (skipped samples by reason) or `LOADED` (other counts of loader and task). Samples that
+    every rank has skipped while it read the list of the data are not included. A context-parallel group reads the same
+    samples on all ranks, so only the first one counts them.
+    """
     loader, world = trainer.state.loader, trainer.world
-    rejected = Counter(r.reason for r in loader.dataset.rejections)  # every rank has read the whole list
-    loaded: Counter[str] = Counter()
-    lost = Counter({**trainer.task.counts(), "quarantine_unwritten": loader.quarantine.unwritten})
-    everyone = world.gather((dict(loader.quarantine.counts - rejected), dict(loader.counts), +lost))
-    for rank, (left_out, counts, unwritten) in enumerate(everyone):
-        loaded.update(unwritten)
-        if rank % world.context_parallel == 0:
-            rejected.update(left_out)
-            loaded.update(counts)
-    return DataCounts(dict(sorted(rejected.items())), dict(sorted(loaded.items())))
+    found = Counter(
+        {f"{LOADED}{name}": count for name, count in trainer.task.counts().items()}
+        | {f"{LOADED}quarantine_unwritten": loader.quarantine.unwritten}
+    )
+    if world.rank % world.context_parallel == 0:
+        skipped = loader.quarantine.counts - Counter(r.reason for r in loader.dataset.rejections)
+        found.update({f"{REJECTED}{reason}": count for reason, count in skipped.items()})
+        found.update({f"{LOADED}{name}": count for name, count in loader.counts.items()})
+    return dict(+found)
 
 
 def peak_memory_bytes(device: str) -> int:

@@ -120,8 +120,9 @@ def unpatchify(rows: np.ndarray, grid: Sequence[int], *, patch: int, merge: int,
 def normalize(patches: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
     """Converts uint8 rows of `patchify` to float32 on the same device: (x / 255 - mean) / std for each channel."""
     values = patches.to(torch.float32).div_(255).view(len(patches), len(mean), -1)
-    centre, spread = (torch.tensor(v, dtype=torch.float32, device=patches.device)[:, None] for v in (mean, std))
-    return values.sub_(centre).div_(spread).view(len(patches), -1)
+    for channel, (centre, spread) in enumerate(zip(mean, std, strict=True)):  # tensors would be copied to CUDA
+        values[:, channel].sub_(centre).div_(spread)
+    return values.view(len(patches), -1)
 
 
 @contextmanager

@@ -188,9 +188,8 @@ def plan_segments(
     causal: bool,
     query_rows: Tensor | None = None,
     masks: Sequence[Tensor | None] | None = None,
-    device: torch.device | str | None = None,
 ) -> SegmentPlan:
-    """Plans attention for segments of queries; the queries of a segment attend to keys selected for this segment.
+    """Plans attention, on the CPU, for segments of queries that attend to keys selected for their segment.
 
     Args:
         query_lengths: Number of queries of each segment.
@@ -203,13 +202,12 @@ def plan_segments(
         masks: Attention mask of each segment, bool [query length, key length], True where a query attends to a key;
             None for a segment: no mask. Segments with the same mask object are computed in one batch. None instead of
             the list: no segment has a mask.
-        device: Device of the plan; None: the default device.
     """
     q_lengths, kv_lengths = torch.tensor(query_lengths), torch.tensor(key_lengths)
     cu_q, cu_kv = (F.pad(lengths.cumsum(0), (1, 0)) for lengths in (q_lengths, kv_lengths))
     first_rows = torch.empty_like(q_lengths)  # first row of a segment in the concatenated group outputs
     masks = [None] * len(query_lengths) if masks is None else masks
-    moved = {id(mask): mask.to(device)[None, None] for mask in masks if mask is not None}
+    moved = {id(mask): mask[None, None] for mask in masks if mask is not None}
     groups, joined = [], 0
     for group in group_segments(query_lengths, key_lengths, masks):
         members = torch.tensor(group)
@@ -217,24 +215,24 @@ def plan_segments(
         keys = padded_rows(cu_kv[members], kv_lengths[members])
         existing = torch.arange(keys.shape[1]) < kv_lengths[members, None]
         # Padded keys are after all real ones, where the causal mask already hides them from every real query.
-        mask = None if causal or bool(existing.all()) else existing[:, None, None].to(device)
+        mask = None if causal or bool(existing.all()) else existing[:, None, None]
         mask = moved.get(id(masks[group[0]]), mask)
         first_rows[members] = joined + torch.arange(len(members)) * queries.shape[1]
         joined += queries.numel()
         queries = queries.flatten() if query_rows is None else query_rows[queries.flatten()]
         keys = keys.flatten() if key_rows is None else key_rows[keys.flatten()]
-        groups.append(SegmentGroup(queries.to(device), keys.to(device), len(members), mask))
+        groups.append(SegmentGroup(queries, keys, len(members), mask))
     outputs = torch.arange(int(cu_q[-1])) + (first_rows - cu_q[:-1]).repeat_interleave(q_lengths)
     restore = outputs if query_rows is None else torch.empty_like(outputs).index_copy_(0, query_rows, outputs)
     in_order = joined == len(restore) and torch.equal(restore, torch.arange(joined))
     return SegmentPlan(
         causal=causal,
         groups=tuple(groups),
-        restore=None if in_order else restore.to(device),
-        query_rows=None if query_rows is None else query_rows.to(device),
-        key_rows=None if key_rows is None else key_rows.to(device),
-        cu_q=cu_q.to(device, torch.int32),
-        cu_kv=cu_kv.to(device, torch.int32),
+        restore=None if in_order else restore,
+        query_rows=query_rows,
+        key_rows=key_rows,
+        cu_q=cu_q.to(torch.int32),
+        cu_kv=cu_kv.to(torch.int32),
         max_q=max(query_lengths),
         max_kv=max(key_lengths),
         masked=bool(moved),

@@ -33,15 +33,15 @@ def plan_latents(
     modes: AttentionModes,
     grids: Sequence[Grid],
     text_lengths: Sequence[int],
-    device: torch.device | str | None = None,
+    device: torch.device | str = "cpu",
 ) -> tuple[LatentPlan, ...]:
-    """Builds the plans for attention of the latents of packed samples: one plan per attention pattern.
+    """Builds, on the CPU, the plans for attention of the latents of packed samples: one plan per attention pattern.
 
     Args:
         modes: Attention patterns of the network.
         grids: Grid (t, rows, columns) of the latent tokens of each sample.
         text_lengths: Number of text tokens of each sample.
-        device: Device of the plans; None: the default device.
+        device: Device of the network, which decides between attention kernels.
 
     Returns:
         Plans for `latent_attention`, in the order of `modes.patterns`.
@@ -49,7 +49,7 @@ def plan_latents(
     Raises:
         UserError: If a neighborhood does not fit a grid.
     """
-    device = torch.get_default_device() if device is None else torch.device(device)
+    device = torch.device(device)
     plans: list[LatentPlan] = []
     dense = None
     for pattern in modes.patterns:
@@ -60,7 +60,7 @@ def plan_latents(
         elif natten_chosen(device):
             plans.append(plan_natten(windows, grids, text_lengths))
         else:
-            plans.append(plan_masked(windows, grids, text_lengths, device))
+            plans.append(plan_masked(windows, grids, text_lengths))
     return tuple(plans)
 
 
@@ -85,7 +85,7 @@ def plan_dense(
             `SegmentPlan`.
         grids: Grid (t, rows, columns) of the latent tokens of each sample.
         text_lengths: Number of text tokens of each sample.
-        device: Device of the plan.
+        device: Device of the network; the tensors of a `FlexPlan` are on it.
     """
     gen_lengths = [frames * rows * columns for frames, rows, columns in grids]
     key_lengths = [text + latents for text, latents in zip(text_lengths, gen_lengths, strict=True)]
@@ -95,7 +95,7 @@ def plan_dense(
     visible = stream.argsort(stable=True)
     if implementation == "flex" and device.type == "cuda":
         return plan_flex(gen_lengths, key_lengths, visible, device=device)
-    return plan_segments(gen_lengths, key_lengths, visible, causal=False, device=device)
+    return plan_segments(gen_lengths, key_lengths, visible, causal=False)
 
 
 def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int]) -> NattenPlan:
@@ -117,7 +117,7 @@ def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_l
 
 
 def plan_masked(
-    windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int], device: torch.device
+    windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int]
 ) -> SegmentPlan:
     """Plans neighborhood attention with masks: a segment is a group of frames that attend to the same frames.
 
@@ -127,7 +127,6 @@ def plan_masked(
         windows: Attention windows of each sample; None: dense attention.
         grids: Grid (t, rows, columns) of the latent tokens of each sample.
         text_lengths: Number of text tokens of each sample.
-        device: Device of the plan.
     """
     queries: list[Tensor] = []
     keys: list[Tensor] = []
@@ -156,7 +155,6 @@ def plan_masked(
         causal=False,
         query_rows=torch.cat(queries),
         masks=masks,
-        device=device,
     )
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from worldsmith.families.cosmos3.attention.modes import AttentionModes, attention_modes, describe_modes
 from worldsmith.families.cosmos3.network.architecture import TIMESTEP_CHANNELS, NetworkConfig
 from worldsmith.families.cosmos3.network.layers import MoTDecoderLayer, TextMemory, stream_norm
+from worldsmith.families.cosmos3.network.rope import rotary_tables
 from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence, TokenSharding, unsharded
 from worldsmith.models.fill_parameters import chosen, fill, seed_of
 from worldsmith.models.lora import init_adapter, is_adapter
@@ -116,7 +117,12 @@ class Cosmos3Network(nn.Module):
     def geometry(self, pack: PackedSequence) -> Geometry:
         """Returns the positions and attention plans of a pack, with rotary tables for this rank's tokens."""
         shares = (self.share_tokens(length) for length in (len(pack.text_ids), len(pack.timestep_rows)))
-        return pack.geometry.to(self.stream_dtype).shared(*shares)
+        und_rotary, gen_rotary = (
+            rotary_tables(positions, self.config.head_dim, self.config.rope_theta, self.config.mrope_section)
+            for positions in (pack.und_positions, pack.gen_positions)
+        )
+        geometry = Geometry(und_rotary, gen_rotary, pack.und_segments, pack.gen_plans)
+        return geometry.to(self.stream_dtype).shared(*shares)
 
     def embed_text(self, pack: PackedSequence, share: TokenSharding) -> Tensor:
         """Embeds this rank's shard of the text tokens of a pack; returns [text tokens of the rank, hidden].

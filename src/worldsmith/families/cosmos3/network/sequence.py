@@ -1,7 +1,7 @@
 """Packs samples into two token streams, text (understanding) and latents (generation), without padding.
 
 The tokens of a sample are consecutive in each stream. Everything that does not change between two forward passes
-(indices, positions, rotary tables, attention plans) is computed here once; a sampler reuses one pack for all its steps.
+(indices, positions, attention plans) is computed here once, on the CPU; a sampler reuses one pack for all its steps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from worldsmith.families.cosmos3.attention.modes import AttentionModes, Attentio
 from worldsmith.families.cosmos3.attention.packed import LatentPlan, SegmentPlan, plan_segments
 from worldsmith.families.cosmos3.attention.plans import plan_latents
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.network.rope import (
-    Rotary,
-    count_within,
-    rotary_tables,
-    text_positions,
-    video_positions,
-)
+from worldsmith.families.cosmos3.network.rope import Rotary, count_within, text_positions, video_positions
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import SampleLayout
 
@@ -143,8 +137,11 @@ class PackedSequence:
     clean: Tensor
     """Mask that is True at latent tokens of clean conditioning frames, bool [N_gen, 1]."""
     patterns: tuple[AttentionPattern, ...]
-    """Attention patterns for which the plans of `geometry` were built."""
-    geometry: Geometry
+    """Attention patterns for which `gen_plans` were built."""
+    und_segments: SegmentPlan
+    """Plan of the causal attention of the text."""
+    gen_plans: tuple[LatentPlan, ...]
+    """Attention plans of the latents, one per pattern of the network's layers."""
 
     @property
     def num_tokens(self) -> int:
@@ -165,9 +162,11 @@ def pack_samples(
     eos_id: int,
     vision_start_id: int,
     attention: AttentionModes | None = None,
-    device: torch.device | str | None = None,
+    device: torch.device | str = "cpu",
 ) -> PackedSequence:
     """Packs samples into two sequences, text tokens and latent tokens; positions restart with every sample.
+
+    The tensors of the pack are on the CPU; `move_tensors` moves them to the device of the network.
 
     Args:
         layouts: Layouts of the samples.
@@ -175,7 +174,7 @@ def pack_samples(
         eos_id: End-of-sequence token, appended to each caption.
         vision_start_id: Vision-start token, appended after `eos_id`.
         attention: Attention patterns of the network; None: two_way (dense attention).
-        device: Device of the pack; None: the default device.
+        device: Device of the network, which decides between attention kernels.
 
     Raises:
         ValueError: If the pack is empty, or a layout does not fit the network.
@@ -198,26 +197,18 @@ def pack_samples(
     clean_lengths = [layout.condition_frames * math.prod(grid[1:]) for layout, grid in zip(layouts, grids, strict=True)]
     clean = count_within(gen_lengths) < torch.tensor(clean_lengths)[gen_samples]
     attention = attention or attention_modes("two_way", config.num_hidden_layers)
-    und_rotary, gen_rotary = (
-        rotary_tables(positions.to(device), config.head_dim, config.rope_theta, config.mrope_section)
-        for positions in (und_positions, gen_positions)
-    )
     return PackedSequence(
         layouts=tuple(layouts),
-        text_ids=torch.tensor([token for sample in ids for token in sample], device=device),
+        text_ids=torch.tensor([token for sample in ids for token in sample]),
         text_lengths=text_lengths,
         grids=grids,
-        und_positions=und_positions.to(device),
-        gen_positions=gen_positions.to(device),
-        timestep_rows=gen_samples.masked_fill(clean, len(layouts)).to(device),
-        clean=clean[:, None].to(device),
+        und_positions=und_positions,
+        gen_positions=gen_positions,
+        timestep_rows=gen_samples.masked_fill(clean, len(layouts)),
+        clean=clean[:, None],
         patterns=attention.patterns,
-        geometry=Geometry(
-            und_rotary=und_rotary,
-            gen_rotary=gen_rotary,
-            und_segments=plan_segments(text_lengths, text_lengths, causal=True, device=device),
-            gen_plans=plan_latents(attention, grids, text_lengths, device),
-        ),
+        und_segments=plan_segments(text_lengths, text_lengths, causal=True),
+        gen_plans=plan_latents(attention, grids, text_lengths, device),
     )
 
 

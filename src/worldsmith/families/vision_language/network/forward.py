@@ -38,7 +38,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Tensors of one batch for a forward pass, on the device of the network."""
+    """Tensors of one batch for a forward pass, on the device of the network or still on the CPU."""
 
     input_ids: Tensor
     """[rows, length]."""
@@ -57,8 +57,10 @@ class Inputs:
     """int32 [samples + 1]: index of the first token of each sample of a packed row, then the length of the row."""
     patches: Tensor | None = None
     """float32 [patches, values]: patches of all images, then patches of all videos; None for a text decoder."""
-    grids: Tensor | None = None
-    """[media, 3]: number of frames, rows and columns in patches of each image or video; on the CPU."""
+    raw_patches: Mapping[str, Tensor] = field(default_factory=dict)
+    """uint8 [patches, values] by kind of media, "image" before "video", from which `patches` are computed."""
+    grids: list[list[int]] | None = None
+    """Number of frames, rows and columns in patches of each image or video."""
     vision: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the vision encoder, such as position ids, computed from `grids` by `plan_vision`."""
     visual_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -106,7 +108,9 @@ def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWi
 
     All ranks must call the encoder equally often, because its weights are sharded.
     """
-    encoded = network.model.visual(inputs.patches, grid_thw=inputs.grids, return_dict=True, **inputs.vision)
+    with real_values():
+        grids = torch.tensor(inputs.grids)
+    encoded = network.model.visual(inputs.patches, grid_thw=grids, return_dict=True, **inputs.vision)
     features: dict[str, BaseModelOutputWithPooling] = {}
     start = 0
     for kind, count in inputs.visual_tokens.items():
