@@ -78,7 +78,9 @@ def collate(samples: Sequence[Conversation], network: Any, *, packed: bool) -> I
     """
     with real_values():
         rows = collate_tokens(samples, network, packed=packed)
-    return Inputs(**rows, **({} if visual_of(network) is None else collate_media(samples, network)))
+    if visual_of(network) is None:
+        return Inputs(**rows)
+    return Inputs(**rows, **collate_media(samples, network, rows["input_ids"].flatten()))
 
 
 def normalize_patches(inputs: Inputs, normalize: Callable[[Tensor, str], Tensor]) -> Inputs:
@@ -148,7 +150,7 @@ def positions_of(sample: Conversation, network: Any) -> Tensor:
     return torch.cat((plain, axes[:, 0]))
 
 
-def collate_media(samples: Sequence[Conversation], network: Any) -> dict[str, Any]:
+def collate_media(samples: Sequence[Conversation], network: Any, ids: Tensor) -> dict[str, Any]:
     """Returns the fields of `Inputs` that describe the images and videos of a batch, by field name.
 
     A batch without media gets a dummy image whose features are not used and whose gradients are zero. So all ranks call
@@ -157,26 +159,36 @@ def collate_media(samples: Sequence[Conversation], network: Any) -> dict[str, An
     Args:
         samples: Conversations of the batch.
         network: The vision-language model of transformers.
+        ids: Token ids of the batch, in the flattened rows.
+
+    Raises:
+        ValueError: If the batch does not have one placeholder token per visual feature.
     """
     settings = network.config.vision_config
     merge = settings.spatial_merge_size
-    raw, grids, tokens = {}, [], {}
+    raw, grids, places = {}, [], [torch.zeros(0, dtype=torch.int64)]
     for kind in ("image", "video"):
         own = [(getattr(sample, f"{kind}_patches"), getattr(sample, f"{kind}_grids")) for sample in samples]
         own = [(rows, grid) for rows, grid in own if grid is not None and len(grid)]
-        if own:
-            raw[kind] = torch.cat([rows for rows, _ in own])
-            grids += [grid for _, grid in own]
-            tokens[kind] = len(raw[kind]) // merge**2
+        if not own:
+            continue
+        raw[kind] = torch.cat([rows for rows, _ in own])
+        grids += [grid for _, grid in own]
+        with real_values():
+            places.append((ids == getattr(network.config, f"{kind}_token_id")).nonzero()[:, 0])
+        if len(places[-1]) != len(raw[kind]) // merge**2:
+            raise ValueError(
+                f"the {kind}s of the batch have {len(raw[kind]) // merge**2} visual features, but its conversations "
+                f"have {len(places[-1])} {kind} tokens"
+            )
     patches = None
     if not raw:
-        values = settings.in_channels * settings.temporal_patch_size * settings.patch_size**2
-        patches, tokens = torch.zeros(merge**2, values), {"image": 0}
+        patches = torch.zeros(merge**2, settings.in_channels * settings.temporal_patch_size * settings.patch_size**2)
     with real_values():
         joined = torch.cat(grids or [torch.tensor([[1, merge, merge]])])
         vision = plan_vision(visual_of(network), joined)
-        sizes = joined.tolist()
-    return {"patches": patches, "raw_patches": raw, "grids": sizes, "vision": vision, "visual_tokens": tokens}
+        rows, sizes = torch.cat(places), joined.tolist()
+    return {"patches": patches, "raw_patches": raw, "grids": sizes, "vision": vision, "visual_rows": rows}
 
 
 def pad_to_length(tokens: Tensor, length: int) -> Tensor:

@@ -133,7 +133,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tens
     Returns:
         Attention output [N_q, heads, d].
     """
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and not plan.masked:
+    if not q.is_cpu and q.dtype in (torch.bfloat16, torch.float16) and not plan.masked:
         return varlen_attention(q, k, v, plan)
     return grouped_attention(q, k, v, plan)
 

@@ -94,8 +94,7 @@ def rotary_tables(positions: Tensor, head_dim: int, theta: float, mrope_section:
         mrope_section: Number of frequencies for time, height and width.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    with torch.autocast(positions.device.type, enabled=False):
-        angles = positions.float()[:, :, None] * (1.0 / theta**exponents)
+    angles = positions.float()[:, :, None] * (1.0 / theta**exponents)
     merged = angles[0].clone()
     for axis in (1, 2):
         slots = slice(axis, 3 * mrope_section[axis], 3)

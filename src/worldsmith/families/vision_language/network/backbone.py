@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from worldsmith.families.vision_language.network.forward import IN_WINDOWS, loss_of
+from worldsmith.families.vision_language.network.forward import IN_WINDOWS, add_by_rows, loss_of
 from worldsmith.families.vision_language.policy import choose_attention
 from worldsmith.families.vision_language.published import TRAINED, VISUAL, find_training_obstacle
 from worldsmith.files.errors import UserError
@@ -90,6 +90,9 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
                 module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
     if visual:  # its result depends on the values of tokens and grids
         network.model.get_rope_index = with_real_values(network.model.get_rope_index)
+        decoder = decoder_of(network)
+        if hasattr(decoder, "_deepstack_process"):
+            decoder._deepstack_process = add_by_rows(decoder._deepstack_process)
     network.loss_of = MethodType(loss_of, network)  # type: ignore[assignment]
     return network
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.vision_utils import (
     get_vision_cu_seqlens,
     get_vision_interpolation_indices_and_weights,
@@ -63,8 +62,8 @@ class Inputs:
     """Number of frames, rows and columns in patches of each image or video."""
     vision: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the vision encoder, such as position ids, computed from `grids` by `plan_vision`."""
-    visual_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Number of visual tokens in the batch by kind of media, "image" before "video"."""
+    visual_rows: Tensor | None = None
+    """int64 [V]: indices, in the flattened rows, of the tokens of images, then of videos; None for a text decoder."""
 
 
 def loss_of(network: Any, inputs: Inputs, loss: Callable[[Tensor, Tensor, Head], Tensor]) -> Tensor:
@@ -84,42 +83,66 @@ def loss_of(network: Any, inputs: Inputs, loss: Callable[[Tensor, Tensor, Head],
 def hidden_states(network: Any, inputs: Inputs) -> Tensor:
     """Returns the decoder's hidden states after the last norm, [rows, length, width]."""
     decoder = network.base_model if network.base_model is not network else network.model
-    given: dict[str, Any] = {}
-    if inputs.patches is not None:
-        given["mm_encoder_outputs"] = visual_features(network, inputs)
-    attention = getattr(decoder, "language_model", decoder).config._attn_implementation
+    decoder = getattr(decoder, "language_model", decoder)
+    given: dict[str, Any] = {"input_ids": inputs.input_ids} if inputs.patches is None else embed(network, inputs)
+    attention, mask = decoder.config._attn_implementation, inputs.attention_mask
     if attention in (BY_SAMPLE, BY_BORDERS) and inputs.sample_lengths is not None:
         given |= {"cu_seqlens": inputs.cu_seqlens, "max_length": max(inputs.sample_lengths)}
         if attention == BY_SAMPLE:
             given["sample_lengths"] = inputs.sample_lengths
-    outputs = decoder(
-        input_ids=inputs.input_ids,
-        attention_mask=inputs.attention_mask,
-        position_ids=inputs.position_ids,
-        use_cache=False,
-        **given,
-    )
+        if attends_fully(decoder.config):
+            mask = inputs.input_ids.new_empty(0, 0, 0, 0)
+    outputs = decoder(attention_mask=mask, position_ids=inputs.position_ids, use_cache=False, **given)
     states: Tensor = outputs[0]
     return states
 
 
-def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWithPooling]:
-    """Returns the outputs of the vision encoder by "image" and "video"; one call of the encoder computes both.
+def attends_fully(config: Any) -> bool:
+    """Returns whether no layer of a decoder limits attention to a window, for which transformers would make a mask.
 
-    All ranks must call the encoder equally often, because its weights are sharded.
+    For a packed row without windows, `hidden_states` passes an empty mask of four axes. Transformers hands it on, and
+    `attend` ignores it. Without a mask, transformers would read from the device whether positions restart in the row.
     """
+    limits = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    kinds = getattr(config, "layer_types", None)
+    return all(kind == "full_attention" for kind in kinds) if kinds else not any(limits)
+
+
+def embed(network: Any, inputs: Inputs) -> dict[str, Any]:
+    """Returns the arguments of the decoder that stand for the tokens: embeddings, in which media replace placeholders.
+
+    One call of the vision encoder computes the features of all images and videos. All ranks must call it equally often,
+    because its weights are sharded. Transformers does the same with masks, whose number of rows it reads from the device
+    several times per layer that adds visual features.
+    """
+    rows = inputs.visual_rows
+    assert rows is not None
     with real_values():
         grids = torch.tensor(inputs.grids)
     encoded = network.model.visual(inputs.patches, grid_thw=grids, return_dict=True, **inputs.vision)
-    features: dict[str, BaseModelOutputWithPooling] = {}
-    start = 0
-    for kind, count in inputs.visual_tokens.items():
-        taken = slice(start, start + count)
-        levels = getattr(encoded, "deepstack_features", None)  # those of Qwen3-VL
-        added = {} if levels is None else {"deepstack_features": [[level[taken]] for level in levels]}
-        features[kind] = type(encoded)(pooler_output=[encoded.pooler_output[taken]], **added)
-        start += count
-    return features
+    embedded = network.get_input_embeddings()(inputs.input_ids)
+    features = encoded.pooler_output[: len(rows)].to(embedded.dtype)  # without those of a dummy image
+    found = {"inputs_embeds": embedded.flatten(0, 1).index_copy(0, rows, features).view_as(embedded)}
+    levels = getattr(encoded, "deepstack_features", None)  # those of Qwen3-VL
+    if levels is None:
+        return found
+    return found | {"visual_pos_masks": rows, "deepstack_visual_embeds": [level[: len(rows)] for level in levels]}
+
+
+def add_by_rows(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Returns a function that adds visual features to hidden states, for the method `_deepstack_process` of a decoder.
+
+    Args:
+        original: That method, which is used if the tokens are given as a mask, as in generation.
+    """
+
+    def add(hidden_states: Tensor, rows: Tensor, features: Tensor) -> Tensor:
+        if rows.dtype == torch.bool:
+            return original(hidden_states, rows, features)
+        flat = hidden_states.flatten(0, 1)
+        return flat.index_add(0, rows, features.to(flat.dtype)).view_as(hidden_states)
+
+    return add
 
 
 def plan_vision(visual: Any, grids: Tensor) -> dict[str, Any]:
@@ -178,14 +201,16 @@ def attend(
         query: [1, heads, N, width].
         key: Like `query`, with the same number of heads or fewer.
         value: Like `key`.
-        attention_mask: None, or what transformers' sdpa accepts.
+        attention_mask: None, or what transformers' sdpa accepts; an empty mask is ignored.
         cu_seqlens: int32 [samples + 1], first token of each sample, then N; None for padded rows.
         max_length: Number of tokens of the longest sample.
         sample_lengths: Number of tokens of each sample; None in compiled layers, where other lengths would recompile.
         **settings: Arguments of transformers' sdpa, such as `scaling`.
     """
+    if attention_mask is not None and attention_mask.numel() == 0:
+        attention_mask = None
     if cu_seqlens is not None and attention_mask is None:
-        if query.is_cuda and query.dtype in HALF:
+        if not query.is_cpu and query.dtype in HALF:
             return attend_by_length(module, query, key, value, cu_seqlens, max_length, settings), None
         if sample_lengths is None:
             out = attend_by_sample(query, key, value, cu_seqlens, settings["scaling"])
@@ -362,7 +387,7 @@ def attend_in_windows(
     length are batched; transformers makes one call per window. The arguments are those of transformers' attention
     functions; `cu_seq_lens_q` is int32 [windows + 1].
     """
-    if query.is_cuda and query.dtype in HALF:
+    if not query.is_cpu and query.dtype in HALF:
         return attend_by_length(module, query, key, value, cu_seq_lens_q, max_length_q, settings), None
     for name in ("cu_seq_lens_k", "max_length_k"):
         settings.pop(name, None)
