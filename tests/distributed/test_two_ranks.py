@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,18 @@ def test_ranks_agree_on_what_overflows_float16(folder: Path) -> None:
     )
     assert 2 * ours["trainer/loss_scale[scale]"] == theirs["trainer/loss_scale[scale]"]
     assert (folder / "overflow.txt").read_text() == "[(True, 2.0), (True, 2.0)]"
+
+
+def test_a_step_has_two_sums_on_the_host_besides_the_calls_of_fsdp(folder: Path) -> None:
+    """Losses, counts and padding are one sum; the flags of the step boundary and the next weight are the other.
+
+    A counter of data loading that is new on some rank makes its name known to all, once. The norm of sharded gradients,
+    which is reduced on the device, is not seen here.
+    """
+    steps = json.loads((folder / "collectives.json").read_text())
+    usual = {"allgather_base": 4, "reduce_scatter_base": 2, "allreduce": 2}
+    assert [steps[str(number)] for number in (2, 3, 4, 5)] == [usual] * 4
+    assert steps["1"] == usual | {"allgather": 2, "allreduce": 3}
 
 
 def test_norms_of_sharded_parts_are_those_of_a_single_process(folder: Path) -> None:

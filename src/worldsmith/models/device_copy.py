@@ -75,7 +75,7 @@ def map_tensors(values: Any, change: Callable[[Tensor], Tensor]) -> Any:
             return known[id(value)]
         if isinstance(value, dict):
             made: Any = {name: visit(part) for name, part in value.items()}
-        elif isinstance(value, (list, tuple)) and not isinstance(next(iter(value), 0), (int, float, str)):
+        elif isinstance(value, (list, tuple)) and not all(isinstance(part, (int, float, str)) for part in value):
             parts = [visit(part) for part in value]
             made = type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         elif is_dataclass(value) and not isinstance(value, type):

@@ -52,7 +52,7 @@ def test_metrics_hold_every_figure_of_the_logged_steps(run: Path) -> None:
         assert (line["samples"], line["tokens"], line["skipped"], line["skipped_total"]) == (4, 16, False, 0)
         ahead = 2 if line["step"] < 5 else 0  # the next pack was read, too, but none after the last step
         assert line["loaded"] == {"samples": 4 * line["step"] + ahead}
-        seconds = 3.0 if line["step"] == 1 else 2.0  # in steps of the clock; the batches of later steps were read before
+        seconds = 3.0 if line["step"] == 1 else 2.0  # of this clock; the batches of later steps were read before
         timing = line["data_seconds"], line["step_seconds"], line["tokens_per_second"]
         assert timing == (1.0, seconds, 16 / seconds)
     assert lines[-1]["rejected"] == {"no_number": 1}

@@ -1,11 +1,12 @@
-"""What a step of each family asks of its device besides computing: copies from the host, reads, sums over ranks, graphs.
+"""What a step of each family asks of its device besides computing: copies from the host, and reads.
 
-The network is on the meta device, to which a tensor of the CPU must be copied as to a GPU. A value of it cannot be read:
-each read in a forward or backward pass would be an error.
+The network is on the meta device, to which a tensor of the CPU must be copied as to a GPU. A value of it cannot be
+read: each read in a forward or backward pass would be an error.
 """
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import tiny_cogvideox
 import tiny_runs
 import tiny_wan
 import torch
+from reasoners import write_decoder
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -31,9 +33,11 @@ from worldsmith.training.parallel import prepare_network
 from worldsmith.training.step import forward_backward_batch
 
 META = torch.device("meta")
+TURNS = [{"from": "human", "value": "Is the clip possible?"}, {"from": "gpt", "value": "yes"}]
 CASES: dict[str, Callable[[Path], Any]] = {
     "cosmos3": lambda folder: tiny_runs.tiny_config(tiny_runs.make_world(folder)),
     "reasoner": lambda folder: reasoner_runs.reasoner_config(reasoner_runs.make_world(folder)),
+    "text_decoder": lambda folder: text_config(folder),
     "cogvideox_i2v": lambda folder: tiny_cogvideox.tiny_config(
         tiny_cogvideox.make_world(folder), "cogvideox1_5_5b_i2v_tiny"
     ),
@@ -45,6 +49,14 @@ CASES: dict[str, Callable[[Path], Any]] = {
         for family in pipeline_runs.FAMILIES
     },
 }
+
+
+def text_config(folder: Path) -> Any:
+    """A run of a text decoder over conversations without media."""
+    reasoner_runs.make_world(folder, write=write_decoder)
+    records = [{"id": str(n), "conversations": TURNS} for n in range(4)]
+    (folder / "data/annotations.json").write_text(json.dumps(records))
+    return reasoner_runs.reasoner_config(folder)
 
 
 class CopyCounter(TorchDispatchMode):
@@ -104,7 +116,7 @@ def test_a_pack_is_copied_once_whatever_the_number_of_its_samples(
     config.model.config.activation_checkpointing = ActivationCheckpointingConfig(mode=mode)
     batch = cached_batch(config, tmp_path / "cache")
     task = make_task(config, World(device="meta"))
-    if case in ("cosmos3", "reasoner"):  # attention by variable length, as on a GPU
+    if case in ("cosmos3", "reasoner", "text_decoder"):  # attention by variable length, as on a GPU
         task.model.network.bfloat16()
     task.latent_cache = None  # its fingerprint would read the VAE's weights
     task.loss(batch, seed=0)  # loads a VAE that samples latents from their posterior
