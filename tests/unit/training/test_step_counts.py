@@ -11,6 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +61,42 @@ def text_config(folder: Path) -> Any:
 
 
 class CopyCounter(TorchDispatchMode):
-    """Counts the operations that copy values from a tensor of the CPU to one of the device."""
+    """Counts by place what copies values from the host to the device: also an index on the CPU, and `torch.tensor`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: Counter[str] = Counter()
 
+    def __enter__(self) -> CopyCounter:
+        self.patch = pytest.MonkeyPatch()
+        for name in ("tensor", "as_tensor"):
+            self.patch.setattr(torch, name, partial(self.counted, getattr(torch, name)))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.patch.undo()
+
+    def counted(self, make: Callable[..., torch.Tensor], data: Any, **settings: Any) -> torch.Tensor:
+        made = make(data, **settings)
+        if made.device == META and not isinstance(data, torch.Tensor):
+            self.count()
+        return made
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given, made = (
-            {leaf.device.type for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}
-            for values in ((args, kwargs), out)
+            [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)] for values in ((args, kwargs), out)
         )
-        if func._overloadpacket.__name__ in ("_to_copy", "copy_") and "cpu" in given and "meta" in made:
-            frames = (f for f in traceback.extract_stack() if "/torch/" not in f.filename and f.filename != __file__)
-            *_, place = frames
-            self.found[f"{Path(place.filename).name}: {place.name}"] += 1
+        moves = func._overloadpacket.__name__ in ("_to_copy", "copy_")  # a number on the CPU may be an operand
+        if any(leaf.is_cpu and (moves or leaf.ndim) for leaf in given) and any(leaf.is_meta for leaf in made):
+            self.count()
         return out
+
+    def count(self) -> None:
+        *_, place = (f for f in traceback.extract_stack() if "/torch/" not in f.filename and f.filename != __file__)
+        self.found[f"{Path(place.filename).name}: {place.name}"] += 1
 
 
 def cached_batch(config: Any, folder: Path) -> list[Any]:
