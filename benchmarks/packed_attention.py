@@ -5,24 +5,30 @@
 Forward and backward over 32 samples of 20 latent tokens and 8 to 24 text tokens (4 heads of 64), the grouped backend
 against a plain loop over the segments, interleaved in one run. Prints the ratio of the medians and the largest
 relative difference between the two results.
+
+Then the same for the keys or values of a layer of Nano (8 heads of 128) alone, which are put into the order of the
+samples: by one concatenation, or by an index. The two must be equal to the last bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 
 import torch
+from side_by_side import medians
 from torch import Tensor
 from torch.nn import functional as F
 
-from worldsmith.families.cosmos3.attention.packed import grouped_attention
+from worldsmith.families.cosmos3.attention.packed import grouped_attention, join_samples, latent_attention
 from worldsmith.families.cosmos3.network.architecture import tiny
 from worldsmith.families.cosmos3.network.sequence import PackedSequence, pack_samples
 from worldsmith.models.video_model import SampleLayout
 
 SAMPLES, HEADS, KV_HEADS, HEAD_DIM, ROUNDS = 32, 4, 2, 64, 30
+NANO_HEADS, NANO_HEAD_DIM = 8, 128
 
 
 def per_segment(q: Tensor, k: Tensor, v: Tensor, spans: list[tuple[slice, Tensor]], causal: bool) -> Tensor:
@@ -52,7 +58,7 @@ def spans_of(pack: PackedSequence) -> tuple[list[tuple[slice, Tensor]], list[tup
     return text, latents
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     torch.set_num_threads(parser.parse_args().threads)
@@ -68,13 +74,15 @@ def main() -> None:
         return torch.randn(rows, heads, HEAD_DIM, generator=generator, requires_grad=True)
 
     text = leaf(counts[0], HEADS), leaf(counts[0], KV_HEADS), leaf(counts[0], KV_HEADS)
-    latents = leaf(counts[1], HEADS), leaf(sum(counts), KV_HEADS), leaf(sum(counts), KV_HEADS)
+    latents = leaf(counts[1], HEADS), *(leaf(rows, KV_HEADS) for rows in (counts[1], counts[1], counts[0], counts[0]))
 
     def step(grouped: bool) -> list[Tensor]:
         if grouped:
-            out = grouped_attention(*text, plans[0]), grouped_attention(*latents, plans[1])
+            out = grouped_attention(*text, plans[0]), latent_attention(*latents, plans[1])
         else:
-            out = per_segment(*text, text_spans, True), per_segment(*latents, latent_spans, False)
+            q, k, v, text_k, text_v = latents
+            keys, values = torch.cat((text_k, k)), torch.cat((text_v, v))
+            out = per_segment(*text, text_spans, True), per_segment(q, keys, values, latent_spans, False)
         grads = torch.autograd.grad((out[0].square().sum() + out[1].square().sum()), (*text, *latents))
         return [*out, *grads]
 
@@ -91,7 +99,34 @@ def main() -> None:
     print(f"groups: {groups[0]} of text, {groups[1]} of latents, for {SAMPLES} samples")
     print(f"grouped {grouped_ms:.2f} ms, one call per segment {loop_ms:.2f} ms, ratio {loop_ms / grouped_ms:.2f}")
     print(f"largest difference of outputs and gradients, relative to their largest value: {difference:.1e}")
+    return 0 if compare_orders(pack, generator) else 1
+
+
+def compare_orders(pack: PackedSequence, generator: torch.Generator) -> bool:
+    """Times one concatenation against `cat` and `index_select` in both passes; returns whether they are equal."""
+    lengths = pack.text_lengths, tuple(pack.gen_lengths)
+    samples = torch.arange(len(pack.layouts))
+    rows = torch.cat([samples.repeat_interleave(torch.tensor(own)) for own in lengths]).argsort(stable=True)
+    tensors = [
+        torch.randn(sum(own), NANO_HEADS, NANO_HEAD_DIM, generator=generator, requires_grad=True) for own in lengths
+    ]
+    upstream = torch.randn(len(rows), NANO_HEADS, NANO_HEAD_DIM, generator=generator)
+
+    def finish(joined: Tensor) -> list[Tensor]:
+        return [joined, *torch.autograd.grad(joined, tensors, upstream)]
+
+    def joined() -> list[Tensor]:
+        return finish(join_samples(*tensors, lengths))
+
+    def by_index() -> list[Tensor]:
+        return finish(torch.cat(tensors).index_select(0, rows))
+
+    equal = all(map(torch.equal, joined(), by_index()))
+    seconds = medians({"joined": joined, "by index": by_index}, rounds=ROUNDS)
+    both = ", ".join(f"{name} {1e3 * taken:.3f} ms" for name, taken in seconds.items())
+    print(f"order of the samples: {both}, ratio {seconds['by index'] / seconds['joined']:.2f}, equal: {equal}")
+    return equal
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

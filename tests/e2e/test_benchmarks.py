@@ -20,6 +20,7 @@ RATIO = r"ratio \d+\.\d\d"
     ("script", "words", "expected"),
     [
         ("packed_training_step.py", ["--quick", "--samples", "4"], [RATIO, r"largest value: \d\.\de-0[6-9]"]),
+        ("packed_attention.py", [], [RATIO, r"order of the samples: .*equal: True"]),
         ("vae_windows.py", ["--quick"], [RATIO, r"largest latent: \d\.\de[-+]\d\d"]),
         ("latent_cache.py", ["--quick"], [RATIO, "losses of 2 steps: equal to the last bit"]),
         ("loader.py", ["--quick"], [r"loader +\d+\.\d\d samples/s per core, ratio \d", "plain PyAV: equal"]),

@@ -10,17 +10,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import restore_flash_attention_impl
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig
+from worldsmith.distributed.attention_kernels import HOPPER, PACKAGE, activate_flash_attention, find_dense_kernel
 from worldsmith.distributed.memory import ALLOCATOR_VARIABLES
-from worldsmith.models.device_copy import move_tensors
 from worldsmith.monitor.metrics_log import read_metrics
+from worldsmith.tasks.device_copy import move_tensors
 from worldsmith.training.trainer import Trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -136,6 +139,56 @@ def test_packed_attention_is_that_of_float32(dtype: torch.dtype, causal: bool) -
         results.append([out, *(x.grad for x in inputs)])
     for expected, found in zip(*results):
         assert (found.float() - expected).norm() <= 1e-2 * expected.norm()
+
+
+@pytest.fixture
+def flash_attention_3() -> Iterator[None]:
+    """FlashAttention 3, where GPU and package are there; afterwards the process has that of PyTorch again."""
+    if torch.cuda.get_device_capability() != HOPPER or find_spec(PACKAGE) is None:
+        pytest.skip(f"needs an H100 or H200 and the package {PACKAGE}")
+    activate_flash_attention.cache_clear()
+    assert activate_flash_attention("cuda") == "FlashAttention 3"
+    yield
+    activate_flash_attention.cache_clear()
+    restore_flash_attention_impl()
+
+
+@pytest.mark.usefixtures("flash_attention_3")
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_attention_of_version_3_is_that_of_float32(causal: bool) -> None:
+    with torch.profiler.profile() as profile:
+        test_packed_attention_is_that_of_float32(torch.bfloat16, causal)
+    names = {event.key for event in profile.key_averages()}
+    assert {"flash_attn_3::fwd", "flash_attn_3::bwd"} <= names
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("cudnn", [True, False])
+def test_the_dense_kernel_at_the_start_is_the_one_that_runs(dtype: torch.dtype, cudnn: bool) -> None:
+    device, before = "cuda", torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    try:
+        found = find_dense_kernel(device, dtype, (8, 8, 128), 500)
+        q = torch.randn(1, 500, 8, 128, dtype=dtype, device=device, requires_grad=True).transpose(1, 2)
+        with torch.profiler.profile() as profile:
+            torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    kinds = {"cuDNN": "cudnn", "FlashAttention": "flash", "memory-efficient": "efficient", "unfused": "math"}
+    kind = next(kind for word, kind in kinds.items() if found.startswith(word))
+    names = {event.key for event in profile.key_averages()}
+    assert any(f"scaled_dot_product_{kind}_attention" in name or f"attention_{kind}" in name for name in names), found
+    assert "cuDNN" in found
+
+
+def test_the_start_of_a_run_names_the_kernels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = cosmos3(tmp_path / "world")
+    config.model.config.precision = "bfloat16"
+    with caplog.at_level("INFO", logger="worldsmith"):
+        losses(config, tmp_path / "run")
+    (line,) = (line for line in caplog.messages if line.startswith("kernels "))
+    assert "attention on cuda:0" in line
+    assert "packed FlashAttention" in line
 
 
 def test_a_monitor_that_cannot_ask_the_driver_ends_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_wan
 import torch
-from diffusers import WanImageToVideoPipeline, WanPipeline
+from diffusers import WanImageToVideoPipeline, WanPipeline, WanTransformer3DModel
 from PIL import Image
 from tiny_wan import CLIP_I2V, I2V, T2V, TI2V
 
@@ -43,10 +43,12 @@ def make_generator(world: Path, recipe: str) -> WanGenerator:
 def pipeline_of(generator: WanGenerator, kind: Any) -> Any:
     generator.read([()])  # loads the encoder
     config = generator.config
-    experts = {"transformer": generator.network}
+    judge = WanTransformer3DModel(**asdict(config.network))
+    judge.load_state_dict(generator.network.state_dict())
+    experts = {"transformer": judge}
     if config.expert:
         experts = {where: generator.other_expert for where in EXPERTS.values()}
-        experts[EXPERTS[config.expert]] = generator.network
+        experts[EXPERTS[config.expert]] = judge
     if config.network.image_dim:
         experts |= {
             "image_encoder": generator.image_encoder.model,

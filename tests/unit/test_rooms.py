@@ -20,11 +20,11 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 54_920,
-    "core_code_lines": 29_090,
+    "code_lines": 55_081,
+    "core_code_lines": 29_178,
     "longest_file": 325,
     "import_percent": 8.9,
-    "single_importer_files": 50,
+    "single_importer_files": 51,
     "names_defined_three_times": 5,
     "import_circles": 0,
 }

@@ -312,6 +312,14 @@ class Model(Configurable, ABC):
             layer.device = self.device
 
     @property
+    def attention_heads(self) -> tuple[int, int, int] | None:
+        """Number of query heads, number of key heads, and channels per head of the network.
+
+        None: not known, or the network does not use the attention of PyTorch.
+        """
+        return None
+
+    @property
     def quantized_layers(self) -> Mapping[str, QuantizedLayer]:
         """Layers with a quantized base weight, by the internal name of that weight; {} without such layers."""
         return quantized_layers(self.network) if self.conversions else {}

@@ -100,9 +100,7 @@ class VPrediction(NoiseObjective):
             alphas = ((signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])).square()
         return alphas
 
-    def draw(
-        self, samples: Sequence[PositionedSample], shapes: Sequence[Sequence[int]], *, seed: int
-    ) -> TimestepDraws:
+    def draw(self, samples: Sequence[PositionedSample], shapes: Sequence[Sequence[int]], *, seed: int) -> TimestepDraws:
         """Samples a timestep and noise for each sample."""
         pairs = zip(samples, shapes, strict=True)
         noise = [self.noise(shape, sample.position, seed=seed) for sample, shape in pairs]

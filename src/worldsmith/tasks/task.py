@@ -240,7 +240,7 @@ class Task(ABC):
 
     def on_device(self, batch: Any, *, seed: int) -> Any:
         """Returns what `prepare` returns, with its tensors on the device, for callers that have no thread for it."""
-        from worldsmith.models.device_copy import move_tensors
+        from worldsmith.tasks.device_copy import move_tensors
 
         return move_tensors(self.prepare(batch, seed=seed), self.model.device)
 

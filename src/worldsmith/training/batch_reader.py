@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.models.device_copy import StagedTensors
+from worldsmith.tasks.device_copy import StagedTensors
 from worldsmith.tasks.task import Task
 
 if TYPE_CHECKING:

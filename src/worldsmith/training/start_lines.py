@@ -12,6 +12,7 @@ from worldsmith.checkpoint.run.checkpointer import load_positions
 from worldsmith.checkpoint.run.find_checkpoint import gone_back
 from worldsmith.checkpoint.sources.warm_start import plan_loading
 from worldsmith.data.stream import dataset_record
+from worldsmith.distributed.attention_kernels import describe_kernels
 from worldsmith.distributed.world import World, local_size, present_device
 from worldsmith.files.locks import in_use
 from worldsmith.models.parameter_names import native_parameters
@@ -56,6 +57,7 @@ def start_lines(run: TrainingRun, batch: Any) -> Iterator[str]:
     for callback in run.callbacks.values():
         yield from callback.start_lines(run)
     yield from model_lines(config, run.model.network, task, run.state.optimizer)
+    yield from kernel_lines(run.model, *task.size(batch))
     yield from state_lines(config, run.model, run.world.size, run.run_folder)
     yield f"data         {loader.describe()}"
     yield from step_lines(config, loader, *task.size(batch), done=run.iteration, processes=run.world.data_size)
@@ -83,6 +85,22 @@ def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Op
         *(f"converter    {done.describe(bytes_per_weight(config))}" for done in task.model.conversions),
         *(f"{word:<13}{line}" for word, line in task.describe_weights(config, base_rates(network, optimizer))),
     ]
+
+
+def kernel_lines(model: Model, samples: int, tokens: int) -> Iterator[str]:
+    """Yields a line on the attention kernels that are used on the device of the model; none if it is not known.
+
+    Args:
+        model: The model.
+        samples: Number of samples in a packed batch.
+        tokens: Number of tokens in the packed batch.
+    """
+    import torch
+
+    heads = model.attention_heads
+    if heads is not None:
+        dtype = getattr(torch, model.config.precision)
+        yield f"kernels      {describe_kernels(str(model.device), dtype, heads, max(1, tokens // max(1, samples)))}"
 
 
 def state_lines(config: RunConfig, model: Model, processes: int, folder: Path) -> Iterator[str]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldsmith.distributed.attention_kernels import activate_flash_attention
 from worldsmith.distributed.memory import held_memory
 from worldsmith.files.locks import release_leases
 from worldsmith.tasks.registry import task_of
@@ -83,6 +84,7 @@ def start_run(
 def build_components(config: RunConfig, checkpointer: Checkpointer, run_folder: Path) -> RunComponents:
     """Builds the components of a run with uninitialized weights. Collective; UserError if datasets differ."""
     world = checkpointer.world
+    activate_flash_attention(world.device)
     memory_before = held_memory(world.device)
     model: Model = build_model(config.model.config, world)
     build_task = partial(

@@ -40,9 +40,7 @@ def test_the_forward_pass_equals_two_way() -> None:
     )
     (two_way,) = plan_latents(attention_modes("flex", 1), grids, text)
     assert isinstance(two_way, SegmentPlan)  # what a CPU samples with
-    gen_lengths = [t * h * w for t, h, w in grids]
-    key_lengths = [a + b for a, b in zip(text, gen_lengths, strict=True)]
-    flex = plan_flex(gen_lengths, key_lengths, two_way.key_rows)
+    flex = plan_flex((tuple(text), tuple(t * h * w for t, h, w in grids)))
     torch.testing.assert_close(
         latent_attention(q, k, v, text_k, text_v, flex),
         latent_attention(q, k, v, text_k, text_v, two_way),

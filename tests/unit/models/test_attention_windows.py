@@ -188,9 +188,7 @@ def test_dense_three_way_is_two_way():
     )
     assert torch.equal(two_way, three)
     whole = [tuple(AxisWindow(length) for length in grid) for grid in GRIDS]
-    assert_equal_with_gradients(
-        latent_attention(*tensors, plan_masked(whole, GRIDS, TEXT)), two_way, tensors, 1e-6
-    )
+    assert_equal_with_gradients(latent_attention(*tensors, plan_masked(whole, GRIDS, TEXT)), two_way, tensors, 1e-6)
 
 
 def test_it_is_two_attentions_merged_by_their_log_sum_exps():

@@ -7,9 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsmith.families.cosmos3.attention import packed as attention
-from worldsmith.families.cosmos3.attention.packed import packed_attention, plan_segments
+from worldsmith.families.cosmos3.attention.modes import attention_modes
+from worldsmith.families.cosmos3.attention.packed import (
+    join_samples,
+    latent_attention,
+    packed_attention,
+    plan_segments,
+)
+from worldsmith.families.cosmos3.attention.plans import plan_latents
 from worldsmith.families.cosmos3.network.architecture import tiny
 from worldsmith.families.cosmos3.network.network import patchify, unpatchify
 from worldsmith.families.cosmos3.network.sequence import pack_samples
@@ -93,7 +101,63 @@ def test_variable_length_tensors_name_the_same_segments():
     assert plan.cu_q.tolist() == [0, 1, 5]
     assert plan.cu_kv.tolist() == [0, 5, 11]
     assert (plan.max_q, plan.max_kv, plan.cu_q.dtype) == (4, 6, torch.int32)
-    assert plan.key_rows.tolist() == [0, 1, 2, 3, 6, 4, 5, 7, 8, 9, 10]
+    assert (plan.joined, plan.key_rows) == (((4, 2), (1, 4)), None)
+
+
+@settings(max_examples=25)
+@given(lengths=lengths)
+def test_joined_samples_are_rows_selected_by_index(lengths):
+    """Forward and backward bit for bit, as `cat` and `index_select`; and the attention over them."""
+    generator = torch.Generator().manual_seed(0)
+    gen_lengths, text_lengths = (tuple(own) for own in zip(*lengths, strict=True))
+    samples = [
+        torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(n)) for n in (text_lengths, gen_lengths)
+    ]
+    rows = torch.cat(samples).argsort(stable=True)
+    tensors = [
+        torch.randn(len(own), heads, 4, generator=generator, requires_grad=True)
+        for own, heads in zip((samples[1], samples[1], samples[1], *samples[:1] * 2), (4, 2, 2, 2, 2))
+    ]
+    _, k, _, text_k, _ = tensors
+    joined, selected = (
+        join_samples(text_k, k, (text_lengths, gen_lengths)),
+        torch.cat((text_k, k)).index_select(0, rows),
+    )
+    assert_same_with_gradients(joined, selected, (text_k, k))
+    (plan,) = plan_latents(attention_modes("two_way", 1), [(1, 1, n) for n in gen_lengths], text_lengths)
+    key_lengths = [a + b for a, b in lengths]
+    before = plan_segments(gen_lengths, key_lengths, rows, causal=False)
+    assert_same_with_gradients(latent_attention(*tensors, plan), latent_attention(*tensors, before), tensors)
+
+
+def assert_same_with_gradients(found, expected, tensors):
+    weight = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(found, expected)
+    for a, b in zip(*(torch.autograd.grad((out * weight).sum(), tensors) for out in (found, expected))):
+        assert torch.equal(a, b)
+
+
+def test_joined_samples_are_copied_once_in_each_pass():
+    """A gather by index would copy twice, and its gradient would be added row by row (atomics on CUDA)."""
+    text, latents = (torch.randn(5, 2, 4, requires_grad=True) for _ in range(2))
+    with Operations() as forward:
+        joined = join_samples(text, latents, ((2, 3), (4, 1)))
+    with Operations() as backward:
+        joined.backward(torch.ones_like(joined))
+    assert forward.names == {"split_with_sizes", "cat"}
+    assert backward.names - {"detach", "ones_like"} == {"split_with_sizes", "cat"}
+
+
+class Operations(TorchDispatchMode):
+    """Collects the names of the operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
 
 
 def test_similar_segments_share_a_group_and_very_different_ones_do_not():

@@ -96,6 +96,7 @@ def test_texts_are_masked_and_zeros_behind_them(tmp_path: Path) -> None:
         ({"expert": "low_noise"}, "boundary_ratio"),
         ({"pipeline": "somewhere"}, "two experts"),
         ({"expand_timesteps": True, "network": replace(tiny(), in_channels=12)}, "expand_timesteps"),
+        ({"expand_timesteps": True, "expert": "low_noise", "boundary_ratio": 0.9, "pipeline": "x"}, "expand_timesteps"),
     ],
     ids=[
         "clip",
@@ -107,6 +108,7 @@ def test_texts_are_masked_and_zeros_behind_them(tmp_path: Path) -> None:
         "expert",
         "pipeline",
         "timesteps",
+        "timesteps of an expert",
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(change: dict[str, Any], named: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.fsdp import FSDPModule
 
 from worldsmith.config.errors import UserError
@@ -43,9 +44,12 @@ def test_an_error_of_the_code_itself_stays_what_it_is() -> None:
         block.run(torch.ones(1, 3))
 
 
+@pytest.mark.parametrize("frames", [False, True], ids=["timestep", "timestep per frame"])
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("mode", ["none", "full", "selective"])
-def test_a_bfloat16_wan_with_float32_norms_compiles(lora: bool, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bfloat16_wan_with_float32_norms_compiles(
+    lora: bool, mode: str, frames: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Output and gradients are those of eager layers. Frozen norms are no FSDP units; trained ones break the graph."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda *args, **words: compile_(*args, backend="aot_eager", **words))
@@ -54,6 +58,7 @@ def test_a_bfloat16_wan_with_float32_norms_compiles(lora: bool, mode: str, monke
         config = WanGenerator.Config(
             network=tiny(),
             precision="bfloat16",
+            expand_timesteps=frames,
             lora_enabled=lora,
             compile=CompileConfig(enabled=enabled),
             activation_checkpointing=ActivationCheckpointingConfig(mode=mode),
@@ -65,7 +70,8 @@ def test_a_bfloat16_wan_with_float32_norms_compiles(lora: bool, mode: str, monke
         torch.manual_seed(0)
         for parameter in model.network.parameters():
             local_part(parameter.detach()).normal_(0, 0.1)
-        output = model.predict(torch.randn(1, 4, 3, 8, 8), torch.tensor([500.0]), torch.randn(1, 16, 32)).float()
+        noisy, text = torch.randn(1, 4, 3, 8, 8), torch.randn(1, 16, 32)
+        output = model.predict(noisy, torch.tensor([500.0]), text, given=[1]).float()
         output.square().mean().backward()
         gradients = [local_part(p.grad).flatten() for p in model.network.parameters() if p.grad is not None]
         results.append((output.detach(), torch.cat(gradients).float()))
@@ -74,3 +80,20 @@ def test_a_bfloat16_wan_with_float32_norms_compiles(lora: bool, mode: str, monke
     for expected, found in zip(*results):
         assert expected.norm() > 0
         assert (found - expected).norm() <= 2e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("frames", [False, True], ids=["timestep", "timestep per frame"])
+def test_clips_of_all_lengths_share_one_graph(frames: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_, graphs = torch.compile, CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", lambda *args, **words: compile_(*args, backend=graphs, **words))
+    torch._dynamo.reset()
+    compiled = CompileConfig(enabled=True)
+    config = WanGenerator.Config(network=tiny(), precision="float32", expand_timesteps=frames, compile=compiled)
+    model = WanGenerator(config, seed=0)
+    prepare_network(model, World())
+    counts = []
+    for shape in ((5, 8, 14), (9, 12, 10), (11, 20, 26)):  # sides of equal length would be one symbol
+        noisy, text = torch.randn(3, 4, *shape), torch.randn(3, 16, 32)
+        model.predict(noisy, torch.tensor([500.0, 900.0, 20.0]), text, given=[1, 0, 1]).sum().backward()
+        counts.append(graphs.frame_count)
+    assert counts == [counts[0]] * 3

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.distributed.world import World
-from worldsmith.models.device_copy import StagedTensors
+from worldsmith.tasks.device_copy import StagedTensors
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.parallel import prepare_network
 from worldsmith.training.step import forward_backward_batch

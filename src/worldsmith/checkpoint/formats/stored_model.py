@@ -21,6 +21,7 @@ from worldsmith.checkpoint.sources.open_weights import open_checkpoint, open_wei
 from worldsmith.checkpoint.sources.warm_start import compare_weights
 from worldsmith.checkpoint.sources.weight_source import MergedWeights, WeightSource
 from worldsmith.config.errors import UserError
+from worldsmith.distributed.attention_kernels import activate_flash_attention
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
@@ -175,6 +176,7 @@ class StoredModel:
         """
         import torch
 
+        activate_flash_attention(str(device))
         if self.tree is None and (quantized := self.quantized) is not None:
             if self.adapter is not None or self.config.precision != "bfloat16":
                 asked = "--adapter" if self.adapter is not None else f"--dtype {self.config.precision}"

@@ -204,6 +204,11 @@ class Cosmos3Generator(Model):
         if self.config.joint_attn_implementation != "two_way" and self.device.type != "meta":
             logger.info("attention: %s", describe_modes(self.network.attention))
 
+    @property
+    def attention_heads(self) -> tuple[int, int, int]:
+        network = self.config.network
+        return network.num_attention_heads, network.num_key_value_heads, network.head_dim
+
     @cached_property
     def vae(self) -> WanVAE:
         vae: WanVAE = self.config.tokenizer.build(device=self.device)
@@ -234,7 +239,7 @@ class Cosmos3Generator(Model):
 
     def pack(self, layouts: Sequence[SampleLayout]) -> PackedSequence:
         """Returns the layout of several samples packed into one sequence, on the model's device."""
-        from worldsmith.models.device_copy import move_tensors
+        from worldsmith.tasks.device_copy import move_tensors
 
         pack: PackedSequence = move_tensors(self.plan_pack(layouts), self.device)
         return pack

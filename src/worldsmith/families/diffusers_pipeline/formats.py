@@ -338,11 +338,9 @@ def build_pipeline(formats: PipelineFormats, generator: Any, weights: dict[str, 
         dtype: Dtype of the VAE and the text encoder.
     """
     import diffusers
-    import torch
 
     config = generator.config
-    with torch.device("meta"):
-        transformer = generator.make_network()
+    transformer = formats.library_network(config)
     # Buffers in the state dict, such as position tables, are not in `weights` and are copied from the model.
     transformer.load_state_dict({**generator.network.state_dict(), **weights}, assign=True)
     text = replace(config.text_encoder, precision=dtype).build()

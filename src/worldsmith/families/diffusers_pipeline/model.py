@@ -200,6 +200,11 @@ class PipelineModel(Model):
         return dtype
 
     @property
+    def attention_heads(self) -> tuple[int, int, int]:
+        network = self.config.network
+        return network.num_attention_heads, network.num_attention_heads, network.attention_head_dim
+
+    @property
     def latent_grid(self) -> tuple[int, ...]:
         grid: tuple[int, ...] = self.config.latent_grid
         return grid

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from worldsmith.families.vision_language.network.backbone import visual_of
 from worldsmith.families.vision_language.network.forward import Inputs, plan_vision
-from worldsmith.models.device_copy import move_tensors
 from worldsmith.models.real_values import real_values
+from worldsmith.tasks.device_copy import move_tensors
 
 IGNORED = -100
 

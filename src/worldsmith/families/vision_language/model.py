@@ -231,6 +231,14 @@ class VisionLanguageModel(Model):
 
         return visual_of(self.network) is not None
 
+    @property
+    def attention_heads(self) -> tuple[int, int, int] | None:
+        text = self.network.config.get_text_config()
+        heads = text.num_attention_heads
+        if not self.network.config._attn_implementation.startswith("sdpa"):
+            return None
+        return heads, text.num_key_value_heads, getattr(text, "head_dim", None) or text.hidden_size // heads
+
     def describe_attention(self) -> str:
         """Returns the name of the attention implementation in use, and whether it was selected automatically."""
         used: str = self.network.config._attn_implementation.partition("_by_")[0]

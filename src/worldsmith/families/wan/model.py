@@ -88,7 +88,7 @@ class WanGenerator(PipelineModel):
         """Only with `expert`: path or hub name of the pipeline that contains both experts. Training starts from
         it; generation and exports use its other expert."""
         expand_timesteps: bool = False
-        """Whether each token has its own timestep (Wan 2.2 5B), which is 0 for conditioning frames."""
+        """Whether each latent frame has its own timestep (Wan 2.2 5B), which is 0 for conditioning frames."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
         """Network sizes."""
         tokenizer: WanFamilyVAE.Config = field(default_factory=WanFamilyVAE.Config)
@@ -141,8 +141,11 @@ class WanGenerator(PipelineModel):
                 names = "expert", "boundary_ratio", "pipeline"
                 why = "a model with two experts requires the trained expert, the switching noise level and the pipeline"
                 raise wrong(self, *names, why=why, remedy="set all three, or none of them")
+            if self.expand_timesteps and self.expert is not None:
+                why, remedy = "only one network for all noise levels has a timestep per frame", "use one of them"
+                raise wrong(self, "expand_timesteps", "expert", why=why, remedy=remedy)
             if self.expand_timesteps and self.network.takes_image:
-                why = "with a timestep per token, conditioning frames replace latents and are not concatenated to them"
+                why = "with a timestep per frame, conditioning frames replace latents and are not concatenated to them"
                 remedy = "use in_channels = out_channels"
                 raise wrong(self, "expand_timesteps", "network.in_channels", why=why, remedy=remedy)
 
@@ -151,6 +154,13 @@ class WanGenerator(PipelineModel):
 
     config: Config
     defaults: WanDefaults
+
+    def make_network(self) -> Any:
+        if not self.config.expand_timesteps:
+            return super().make_network()
+        from worldsmith.families.wan.network import FrameTimestepTransformer
+
+        return FrameTimestepTransformer(**asdict(self.config.network))
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
         return WanSampler(self, sampling)
@@ -210,7 +220,7 @@ class WanGenerator(PipelineModel):
     ) -> Tensor:
         """Runs the network, or the expert for the timestep, on samples of one shape.
 
-        A network with a timestep per token (`expand_timesteps`) requires `given` or `first`; others ignore both.
+        A network with a timestep per latent frame (`expand_timesteps`) requires `given` or `first`; others ignore both.
 
         Args:
             noisy: Noisy latents [n, C, t, h, w].
@@ -234,7 +244,7 @@ class WanGenerator(PipelineModel):
         network = self.network_at(float(timesteps[0])) if both else self.network
         if self.config.expand_timesteps:
             given = given or [0 if frame is None else 1 for frame in first]
-            timesteps = self.token_timesteps(timesteps, given, noisy.shape[2:])
+            timesteps = frame_timesteps(timesteps, given, noisy.shape[2])
             states = replace_first_frames(first, states)
         answers: Tensor = network(
             hidden_states=states.to(self.dtype),
@@ -253,21 +263,6 @@ class WanGenerator(PipelineModel):
         needed = "high_noise" if timestep >= config.boundary_ratio * TIMESTEPS else "low_noise"
         return self.network if needed == config.expert else self.other_expert
 
-    def token_timesteps(self, timesteps: Tensor, given: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Returns the timestep of each token, [n, tokens]; it is 0 for tokens of clean frames.
-
-        Args:
-            timesteps: Timesteps of the samples, [n].
-            given: Number of clean leading latent frames of each sample.
-            shape: Latent shape (t, h, w) of the samples.
-        """
-        import torch
-
-        frames, height, width = shape
-        patch = self.config.network.patch_size[1]
-        noisy = torch.arange(frames, device=timesteps.device) >= torch.tensor(given, device=timesteps.device)[:, None]
-        return (noisy * timesteps[:, None]).repeat_interleave((height // patch) * (width // patch), dim=1)
-
     def with_first_frame_mask(self, latents: Tensor) -> Tensor:
         """Returns a tensor [4 + C, t, h, w]: four mask channels (1 in the first latent frame, else 0), then `latents`.
 
@@ -279,6 +274,20 @@ class WanGenerator(PipelineModel):
         mask = torch.zeros(MASK, *latents.shape[1:], device=latents.device)
         mask[:, 0] = 1
         return torch.cat([mask, latents])
+
+
+def frame_timesteps(timesteps: Tensor, given: Sequence[int], frames: int) -> Tensor:
+    """Returns the timestep of each latent frame, [n, frames]; it is 0 for clean frames.
+
+    Args:
+        timesteps: Timesteps of the samples, [n].
+        given: Number of clean leading latent frames of each sample.
+        frames: Number of latent frames.
+    """
+    import torch
+
+    places = torch.arange(frames, device=timesteps.device)
+    return torch.stack([places >= clean for clean in given]) * timesteps[:, None]
 
 
 def pipeline_part_name(pipeline: str, part: str) -> str:
@@ -321,7 +330,7 @@ class WanSampler(SchedulerSampler):
 
         Returns:
             (state, conditioning). The conditioning is None without an image, the latents [C, 1, h, w] of the image for
-            a network with a timestep per token, and otherwise (mask and latents [4 + C, t, h, w], hidden states of the
+            a network with a timestep per frame, and otherwise (mask and latents [4 + C, t, h, w], hidden states of the
             image encoder or None).
 
         Raises:

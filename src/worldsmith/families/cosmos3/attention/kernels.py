@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +28,15 @@ VERSIONS = 32
 OPERATIONS = {1: "na1d", 2: "na2d", 3: "na3d"}
 """Names of the NATTEN functions by number of token grid axes."""
 
+SampleLengths = tuple[tuple[int, ...], tuple[int, ...]]
+"""Number of text tokens of each packed sample, and number of latent tokens of each."""
+
 
 @dataclass(frozen=True, slots=True)
 class FlexPlan:
-    """FlexAttention inputs for packed samples: row indices of keys, and a mask that limits queries to their sample."""
+    """FlexAttention inputs for packed samples: their lengths, and a mask that limits queries to their sample."""
 
-    key_rows: Tensor
-    """Row indices of the keys in k and v, sample after sample, int64 [N_kv]."""
+    joined: SampleLengths
     block_mask: BlockMask
 
     def to(self, dtype: torch.dtype) -> FlexPlan:
@@ -47,14 +49,13 @@ def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
 
     Args:
         q: Queries [N_q, heads, d].
-        k: Keys [N_kv, kv_heads, d].
-        v: Values [N_kv, kv_heads, d].
-        plan: Block mask and row indices of the keys, from `plan_flex`.
+        k: Keys [N_kv, kv_heads, d], sample after sample.
+        v: Values [N_kv, kv_heads, d], sample after sample.
+        plan: Block mask, from `plan_flex`.
 
     Returns:
         Attention output [N_q, heads, d].
     """
-    k, v = k.index_select(0, plan.key_rows), v.index_select(0, plan.key_rows)
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     out: Tensor = kernel(q.is_cuda)(q, k, v, block_mask=plan.block_mask, enable_gqa=q.shape[1] != k.shape[1])
     return out[0].transpose(0, 1)
@@ -73,28 +74,18 @@ def kernel(fused: bool) -> Callable[..., Any]:
     return flex_attention
 
 
-def plan_flex(
-    query_lengths: Sequence[int],
-    key_lengths: Sequence[int],
-    key_rows: Tensor,
-    *,
-    device: torch.device | str | None = None,
-) -> FlexPlan:
-    """Plans FlexAttention over packed samples: all queries of a sample attend to all keys selected for that sample.
-
-    The queries of a sample must be consecutive in q.
+def plan_flex(joined: SampleLengths, *, device: torch.device | str | None = None) -> FlexPlan:
+    """Plans FlexAttention over packed samples: all latents of a sample attend to all text and latents of that sample.
 
     Args:
-        query_lengths: Number of queries of each sample.
-        key_lengths: Number of keys selected for each sample.
-        key_rows: Row indices of the selected keys in the tensors k and v, sample after sample, int64
-            [sum(key_lengths)].
+        joined: Lengths of the samples.
         device: Device of the plan; None: the default device.
     """
+    text, latents = map(torch.tensor, joined)
     q_samples, kv_samples = (
-        torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) for lengths in (query_lengths, key_lengths)
+        torch.arange(len(lengths)).repeat_interleave(lengths) for lengths in (latents, text + latents)
     )
-    return FlexPlan(key_rows.to(device), block_diagonal_mask(q_samples, kv_samples, device))
+    return FlexPlan(joined, block_diagonal_mask(q_samples, kv_samples, device))
 
 
 def block_diagonal_mask(q_samples: Tensor, kv_samples: Tensor, device: torch.device | str | None) -> BlockMask:

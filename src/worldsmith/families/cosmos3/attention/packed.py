@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from worldsmith.families.cosmos3.attention.kernels import FlexPlan, NattenPlan, run_flex, run_natten
+from worldsmith.families.cosmos3.attention.kernels import FlexPlan, NattenPlan, SampleLengths, run_flex, run_natten
 
 # Max fraction of padded score entries in a group, plus a fixed number that costs less than another call.
 PADDING_SHARE = 0.25
@@ -63,6 +65,9 @@ class SegmentPlan:
     max_kv: int
     masked: bool = False
     """Whether masks other than causal ones exclude keys from the attention of some queries."""
+    joined: SampleLengths | None = None
+    """Lengths of the samples if the keys of a segment are the text and the latents of a sample: `latent_attention`
+    joins them sample by sample. None: it joins the text of all samples and the latents of all samples."""
 
     def to(self, dtype: torch.dtype) -> SegmentPlan:
         """Returns a plan with additive masks (0, -inf) of this dtype, so that layers do not convert boolean masks."""
@@ -116,9 +121,45 @@ def latent_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Te
     """
     if isinstance(plan, NattenPlan):
         return run_natten(q, k, v, text_k, text_v, plan)
-    if isinstance(plan, FlexPlan):
-        return run_flex(q, torch.cat((text_k, k)), torch.cat((text_v, v)), plan)
-    return packed_attention(q, torch.cat((text_k, k)), torch.cat((text_v, v)), plan)
+    if plan.joined is None:
+        k, v = torch.cat((text_k, k)), torch.cat((text_v, v))
+    else:
+        k, v = join_samples(text_k, k, plan.joined), join_samples(text_v, v, plan.joined)
+    return run_flex(q, k, v, plan) if isinstance(plan, FlexPlan) else packed_attention(q, k, v, plan)
+
+
+def join_samples(text: Tensor, latents: Tensor, lengths: SampleLengths) -> Tensor:
+    """Concatenates the text and the latents of each packed sample, sample after sample.
+
+    Args:
+        text: Text tokens of all samples [N_und, heads, d].
+        latents: Latent tokens of all samples [N_gen, heads, d].
+        lengths: Number of text tokens and of latent tokens of each sample.
+
+    Returns:
+        Tokens [N_und + N_gen, heads, d].
+    """
+    joined: Tensor = JoinSamples.apply(text, latents, lengths)
+    return joined
+
+
+class JoinSamples(torch.autograd.Function):
+    """One concatenation forward and one per input backward.
+
+    Selecting the rows of the joined order by index would copy them twice, and its gradient would be added by atomics.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, text: Tensor, latents: Tensor, lengths: SampleLengths) -> Tensor:
+        ctx.lengths = lengths
+        samples = zip(text.split(lengths[0]), latents.split(lengths[1]), strict=True)
+        return torch.cat([piece for sample in samples for piece in sample])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        pieces = grad.split([length for sample in zip(*ctx.lengths, strict=True) for length in sample])
+        return torch.cat(pieces[::2]), torch.cat(pieces[1::2]), None
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -87,15 +88,12 @@ def plan_dense(
         text_lengths: Number of text tokens of each sample.
         device: Device of the network; the tensors of a `FlexPlan` are on it.
     """
-    gen_lengths = [frames * rows * columns for frames, rows, columns in grids]
-    key_lengths = [text + latents for text, latents in zip(text_lengths, gen_lengths, strict=True)]
-    samples = torch.arange(len(grids))
-    stream = torch.cat([samples.repeat_interleave(torch.tensor(lengths)) for lengths in (text_lengths, gen_lengths)])
-    # Rows of the joint key stream [text; latents], sample after sample: the stable sort keeps text before latents.
-    visible = stream.argsort(stable=True)
+    gen_lengths = tuple(frames * rows * columns for frames, rows, columns in grids)
+    joined = tuple(text_lengths), gen_lengths
     if implementation == "flex" and device.type == "cuda":
-        return plan_flex(gen_lengths, key_lengths, visible, device=device)
-    return plan_segments(gen_lengths, key_lengths, visible, causal=False)
+        return plan_flex(joined, device=device)
+    key_lengths = [text + latents for text, latents in zip(*joined, strict=True)]
+    return replace(plan_segments(gen_lengths, key_lengths, causal=False), joined=joined)
 
 
 def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int]) -> NattenPlan:
@@ -116,9 +114,7 @@ def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_l
     return NattenPlan(tuple(segments))
 
 
-def plan_masked(
-    windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int]
-) -> SegmentPlan:
+def plan_masked(windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int]) -> SegmentPlan:
     """Plans neighborhood attention with masks: a segment is a group of frames that attend to the same frames.
 
     A segment has a mask only if the neighborhood restricts height or width.

@@ -112,8 +112,7 @@ def embed(network: Any, inputs: Inputs) -> dict[str, Any]:
     """Returns the arguments of the decoder that stand for the tokens: embeddings, in which media replace placeholders.
 
     One call of the vision encoder computes the features of all images and videos. All ranks must call it equally often,
-    because its weights are sharded. Transformers does the same with masks, whose number of rows it reads from the device
-    several times per layer that adds visual features.
+    because its weights are sharded. Transformers does the same with masks, and reads their sums from the device.
     """
     rows = inputs.visual_rows
     assert rows is not None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from worldsmith.models.device_copy import StagedTensors, map_tensors, move_tensors
+from worldsmith.tasks.device_copy import StagedTensors, map_tensors, move_tensors
 
 META = torch.device("meta")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
