@@ -20,7 +20,7 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 55_081,
+    "code_lines": 55_082,
     "core_code_lines": 29_178,
     "longest_file": 325,
     "import_percent": 8.9,

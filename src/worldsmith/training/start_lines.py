@@ -16,6 +16,7 @@ from worldsmith.distributed.attention_kernels import describe_kernels
 from worldsmith.distributed.world import World, local_size, present_device
 from worldsmith.files.locks import in_use
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.real_values import in_simulation
 from worldsmith.models.weights.weight_table import counts, table_of
 from worldsmith.monitor.short_text import format_bytes, short_number
 from worldsmith.training.preflight import (
@@ -88,7 +89,9 @@ def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Op
 
 
 def kernel_lines(model: Model, samples: int, tokens: int) -> Iterator[str]:
-    """Yields a line on the attention kernels that are used on the device of the model; none if it is not known.
+    """Yields a line on the attention kernels that are used on the device of the model.
+
+    There is no line if the network does not use the attention of PyTorch, and in a simulation, which runs no kernels.
 
     Args:
         model: The model.
@@ -98,7 +101,7 @@ def kernel_lines(model: Model, samples: int, tokens: int) -> Iterator[str]:
     import torch
 
     heads = model.attention_heads
-    if heads is not None:
+    if heads is not None and not in_simulation():
         dtype = getattr(torch, model.config.precision)
         yield f"kernels      {describe_kernels(str(model.device), dtype, heads, max(1, tokens // max(1, samples)))}"
 
