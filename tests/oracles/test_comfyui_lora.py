@@ -7,7 +7,6 @@ GOLDEN was written down by running ComfyUI 0.33.0 (its networks, `model_lora_key
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,16 @@ from typing import Any
 import pytest
 import tiny_cogvideox
 import tiny_flux
-import tiny_ltx
 import tiny_wan
 import torch
-from diffusers import CogVideoXPipeline, FluxPipeline, LTXPipeline, WanImageToVideoPipeline, WanPipeline
+from diffusers import CogVideoXPipeline, FluxPipeline, WanPipeline
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
-from worldsmith.checkpoint.formats.comfyui import comfyui_tensors
-from worldsmith.checkpoint.formats.family_formats import formats_of
-from worldsmith.config.errors import UserError
+from worldsmith.checkpoint.formats.export_weights import exports_of
+from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
+from worldsmith.checkpoint.formats.find_model import find_model
+from worldsmith.checkpoint.formats.lora_file import comfyui_tensors
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.models.lora import adapter_state, inject_adapters, merge_adapters
@@ -234,3 +232,43 @@ def test_pipelines_of_diffusers_draw_the_same_with_the_file(case: str, tmp_path:
     torch.testing.assert_close(video(base), wanted, atol=1e-4, rtol=1e-4)
     pipeline.set_adapters(pipeline.get_active_adapters(), adapter_weights=[0.5])
     assert not torch.allclose(video(base), wanted, atol=1e-2)
+
+
+def test_the_file_says_what_it_is(tmp_path: Path) -> None:
+    """Of two experts each has its file, whose header has the keys that file browsers of LoRA read."""
+    world = tiny_wan.make_world(tmp_path / "world")
+    config: Any = tiny_wan.tiny_config(world, tiny_wan.I2V, steps=1)
+    for where, seed in (("transformer", 1), ("transformer_2", 2)):
+        tiny_wan.make_expert(world / tiny_wan.I2V, config, where, seed)
+    config.model.config.expert, config.checkpoint.init, config.job.name = "low_noise", "pretrained", "mine"
+    out = lora_run(config, tmp_path / "run", tmp_path / "out")
+    assert sorted(file.name for file in out.glob("*.safetensors")) == ["mine_low_noise.safetensors"]
+    with safe_open(out / "mine_low_noise.safetensors", framework="pt") as file:
+        header = file.metadata()
+        assert file.get_tensor("diffusion_model.blocks.0.self_attn.q.alpha") == 8
+    about = json.loads(header.pop("worldsmith"))
+    assert about["source"] == {"run": "worldsmith/sft/mine", "iteration": 1, "weights": "live", "merged": False}
+    stored = json.loads((out / "worldsmith.json").read_text())
+    assert about == {name: value for name, value in stored.items() if name not in ("files", "checksums")}
+    base = str(world / tiny_wan.I2V / "transformer_2")
+    assert header == {
+        "format": "pt", "modelspec.sai_model_spec": "1.0.0", "modelspec.title": "mine_low_noise",
+        "ss_output_name": "mine_low_noise", "ss_network_dim": "4", "ss_network_alpha": "8", "ss_steps": "1",
+        "ss_base_model_version": base, "ss_sd_model_name": base,
+    }  # fmt: skip
+    assert (
+        "Copy `mine_low_noise.safetensors` to `ComfyUI/models/loras` and use strength 1."
+        in (out / "README.md").read_text()
+    )
+    assert (out / "lineage.json").is_file()
+
+    again = Export.Config(model=str(tmp_path / "run"), dtype="float32", format="comfyui", out=str(out)).build()
+    assert "already complete" in again.run().lines[0]
+    other = Export.Config(model=str(tmp_path / "run"), format="comfyui", out=str(out)).build()
+    with pytest.raises(FileExistsError, match="another export: replace it with --force"):
+        other.run()
+    captioned = ExportOptions(dtype="float32", caption="a red square")
+    exports_of("wan")["comfyui"].write(find_model(tmp_path / "run"), tmp_path / "captioned", captioned)
+    with safe_open(tmp_path / "captioned/mine_low_noise.safetensors", framework="pt") as file:
+        assert file.metadata()["modelspec.trigger_phrase"] == "a red square"
+    assert "of this kind: `a red square`" in (tmp_path / "captioned/README.md").read_text()

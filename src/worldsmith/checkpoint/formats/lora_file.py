@@ -1,23 +1,48 @@
-"""Reads LoRA files of diffusers, PEFT, ComfyUI, kohya's trainers and ai-toolkit: layers, rank and alpha."""
+"""LoRA files: reads those of diffusers, PEFT, ComfyUI, kohya's trainers and ai-toolkit, and writes those of ComfyUI.
+
+ComfyUI applies alpha / rank only if the file has the tensor `<layer>.alpha`, and reads no header or other file.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.stored_adapter import PREFIX, AdapterLayout, StoredAdapter
+from worldsmith.checkpoint.formats.export_folder import (
+    ExportSource,
+    facts_of,
+    may_write,
+    new_export,
+    state_versions,
+    weights_digest,
+)
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions
+from worldsmith.checkpoint.formats.lora_names import PREFIX
+from worldsmith.checkpoint.formats.stored_adapter import (
+    AdapterLayout,
+    StoredAdapter,
+    layers_of,
+    require_effect,
+)
+from worldsmith.checkpoint.formats.weight_formats import full_name
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import are_numbers, json_type
 from worldsmith.files.untrusted_folder import ADAPTER_CONFIG
-from worldsmith.models.lora import MATRICES
+from worldsmith.models.lora import MATRICES, is_adapter
+from worldsmith.models.model_files import lasting_name
+from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from worldsmith.checkpoint.formats.stored_model import StoredModel
 
 PIPELINE_WEIGHTS = "pytorch_lora_weights.safetensors"
 """File that `load_lora_weights` of a diffusers pipeline reads; tensor names begin with the adapted component's name."""
@@ -29,6 +54,7 @@ SUFFIXES = {
     **{".lora_down.weight": A, ".lora_up.weight": B, ".lora.down.weight": A, ".lora.up.weight": B, ".alpha": ALPHA},
 }
 """End of a tensor name → matrix A, matrix B or alpha of the layer."""
+README = "README.md"
 SHOWN = 3
 """Max number of names in a message."""
 
@@ -69,7 +95,9 @@ def read_lora_file(layout: AdapterLayout, file: Path, alpha: float | None = None
         stored = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
     try:
         layers = group_by_layer(layout, stored)
-        weights = {name: matrix for layer, parts in layers.items() for name, matrix in split(layout, layer, parts)}
+        weights = {
+            name: matrix for layer, parts in layers.items() for name, matrix in split_layer(layout, layer, parts)
+        }
         rank = one_rank(weights)
         stated = {float(parts[ALPHA]) for parts in layers.values() if ALPHA in parts}
         if len(stated) != 1 or not all(ALPHA in parts for parts in layers.values()):
@@ -111,7 +139,7 @@ def group_by_layer(layout: AdapterLayout, stored: Mapping[str, Tensor]) -> dict[
     return layers
 
 
-def split(layout: AdapterLayout, layer: str, parts: Mapping[int, Tensor]) -> list[tuple[str, Tensor]]:
+def split_layer(layout: AdapterLayout, layer: str, parts: Mapping[int, Tensor]) -> list[tuple[str, Tensor]]:
     """Returns (internal parameter name, matrix) for the matrices of one layer in a LoRA file.
 
     A layer that the network splits, such as one for Q, K and V, has one matrix A, which each new layer gets, and a
@@ -195,3 +223,188 @@ def one_rank(adapters: Mapping[str, Tensor]) -> int:
     if len(ranks) > 1:
         raise ValueError(f"the adapters have several ranks: {ranks}; expected one")
     return ranks[0]
+
+
+def require_adapters(model: StoredModel) -> None:
+    """Raises ValueError unless `model` is a run's checkpoint that contains LoRA adapters."""
+    if not model.has_adapters or model.tree is None:
+        raise ValueError(
+            f"{model.folder} has no adapters: it was trained without model.lora_enabled, or they are merged"
+        )
+
+
+def read_adapters(model: StoredModel) -> dict[str, Tensor]:
+    """Reads the LoRA matrices of a run from disk; returns internal parameter name -> matrix."""
+    weights = model.open_adapters()
+    return {name: weights.read(name, average=model.average) for name in weights.shapes if is_adapter(name)}
+
+
+def comfyui_export_of(layout: AdapterLayout, suffix: Callable[[Any], str]) -> ExportFormat:
+    """Returns the export format "comfyui" of a model family.
+
+    Args:
+        layout: Names of the adapter tensors of the model family.
+        suffix: Called with the model config; returns the end of the file name without file extension.
+    """
+    return ExportFormat(
+        "export_comfyui",
+        README,
+        "LoRA file for ComfyUI",
+        partial(export_stored_lora, layout, suffix),
+        partial(comfyui_stored_tensors, layout),
+        partial(require_names, layout),
+        has_weights=False,
+        has_caption=True,
+    )
+
+
+def require_names(layout: AdapterLayout, model: StoredModel) -> None:
+    """Raises ValueError unless `model` is a LoRA run's checkpoint, and ComfyUI has names for all adapted layers."""
+    require_adapters(model)
+    for path in layers_of(model.open_adapters().shapes):
+        layout.names.comfyui_layer(layout.layer_name(path))
+
+
+def comfyui_stored_tensors(layout: AdapterLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
+    """Reads the adapters of a LoRA run; returns tensor name in ComfyUI -> matrix or alpha."""
+    return comfyui_tensors(layout, read_adapters(model), model.config.lora_alpha, options.dtype)
+
+
+def comfyui_tensors(
+    layout: AdapterLayout, adapters: Mapping[str, Tensor], alpha: float, dtype: DType
+) -> dict[str, Tensor]:
+    """Returns the tensors of a LoRA file for ComfyUI, by name: matrices in `dtype`, alpha in float32.
+
+    Args:
+        layout: Names of the adapter tensors of the model family.
+        adapters: Internal parameter name -> matrix.
+        alpha: LoRA alpha.
+        dtype: Dtype of the matrices.
+
+    Raises:
+        ValueError: If ComfyUI has no name for a layer.
+    """
+    import torch
+
+    tensors = {}
+    for path in layers_of(adapters):
+        key = layout.names.comfyui_layer(layout.layer_name(path))
+        for matrix in MATRICES:
+            tensors[key + matrix] = adapters[path + matrix].cpu().to(getattr(torch, dtype)).contiguous()
+        tensors[f"{key}.alpha"] = torch.tensor(float(alpha))
+    return tensors
+
+
+def scaled_tensors(
+    layout: AdapterLayout, adapters: Mapping[str, Tensor], scale: float, dtype: DType
+) -> dict[str, Tensor]:
+    """Returns the tensors of a LoRA file with diffusers' names, in which B is multiplied by alpha / rank.
+
+    Args:
+        layout: Names of the adapter tensors of the model family.
+        adapters: Internal parameter name -> matrix.
+        scale: alpha / rank.
+        dtype: Dtype of the matrices.
+    """
+    import torch
+
+    factors = dict(zip(MATRICES, (1.0, scale), strict=True))
+    return {
+        f"{layout.part}.{layout.layer_name(path)}{matrix}": (adapters[path + matrix].cpu().float() * factor)
+        .to(getattr(torch, dtype))
+        .contiguous()
+        for path in layers_of(adapters)
+        for matrix, factor in factors.items()
+    }
+
+
+def export_stored_lora(
+    layout: AdapterLayout, suffix: Callable[[Any], str], model: StoredModel, out: Path, options: ExportOptions
+) -> bool:
+    """Exports the adapters of a LoRA run as a LoRA file for ComfyUI; reads only the adapters.
+
+    Args:
+        layout: Names of the adapter tensors of the model family.
+        suffix: Called with the model config; returns the end of the file name without file extension.
+        model: Model of the run.
+        out: Target folder.
+        options: Options of the export.
+
+    Returns:
+        Whether the export was written: False if the same export exists already.
+
+    Raises:
+        ValueError: If the model was not trained with LoRA, all B matrices are zero, or ComfyUI has no name for a layer.
+        UserError: If a matrix is not finite.
+        FileExistsError: If `out` contains a different export that may not be replaced, or files that do not belong to
+            an export.
+    """
+    from safetensors.torch import save_file
+
+    require_names(layout, model)
+    adapters, alpha = read_adapters(model), model.config.lora_alpha
+    require_effect(adapters)
+    require_finite(f"the adapters for {out}", non_finite(adapters))
+    weights, rank = comfyui_tensors(layout, adapters, alpha, options.dtype), one_rank(adapters)
+    base, name = "" if model.start is None else full_name(model.start.path), model.run.rpartition("/")[2] or "lora"
+    stem = name + suffix(model.config)
+    about = {
+        **state_versions("comfyui", "torch"),
+        "source": asdict(ExportSource(run=model.run, iteration=model.iteration, weights=model.weights)),
+        "base_model": lasting_name(base) if base else "",
+        "dtype": options.dtype,
+        "rank": rank,
+        "alpha": alpha,
+        "lora_file": f"{stem}.safetensors",
+        "layers": len(layers_of(adapters)),
+        "weights_sha256": weights_digest(weights),
+        "card": {**facts_of(model), **({"caption": options.caption} if options.caption else {})},
+    }
+    if not may_write(out, about, options.force, index=README):
+        return False
+    copy = f"{stem}_{layout.names.scaled_copy}.safetensors" if layout.names.scaled_copy else ""
+    with new_export(out, about, partial(comfyui_card, copy), force=options.force) as aside:
+        save_file(weights, aside / f"{stem}.safetensors", metadata=comfyui_header(stem, about))
+        if copy:
+            scaled = scaled_tensors(layout, adapters, alpha / rank, options.dtype)
+            save_file(scaled, aside / copy, metadata={"format": "pt"})
+    return True
+
+
+def comfyui_header(title: str, about: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the metadata of a LoRA file: `ss_*` and `modelspec.*` keys that file browsers show, and `worldsmith`.
+
+    Args:
+        title: Name of the LoRA.
+        about: Content of `worldsmith.json`, which becomes the value of `worldsmith`.
+    """
+    base, caption = about["base_model"], about["card"].get("caption")
+    return {
+        "format": "pt",
+        "modelspec.sai_model_spec": "1.0.0",
+        "modelspec.title": title,
+        **({"modelspec.trigger_phrase": caption} if caption else {}),
+        **({"ss_base_model_version": base, "ss_sd_model_name": base} if base else {}),
+        "ss_output_name": title,
+        "ss_network_dim": str(about["rank"]),
+        "ss_network_alpha": str(about["alpha"]),
+        "ss_steps": str(about["source"]["iteration"]),
+        "worldsmith": json.dumps(about),
+    }
+
+
+def comfyui_card(copy: str, name: str, about: Mapping[str, Any]) -> str:
+    """Returns the content of README.md of an export for ComfyUI.
+
+    Args:
+        copy: Name of the file with diffusers' names; empty: there is no such file.
+        name: Name of the exported folder.
+        about: Content of its `worldsmith.json`.
+    """
+    base, caption = about["base_model"] or "the initial weights of the run", about["card"].get("caption")
+    example = f" The captions of the training data are of this kind: `{caption}`" if caption else ""
+    other = f" The custom node with diffusers' network loads `{copy}`." if copy else ""
+    return (
+        f"# {name}\n\nA LoRA (rank {about['rank']}, alpha {about['alpha']}, {about['dtype']}) of {base}. Copy "
+        f"`{about['lora_file']}` to `ComfyUI/models/loras` and use strength 1.{other}{example}\n"
+    )

@@ -25,9 +25,16 @@ from worldsmith.checkpoint.formats.lora_file import (
     find_lora_file,
     is_scale,
     one_rank,
+    read_adapters,
     read_lora_file,
+    require_adapters,
 )
-from worldsmith.checkpoint.formats.stored_adapter import PREFIX, AdapterLayout, StoredAdapter
+from worldsmith.checkpoint.formats.stored_adapter import (
+    PREFIX,
+    AdapterLayout,
+    StoredAdapter,
+    require_effect,
+)
 from worldsmith.checkpoint.formats.weight_formats import full_name
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
@@ -36,7 +43,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.untrusted_folder import ADAPTER_CONFIG
-from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
+from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
 from worldsmith.models.weights.check_finite import non_finite, require_finite
 
@@ -121,23 +128,9 @@ def export_stored_adapter(layout: AdapterLayout, model: StoredModel, out: Path, 
     )
 
 
-def require_adapters(model: StoredModel) -> None:
-    """Raises ValueError unless `model` is a run's checkpoint that contains LoRA adapters."""
-    if not model.has_adapters or model.tree is None:
-        raise ValueError(
-            f"{model.folder} has no adapters: it was trained without model.lora_enabled, or they are merged"
-        )
-
-
 def stored_tensors(layout: AdapterLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
     """Reads the adapters of a LoRA run; returns tensor name in PEFT -> matrix in the dtype of `options`."""
     return named_adapters(layout, read_adapters(model), options.dtype)
-
-
-def read_adapters(model: StoredModel) -> dict[str, Tensor]:
-    """Reads the LoRA matrices of a run from disk; returns internal parameter name -> matrix."""
-    weights = model.open_adapters()
-    return {name: weights.read(name, average=model.average) for name in weights.shapes if is_adapter(name)}
 
 
 def export_adapter(
@@ -209,12 +202,6 @@ def export_adapter(
             save_file(of_part, aside / PIPELINE_WEIGHTS, metadata=diffusers_header(config, layout.part))
         (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return True
-
-
-def require_effect(adapters: Mapping[str, Tensor]) -> None:
-    """Raises ValueError if all LoRA B matrices in `adapters` are zero, so that the adapters have no effect."""
-    if not any(bool(tensor.any()) for name, tensor in adapters.items() if name.endswith(MATRICES[1])):
-        raise ValueError("all adapters are zero, as before training, so they have no effect")
 
 
 def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
@@ -334,11 +321,9 @@ def load_adapter(layout: AdapterLayout, network: nn.Module, folder: str | Path) 
     target = adapter_state(network)
     for name, tensor in target.items():
         if name not in stored.weights:
-            raise ValueError(f"{stored.folder / WEIGHTS} lacks {layout.peft_name(name)}")
+            raise ValueError(f"{stored.folder} lacks {layout.peft_name(name)}")
         if stored.weights[name].shape != tensor.shape:
             found, needed = list(stored.weights[name].shape), list(tensor.shape)
-            raise ValueError(
-                f"{stored.folder / WEIGHTS}: {layout.peft_name(name)} has the shape {found}, expected {needed}"
-            )
+            raise ValueError(f"{stored.folder}: {layout.peft_name(name)} has the shape {found}, expected {needed}")
         tensor.copy_(stored.weights[name])
     return injected

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.formats.lora_names import PREFIX, LoraNames
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
-from worldsmith.models.lora import MATRICES
+from worldsmith.models.fill_parameters import fill
+from worldsmith.models.lora import MATRICES, is_adapter
 from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
-
-PREFIX = "base_model.model"
-"""Prefix of the adapted model's names in PEFT."""
-FILE_PREFIX = re.compile(r"transformer\.|diffusion_model\.|base_model\.model\.|lora_unet_+|lora_transformer_")
-"""Prefixes of layer names in LoRA files: diffusers, ComfyUI, PEFT, kohya's trainers, OneTrainer."""
-BLOCK = re.compile(r"(?<=blocks[._])\d+(?=[._])")
-"""The number of a block in the name of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +45,12 @@ def layers_of(adapters: Iterable[str]) -> list[str]:
     return sorted({name.removesuffix(matrix) for name in adapters for matrix in MATRICES if name.endswith(matrix)})
 
 
+def require_effect(adapters: Mapping[str, Tensor]) -> None:
+    """Raises ValueError if all LoRA B matrices in `adapters` are zero, so that the adapters have no effect."""
+    if not any(bool(tensor.any()) for name, tensor in adapters.items() if name.endswith(MATRICES[1])):
+        raise ValueError("all adapters are zero, as before training, so they have no effect")
+
+
 def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
     """Raises UserError unless each adapted layer has both LoRA matrices, with shapes that fit a weight of `source`."""
     for path in adapter.layers:
@@ -70,56 +71,51 @@ def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
             )
 
 
-@dataclass(frozen=True)
-class LoraNames:
-    """Names of a network's linear layers in LoRA files; `N` stands for the number of a block."""
+class AdaptedWeights(WeightSource):
+    """Weights of `source` and, as weights of their own, the matrices of a LoRA adapter; the adapter is not merged."""
 
-    original: Mapping[str, str] = field(default_factory=dict)
-    """Path of a layer in diffusers → path in the network's original code; empty: ComfyUI does not have the network."""
-    joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Path in the original code of a layer that diffusers splits → paths in diffusers, in the order of output rows."""
-    reads_diffusers: bool = False
-    """Whether ComfyUI reads diffusers' paths for this network, instead of those of the original code."""
-    scaled_copy: str = ""
-    """Suffix of a second file with diffusers' paths, in which B is multiplied by alpha / rank, for a custom node of
-    ComfyUI that ignores alpha; empty: no such file."""
+    def __init__(self, source: WeightSource, adapter: StoredAdapter) -> None:
+        self.source, self.adapter = source, adapter
+        self.path, self.family, self.settings = source.path, source.family, source.settings
+        self.copies, self.unknown, self.converters = source.copies, source.unknown, source.converters
+        self.describe = f"{source.describe} with the adapters of {adapter.folder}"
+        self.shapes = source.shapes | {name: list(matrix.shape) for name, matrix in adapter.weights.items()}
+        self.average_shapes = source.average_shapes
 
-    def comfyui_layer(self, path: str) -> str:
-        """Returns a layer's name in LoRA files for ComfyUI from its path in diffusers.
+    def is_optional(self, name: str) -> bool:
+        return is_adapter(name) or self.source.is_optional(name)
 
-        Raises ValueError if ComfyUI has no name for the layer.
-        """
-        if self.reads_diffusers:
-            return f"transformer.{path}"
-        name, number = without_block(path)
-        if name not in self.original:
-            raise ValueError(f"ComfyUI has no name for the layer {path}; omit it from model.config.lora_target_modules")
-        return f"diffusion_model.{self.original[name].replace('N', number)}"
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        own = {name: tensor for name, tensor in tensors.items() if name in self.adapter.weights}
+        rest = {name: tensor for name, tensor in tensors.items() if name not in own}
+        self.source.read_into(rest, average=average, no_dist=no_dist)
+        for name, tensor in own.items():
+            fill(tensor, self.adapter.weights[name])
 
-    def find_layer(self, name: str) -> list[str]:
-        """Returns the paths in diffusers of a layer in a LoRA file of any program; [] for an unknown name.
-
-        Several paths are those of a layer that diffusers splits.
-        """
-        bare = FILE_PREFIX.sub("", name, count=1)
-        if not self.original:
-            return [bare] if name.startswith(("transformer.", f"{PREFIX}.")) else []
-        layer, number = without_block(bare)
-        return [path.replace("N", number) for path in self._known.get(layer, ())]
-
-    @cached_property
-    def _known(self) -> Mapping[str, Sequence[str]]:
-        """Path of a layer, in diffusers or in the original code, with dots or with underscores → paths in diffusers."""
-        known = {original: paths for original, paths in self.joined.items()}
-        known |= {path: [path] for path in (*self.original, *(path for paths in known.values() for path in paths))}
-        known |= {original: [path] for path, original in self.original.items()}
-        return known | {name.replace(".", "_"): paths for name, paths in known.items()}
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        found = self.adapter.weights.get(name)
+        return self.source.dtype(name, average=average) if found is None else found.dtype
 
 
-def without_block(name: str) -> tuple[str, str]:
-    """Returns the name of a layer with `N` instead of the number of its block, and that number, "" without a block."""
-    found = BLOCK.search(name)
-    return (name, "") if found is None else (name[: found.start()] + "N" + name[found.end() :], found[0])
+def require_new_adapter(adapter: StoredAdapter, source: WeightSource, wanted: Iterable[str]) -> None:
+    """Raises UserError unless a run can load `adapter` in addition to the base weights `source`.
+
+    Args:
+        adapter: Adapter to load.
+        source: Base weights, which must not contain adapters.
+        wanted: Internal parameter names of the run.
+    """
+    if any(map(is_adapter, source.shapes)):
+        raise UserError(
+            f"{source.describe} already contains adapters; omit checkpoint.load_adapter or start from its base"
+        )
+    surplus = sorted(set(adapter.layers) - set(layers_of(wanted)))
+    if surplus:
+        targets = ",".join(dict.fromkeys(re.sub(r"^.*?\.\d+\.", "", layer) for layer in adapter.layers))
+        raise UserError(
+            f"{adapter.folder} adapts {len(surplus)} layers that have no adapter in this run, such as {surplus[0]}. "
+            f'Set model.config.lora_target_modules = "{targets}"'
+        )
 
 
 @dataclass(frozen=True, slots=True)

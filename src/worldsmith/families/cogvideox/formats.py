@@ -19,7 +19,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, formats_of
-from worldsmith.checkpoint.formats.stored_adapter import LoraNames
+from worldsmith.checkpoint.formats.lora_names import LoraNames
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.run.generation_defaults import clip_defaults
 from worldsmith.checkpoint.sources.weight_source import WeightSource

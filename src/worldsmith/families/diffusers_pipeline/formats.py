@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from worldsmith.checkpoint.formats import comfyui, peft_adapter
+from worldsmith.checkpoint.formats import lora_file, peft_adapter
 from worldsmith.checkpoint.formats.export_folder import (
     count_elements,
     facts_of,
@@ -21,8 +21,9 @@ from worldsmith.checkpoint.formats.export_folder import (
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, FamilyFormats
+from worldsmith.checkpoint.formats.lora_names import LoraNames
 from worldsmith.checkpoint.formats.peft_adapter import diffusers_header
-from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout, LoraNames
+from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifference
 from worldsmith.config import Configurable
@@ -179,7 +180,7 @@ class PipelineFormats(FamilyFormats):
         formats = {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(self.adapter_layout)}
         if not self.lora_names.original:
             return formats
-        return {**formats, "comfyui": comfyui.export_of(self.adapter_layout, self.lora_suffix)}
+        return {**formats, "comfyui": lora_file.comfyui_export_of(self.adapter_layout, self.lora_suffix)}
 
     def lora_suffix(self, config: Any) -> str:
         """Returns the end of the name of a LoRA file, such as the trained one of several networks; by default ""."""

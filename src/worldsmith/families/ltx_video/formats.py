@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worldsmith.checkpoint.formats.stored_adapter import LoraNames
+from worldsmith.checkpoint.formats.lora_names import LoraNames
 from worldsmith.checkpoint.run.generation_defaults import clip_defaults
 from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.families.diffusers_pipeline.sampling import read_schedule

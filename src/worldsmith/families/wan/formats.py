@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.checkpoint.formats.family_formats import DType
-from worldsmith.checkpoint.formats.stored_adapter import LoraNames
+from worldsmith.checkpoint.formats.lora_names import LoraNames
 from worldsmith.checkpoint.run.generation_defaults import clip_defaults, shift_of
 from worldsmith.families.diffusers_pipeline.formats import PIPELINE_INDEX, PipelineFormats
 from worldsmith.families.wan.image_encoder import PARTS
