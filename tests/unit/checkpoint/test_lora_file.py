@@ -52,6 +52,13 @@ def write(folder: Path, tensors: dict[str, Tensor], header: dict[str, str] | Non
         ),
         ({**lora(), f"{Q}.alpha": torch.tensor(2.0), **lora(f"{Q[:-1]}k")}, r"found \[2\.0\] or none in a layer"),
         ({**lora(), f"{Q}.alpha": torch.tensor(-1.0)}, "alpha is -1"),
+        ({**lora(), f"{Q}.alpha": torch.ones(2)}, r"1 of 3 tensors .*alpha"),
+        ({**lora(), f"{Q}.alpha": torch.tensor(float("nan"))}, "alpha is nan"),
+        ({**lora(), **lora("transformer.blocks.0.attn1.to_q")}, "several tensors belong to the same matrix"),
+        ({**lora(), f"{Q}.lora_up.weight": torch.ones(24, 4)}, r"1 of 3 tensors .*lora_up"),
+        ({f"{Q}.lora_A.weight": torch.ones(24), f"{Q}.lora_B.weight": torch.ones(24)}, r"found the shapes \[24\] and"),
+        ({**lora(), f"{Q}.lora_B.weight": torch.ones(24, 3)}, r"found the shapes \[4, 24\] and \[24, 3\]"),
+        ({"note": torch.ones(1)}, "1 of 1 tensors"),
     ],
 )
 def test_files_that_are_not_plain_lora_are_refused(tmp_path: Path, tensors: dict[str, Tensor], message: str) -> None:
@@ -143,8 +150,10 @@ def test_layers_that_the_file_lacks_are_initialized_and_reported(world: Path, tm
     assert "EMA weights that start from the raw weights: 30" in lines
     assert "lora.safetensors" in lines
     trainer = Trainer(config, run_folder=tmp_path / "run")
-    ema = trainer.state.ema.state_dict()
-    assert all(torch.equal(ema[name], matrix) for name, matrix in adapter_state(trainer.model.network).items())
+    ema: Any = trainer.state.ema
+    assert all(
+        torch.equal(ema.ema_weights[name], matrix) for name, matrix in adapter_state(trainer.model.network).items()
+    )
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,10 @@ def read_lora_file(layout: AdapterLayout, file: Path, alpha: float | None = None
         stored = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
     try:
         layers = group_by_layer(layout, stored)
-        weights = {
-            name: matrix for layer, parts in layers.items() for name, matrix in split_layer(layout, layer, parts)
-        }
+        pairs = [pair for layer, parts in layers.items() for pair in split_layer(layout, layer, parts)]
+        weights = dict(pairs)
+        if len(weights) != len(pairs):
+            raise ValueError("several tensors belong to the same matrix of a layer")
         rank = one_rank(weights)
         stated = {float(parts[ALPHA]) for parts in layers.values() if ALPHA in parts}
         if len(stated) != 1 or not all(ALPHA in parts for parts in layers.values()):
@@ -124,7 +125,8 @@ def group_by_layer(layout: AdapterLayout, stored: Mapping[str, Tensor]) -> dict[
     for name, tensor in stored.items():
         suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
         layer = name.removesuffix(suffix)
-        if suffix and layout.names.find_layer(layer):
+        is_new = suffix and layout.names.find_layer(layer) and SUFFIXES[suffix] not in layers[layer]
+        if is_new and (suffix != ".alpha" or tensor.numel() == 1):
             layers[layer][SUFFIXES[suffix]] = tensor
         else:
             unknown.append(name)
@@ -149,6 +151,9 @@ def split_layer(layout: AdapterLayout, layer: str, parts: Mapping[int, Tensor]) 
         raise ValueError(f"'{layer}' has only one of the matrices A and B")
     paths = [layout.inward(f"{path}.weight").removesuffix(".weight") for path in layout.names.find_layer(layer)]
     low, high = parts[A], parts[B]
+    if low.ndim != 2 or high.ndim != 2 or len(low) != high.shape[1]:
+        found = f"{list(low.shape)} and {list(high.shape)}"
+        raise ValueError(f"'{layer}': expected matrices A [rank, in] and B [out, rank], found the shapes {found}")
     sizes = [low.shape[1]] * (len(paths) - 1)
     if len(high) < sum(sizes):
         raise ValueError(f"'{layer}': B has {len(high)} rows, expected more than {sum(sizes)}")
@@ -219,7 +224,7 @@ def one_rank(adapters: Mapping[str, Tensor]) -> int:
     """
     ranks = sorted({len(tensor) for name, tensor in adapters.items() if name.endswith(MATRICES[0])})
     if not ranks:
-        raise ValueError("there are no adapters to export")
+        raise ValueError("there are no adapters")
     if len(ranks) > 1:
         raise ValueError(f"the adapters have several ranks: {ranks}; expected one")
     return ranks[0]
