@@ -154,8 +154,8 @@ def export(
     Args:
         model: A run folder, or one of its checkpoints.
         out: The new folder; None: a folder in the run folder.
-        format: ``"diffusers"``, ``"hf"`` (transformers), ``"native"``, ``"adapter"`` (PEFT) or ``"sat"``; None: the
-            complete model in the format of its library.
+        format: ``"diffusers"``, ``"hf"`` (transformers), ``"native"``, ``"adapter"`` (PEFT), ``"comfyui"`` or
+            ``"sat"``; None: the complete model in the format of its library.
         dtype: Dtype of the weights.
         weights: EMA weights (``"ema"``) or raw weights (``"live"``); ``"auto"``: EMA weights if the run has them.
         merge: Whether LoRA adapters are merged into the weights.

@@ -251,6 +251,14 @@ def test_an_export_takes_no_shift_that_makes_no_schedule(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_export_for_comfyui_needs_a_network_of_comfyui(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run_folder), "--format", "comfyui", "-o", str(tmp_path / "out")]) == 2
+    reason = "expected diffusers or native or adapter for this model, because ComfyUI does not have its network"
+    assert reason in " ".join(capsys.readouterr().err.replace("|", " ").split())
+
+
 def test_a_prompt_file_with_a_rate_that_is_no_number_is_refused(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,7 +43,7 @@ def test_both_encoders_tell_captions_apart() -> None:
     config = FluxTextEncoder.Config(path=str(asset_path("tiny_flux")), max_length=16, precision="float32")
     config.check_files()
     encoder = FluxTextEncoder(config)
-    states = encoder.states([encoder.reader(text) for text in ("A red square.", "A blue square.")], "cpu")
+    states = torch.stack(encoder.states([encoder.reader(text) for text in ("A red square.", "A blue square.")], "cpu"))
     assert isinstance(encoder.clip, CLIPTextModel)
     assert isinstance(encoder.encoder, T5EncoderModel)
     assert states.shape == (2, 17, 64)

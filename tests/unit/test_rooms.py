@@ -20,8 +20,8 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 55_082,
-    "core_code_lines": 29_178,
+    "code_lines": 55_355,
+    "core_code_lines": 29_420,
     "longest_file": 325,
     "import_percent": 8.9,
     "single_importer_files": 51,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from worldsmith.checkpoint.run.find_checkpoint import list_candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.open_weights import require_weights
+from worldsmith.checkpoint.sources.warm_start import ADAPTER_FILES, read_initial_adapter
 from worldsmith.config.declare.configurable import find, walk
 from worldsmith.config.errors import Problem, UserError
 from worldsmith.config.tree.paths import Path as Keys
@@ -28,6 +29,7 @@ from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.files.write_checks import require_writable
+from worldsmith.models.model_files import find_without_download
 from worldsmith.models.weights.weight_table import table_of
 from worldsmith.monitor.short_text import MEMORY_NAMES, format_bytes
 from worldsmith.training.run_folder import run_path
@@ -65,19 +67,20 @@ def check_files(
     config = config if mistakes else resolve(config)
     wrong = [problem.keys for problem in mistakes if problem.path]
     problems = []
-    needs_base = True
+    needs_base = is_new = True
     try:
         if not is_text_wrong(config, ("job",), wrong):
             folder = run_folder or run_path(config.job)
             require_writable(folder, what="the run folder ")
             candidates = list_candidates(folder / "checkpoints").checkpoints
-            needs_base = not candidates or is_partial(candidates[0])
+            is_new = not candidates
+            needs_base = is_new or is_partial(candidates[0])
     except UserError as error:
         problems.append(Problem("job", str(error)))
     for path, node in walk(config):
         check = getattr(node, "check_files", None)
         if node is config.checkpoint and needs_base:
-            check = partial(require_start, config)
+            check = partial(require_start, config, is_new=is_new)
         if check is None or (path[:1] == ("dataloader_val",) and not config.trainer.run_validation):
             continue
         if is_text_wrong(config, path, wrong):
@@ -112,11 +115,25 @@ def is_text_wrong(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bo
     return any(path[:-1] == section and isinstance(find(config, path), (str, NoneType)) for path in wrong)
 
 
-def require_start(config: RunConfig) -> None:
-    """Raises FileNotFoundError or UserError if the initial weights of a new run do not exist; reads no tensor."""
-    start = config.initial_weights()
+def require_start(config: RunConfig, *, is_new: bool) -> None:
+    """Checks the initial weights of a run: the base weights exist, and the adapters of a new run fit its config.
+
+    Reads no tensor of the base weights, and downloads nothing.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        UserError: If the weights are not supported, or the adapters do not fit.
+        ValueError: If the adapters are not plain LoRA of the network.
+    """
+    start, adapter = config.initial_weights(), config.checkpoint.load_adapter
     if start is not None:
         require_weights(start.path, field=start.field.removeprefix("checkpoint."), family=config.model.name)
+    if (
+        is_new
+        and adapter is not None
+        and find_without_download(adapter, file_patterns=ADAPTER_FILES, field="load_adapter")
+    ):
+        read_initial_adapter(adapter, config.model, field="load_adapter")
 
 
 def require_files(

@@ -147,6 +147,13 @@ class RunConfig(Configurable.Config):
                 why="no initial weights are set",
                 remedy='set checkpoint.load_path, or checkpoint.init = "scratch" to train from random weights',
             )
+        if self.checkpoint.load_adapter is not None and not model.lora_enabled:
+            both = "checkpoint.load_adapter", "model.config.lora_enabled"
+            raise wrong(self, *both, why="the run has no adapters", remedy="set lora_enabled = true")
+        if self.checkpoint.load_adapter is not None and self.initial_weights() is None:
+            both = "checkpoint.load_adapter", "checkpoint.init"
+            why = "adapters belong to the base weights with which they were trained, and not to random ones"
+            raise wrong(self, *both, why=why, remedy="set checkpoint.load_path to the base weights")
         for level in ("project", "group"):
             if not getattr(self.job, level):
                 why = "it is a folder name in the path of the run, <output root>/<project>/<group>/<name>"

@@ -213,10 +213,12 @@ def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> No
 def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[str, Any]]:
     """Returns the entry of lineage.json for the initial weights of the run; empty for random weights."""
     if (folder / LINEAGE).is_file() and checkpoint_folders(folder / "checkpoints"):
-        return [entry for entry in read_lineage(folder).inputs if entry["role"] == "base"]
+        return [entry for entry in read_lineage(folder).inputs if entry["role"] in ("base", "adapter")]
     if config.initial_weights() is None:
         return []
-    return [Input("base", checkpoint_of_model_folder(Path(str(read_json_object(folder / LOAD_REPORT)["folder"]))))]
+    adapter = config.checkpoint.load_adapter
+    base = Input("base", checkpoint_of_model_folder(Path(str(read_json_object(folder / LOAD_REPORT)["folder"]))))
+    return [base, *([] if adapter is None else [Input("adapter", adapter)])]
 
 
 def dataset_inputs(split: str, dataset: Any) -> Iterator[Input]:

@@ -76,6 +76,7 @@ class RunWeights:
                 prepare=prepare,
                 field=start.field,
                 quantized=self.model.quantized_layers,
+                adapter=settings.load_adapter,
                 world=self.world,
             )
             for line in ([start.describe] if start.unread else []) + report.lines():

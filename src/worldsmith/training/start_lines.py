@@ -255,6 +255,7 @@ def plan_initial_weights(config: RunConfig, network: nn.Module, optimizer: Optim
         spec=config.model,
         average_as_live=settings.load_ema_to_reg,
         field=start.field,
+        adapter=settings.load_adapter,
     )
     lines = [f"weights      {line}" for line in ([start.describe] if start.unread else []) + report.lines()]
     if not is_new or not settings.load_training_state:

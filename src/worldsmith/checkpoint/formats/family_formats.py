@@ -37,6 +37,8 @@ class ExportOptions:
     """Whether an older export is replaced."""
     tower: str | None = None
     """Path of weights whose vision tower is stored with the export; "own": the initial weights. None: no tower."""
+    caption: str = ""
+    """Caption from the training data, stored as an example of prompts; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class ExportFormat:
     check: Callable[[StoredModel], None] = lambda model: None
     """Raises ValueError for a model that the format does not support, without reading its weights."""
     of_library: bool = False
-    """Whether the tensor names are those of the library class that loads the export (`library_network`)."""
+    """Whether the tensor names are those of the library class that loads the export (`library_network`, or PEFT)."""
     keeps_adapters: bool = False
     """Whether the export can contain LoRA adapters that are not merged into the weights."""
     keeps_tower: bool = False
@@ -67,6 +69,8 @@ class ExportFormat:
     """Whether the export contains settings of a noise schedule."""
     has_weights: bool = True
     """Whether the export contains full weights; False: only adapters."""
+    has_caption: bool = False
+    """Whether the export contains a caption from the training data."""
 
 
 class FamilyFormats(WeightFormats):

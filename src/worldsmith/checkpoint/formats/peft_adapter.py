@@ -19,16 +19,31 @@ from worldsmith.checkpoint.formats.export_folder import (
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, formats_of
-from worldsmith.checkpoint.formats.stored_adapter import PREFIX, AdapterLayout, StoredAdapter
+from worldsmith.checkpoint.formats.lora_file import (
+    DIFFUSERS_HEADER,
+    PIPELINE_WEIGHTS,
+    find_lora_file,
+    is_scale,
+    one_rank,
+    read_adapters,
+    read_lora_file,
+    require_adapters,
+)
+from worldsmith.checkpoint.formats.stored_adapter import (
+    PREFIX,
+    AdapterLayout,
+    StoredAdapter,
+    require_effect,
+)
 from worldsmith.checkpoint.formats.weight_formats import full_name
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.checkpoint.sources.verify import require_intact
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
-from worldsmith.files.json_file import are_numbers, json_type, read_json_object
+from worldsmith.files.json_file import read_json_object
 from worldsmith.files.untrusted_folder import ADAPTER_CONFIG
-from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
+from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
 from worldsmith.models.weights.check_finite import non_finite, require_finite
 
@@ -49,10 +64,6 @@ UNSUPPORTED = (
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` (also with a suffix, such as `pissa_niter_4`) for which PEFT changes the base weights
 before training: with the original base such adapters give another model."""
-PIPELINE_WEIGHTS = "pytorch_lora_weights.safetensors"
-"""File that `load_lora_weights` of a diffusers pipeline reads; tensor names begin with the adapted component's name."""
-DIFFUSERS_HEADER = "lora_adapter_metadata"
-"""Key of the adapter metadata in a safetensors header of diffusers: JSON whose keys have the tensor names' prefix."""
 
 
 def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[str, str]:
@@ -77,6 +88,7 @@ def export_of(layout: AdapterLayout) -> ExportFormat:
         partial(export_stored_adapter, layout),
         partial(stored_tensors, layout),
         require_adapters,
+        of_library=True,
         has_weights=False,
     )
 
@@ -116,23 +128,9 @@ def export_stored_adapter(layout: AdapterLayout, model: StoredModel, out: Path, 
     )
 
 
-def require_adapters(model: StoredModel) -> None:
-    """Raises ValueError unless `model` is a run's checkpoint that contains LoRA adapters."""
-    if not model.has_adapters or model.tree is None:
-        raise ValueError(
-            f"{model.folder} has no adapters: it was trained without model.lora_enabled, or they are merged"
-        )
-
-
 def stored_tensors(layout: AdapterLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
     """Reads the adapters of a LoRA run; returns tensor name in PEFT -> matrix in the dtype of `options`."""
     return named_adapters(layout, read_adapters(model), options.dtype)
-
-
-def read_adapters(model: StoredModel) -> dict[str, Tensor]:
-    """Reads the LoRA matrices of a run from disk; returns internal parameter name -> matrix."""
-    weights = model.open_adapters()
-    return {name: weights.read(name, average=model.average) for name in weights.shapes if is_adapter(name)}
 
 
 def export_adapter(
@@ -206,12 +204,6 @@ def export_adapter(
     return True
 
 
-def require_effect(adapters: Mapping[str, Tensor]) -> None:
-    """Raises ValueError if all LoRA B matrices in `adapters` are zero, so that the adapters have no effect."""
-    if not any(bool(tensor.any()) for name, tensor in adapters.items() if name.endswith(MATRICES[1])):
-        raise ValueError("all adapters are zero, as before training, so they have no effect")
-
-
 def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
     """Returns tensor name in PEFT -> matrix in `dtype` on the CPU, from internal parameter name -> matrix."""
     import torch
@@ -254,7 +246,7 @@ def base_in_peft(base_model: str) -> dict[str, Any]:
 
 
 def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
-    """Reads LoRA adapters from a PEFT folder, or from a file (or its folder) for diffusers' `load_lora_weights`.
+    """Reads LoRA adapters from a PEFT folder, or from a LoRA file of diffusers, ComfyUI or another trainer.
 
     Args:
         layout: Names of the adapter tensors of the model family.
@@ -267,9 +259,9 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
             another network.
     """
     folder = Path(folder)
-    file = pipeline_file(folder) if layout.part else None
+    file = find_lora_file(folder)
     if file is not None:
-        return read_pipeline_file(layout, file)
+        return read_lora_file(layout, file)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}; expected an adapter folder in PEFT format")
@@ -307,92 +299,13 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
     return StoredAdapter(folder, rank, alpha, weights)
 
 
-def is_scale(alpha: Any) -> bool:
-    """Returns whether `alpha` is valid as `lora_alpha`: a finite number above 0."""
-    return are_numbers([alpha], above=0)
-
-
-def pipeline_file(path: Path) -> Path | None:
-    """Finds an adapter file for diffusers' `load_lora_weights`: `path` itself, or a file in the folder `path`.
-
-    Returns None if there is no such file, or if `path` is a PEFT adapter folder.
-    """
-    if path.is_file():
-        return path if path.suffix == ".safetensors" else None
-    file = path / PIPELINE_WEIGHTS
-    return file if file.is_file() and not (path / CONFIG).is_file() else None
-
-
-def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = None) -> StoredAdapter:
-    """Reads LoRA adapters from a file for diffusers' `load_lora_weights`.
-
-    Args:
-        layout: Names of the adapter tensors of the model family.
-        file: Safetensors file.
-        alpha: LoRA alpha for a file that does not state it; None: such a file is an error.
-
-    Raises:
-        UserError: If the file is damaged, or alpha is not known.
-        ValueError: If the file belongs to another network, or has several ranks or alphas.
-    """
-    with open_file(file) as opened:
-        header = opened.metadata() or {}
-        stored = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
-    try:
-        known = json.loads(header.get(DIFFUSERS_HEADER, "{}"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: {DIFFUSERS_HEADER} in its header is not valid JSON: {error}") from error
-    if not isinstance(known, dict):
-        raise UserError(f"{file}: {DIFFUSERS_HEADER} in its header: expected an object, found {json_type(known)}")
-    stated = known.get(f"{layout.part}.lora_alpha", alpha)
-    if stated is None:
-        raise UserError(
-            f"{file} does not state the alpha of its adapters (64 in CogVideo's finetune/ by default): create an "
-            f"adapter folder that states it with `worldsmith convert {file} --to adapter --lora-alpha N -o DIR`"
-        )
-    try:
-        outside = next((name for name in stored if not name.startswith(f"{layout.part}.")), None)
-        if outside is not None:
-            raise ValueError(f"'{outside}' does not belong to the pipeline's {layout.part}")
-        weights = {
-            layout.native_adapter_name(PREFIX + name.removeprefix(layout.part)): tensor
-            for name, tensor in stored.items()
-        }
-        if known.get(f"{layout.part}.rank_pattern") or known.get(f"{layout.part}.alpha_pattern"):
-            raise ValueError(
-                "several ranks or alphas are not supported; expected one rank and one alpha for all layers"
-            )
-        if not is_scale(stated):
-            raise ValueError(f"alpha is {stated}; expected a number above 0")
-        alpha, rank = stated, one_rank(weights)
-        if known.get(f"{layout.part}.use_rslora"):
-            alpha *= math.sqrt(rank)
-        return StoredAdapter(file.parent, rank, alpha, weights)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-
-
-def one_rank(adapters: Mapping[str, Tensor]) -> int:
-    """Returns the LoRA rank of `adapters` (internal parameter name -> matrix).
-
-    Raises:
-        ValueError: If there are no adapters, or adapters of several ranks.
-    """
-    ranks = sorted({len(tensor) for name, tensor in adapters.items() if name.endswith(MATRICES[0])})
-    if not ranks:
-        raise ValueError("there are no adapters to export")
-    if len(ranks) > 1:
-        raise ValueError(f"the adapters have several ranks: {ranks}; expected one")
-    return ranks[0]
-
-
 def load_adapter(layout: AdapterLayout, network: nn.Module, folder: str | Path) -> list[str]:
     """Loads LoRA adapters from a folder or file into a network, in place; all other parameters are frozen.
 
     Args:
         layout: Names of the adapter tensors of the model family.
         network: Network without adapters.
-        folder: PEFT adapter folder, or file for diffusers' `load_lora_weights`.
+        folder: PEFT adapter folder, or LoRA file.
 
     Returns:
         Paths of the adapted layers.
@@ -403,18 +316,14 @@ def load_adapter(layout: AdapterLayout, network: nn.Module, folder: str | Path) 
         ValueError: If the adapter is not plain LoRA, or its names or shapes do not match the network.
     """
     stored = read_adapter(layout, folder)
-    layers = sorted(
-        {name.removesuffix(matrix) for name in stored.weights for matrix in MATRICES if name.endswith(matrix)}
-    )
-    injected = inject_adapters(network, rank=stored.rank, alpha=stored.alpha, target_modules=",".join(layers))
+    targets = ",".join(stored.layers)
+    injected = inject_adapters(network, rank=stored.rank, alpha=stored.alpha, target_modules=targets)
     target = adapter_state(network)
     for name, tensor in target.items():
         if name not in stored.weights:
-            raise ValueError(f"{stored.folder / WEIGHTS} lacks {layout.peft_name(name)}")
+            raise ValueError(f"{stored.folder} lacks {layout.peft_name(name)}")
         if stored.weights[name].shape != tensor.shape:
             found, needed = list(stored.weights[name].shape), list(tensor.shape)
-            raise ValueError(
-                f"{stored.folder / WEIGHTS}: {layout.peft_name(name)} has the shape {found}, expected {needed}"
-            )
+            raise ValueError(f"{stored.folder}: {layout.peft_name(name)} has the shape {found}, expected {needed}")
         tensor.copy_(stored.weights[name])
     return injected

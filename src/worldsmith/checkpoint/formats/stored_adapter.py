@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.formats.lora_names import PREFIX, LoraNames
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
-from worldsmith.models.lora import MATRICES
+from worldsmith.models.fill_parameters import fill
+from worldsmith.models.lora import MATRICES, is_adapter
 from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
-
-PREFIX = "base_model.model"
-"""Prefix of the adapted model's names in PEFT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,18 @@ class StoredAdapter:
     @property
     def layers(self) -> list[str]:
         """Paths of the adapted layers, sorted."""
-        return sorted(
-            {name.removesuffix(matrix) for name in self.weights for matrix in MATRICES if name.endswith(matrix)}
-        )
+        return layers_of(self.weights)
+
+
+def layers_of(adapters: Iterable[str]) -> list[str]:
+    """Returns the paths of the adapted layers, sorted, from the internal names of LoRA matrices."""
+    return sorted({name.removesuffix(matrix) for name in adapters for matrix in MATRICES if name.endswith(matrix)})
+
+
+def require_effect(adapters: Mapping[str, Tensor]) -> None:
+    """Raises ValueError if all LoRA B matrices in `adapters` are zero, so that the adapters have no effect."""
+    if not any(bool(tensor.any()) for name, tensor in adapters.items() if name.endswith(MATRICES[1])):
+        raise ValueError("all adapters are zero, as before training, so they have no effect")
 
 
 def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
@@ -61,6 +71,53 @@ def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
             )
 
 
+class AdaptedWeights(WeightSource):
+    """Weights of `source` and, as weights of their own, the matrices of a LoRA adapter; the adapter is not merged."""
+
+    def __init__(self, source: WeightSource, adapter: StoredAdapter) -> None:
+        self.source, self.adapter = source, adapter
+        self.path, self.family, self.settings = source.path, source.family, source.settings
+        self.copies, self.unknown, self.converters = source.copies, source.unknown, source.converters
+        self.describe = f"{source.describe} with the adapters of {adapter.folder}"
+        self.shapes = source.shapes | {name: list(matrix.shape) for name, matrix in adapter.weights.items()}
+        self.average_shapes = source.average_shapes
+
+    def is_optional(self, name: str) -> bool:
+        return is_adapter(name) or self.source.is_optional(name)
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        own = {name: tensor for name, tensor in tensors.items() if name in self.adapter.weights}
+        rest = {name: tensor for name, tensor in tensors.items() if name not in own}
+        self.source.read_into(rest, average=average, no_dist=no_dist)
+        for name, tensor in own.items():
+            fill(tensor, self.adapter.weights[name])
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        found = self.adapter.weights.get(name)
+        return self.source.dtype(name, average=average) if found is None else found.dtype
+
+
+def require_new_adapter(adapter: StoredAdapter, source: WeightSource, wanted: Iterable[str]) -> None:
+    """Raises UserError unless a run can load `adapter` in addition to the base weights `source`.
+
+    Args:
+        adapter: Adapter to load.
+        source: Base weights, which must not contain adapters.
+        wanted: Internal parameter names of the run.
+    """
+    if any(map(is_adapter, source.shapes)):
+        raise UserError(
+            f"{source.describe} already contains adapters; omit checkpoint.load_adapter or start from its base"
+        )
+    surplus = sorted(set(adapter.layers) - set(layers_of(wanted)))
+    if surplus:
+        targets = ",".join(dict.fromkeys(re.sub(r"^.*?\.\d+\.", "", layer) for layer in adapter.layers))
+        raise UserError(
+            f"{adapter.folder} adapts {len(surplus)} layers that have no adapter in this run, such as {surplus[0]}. "
+            f'Set model.config.lora_target_modules = "{targets}"'
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
     """Mapping between internal names of a family's LoRA tensors and their names in files of PEFT and diffusers."""
@@ -76,6 +133,8 @@ class AdapterLayout:
     """Returns the metadata for the safetensors header from the content of adapter_config.json."""
     part: str = ""
     """Adapted pipeline component, as named by `load_lora_weights`; empty: no pipeline can load adapters."""
+    names: LoraNames = field(default_factory=LoraNames)
+    """Names of the layers in LoRA files of other programs."""
 
     def peft_name(self, name: str) -> str:
         """Returns a LoRA tensor's name in PEFT: `….q_proj.lora_A.weight` → `base_model.model.….to_q.lora_A.weight`.

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.checkpoint.formats.stored_adapter import require_adapter_fits
+from worldsmith.checkpoint.formats.stored_adapter import AdaptedWeights, require_adapter_fits
 from worldsmith.checkpoint.formats.weight_formats import (
     QuantizedFolders,
     SeveralNetworks,
@@ -18,7 +18,7 @@ from worldsmith.checkpoint.formats.weight_formats import (
 from worldsmith.checkpoint.sources.checkpoint_weights import LIVE, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import FirstWeights, start_in
 from worldsmith.checkpoint.sources.open_weights import open_checkpoint, open_weights, start_of_run
-from worldsmith.checkpoint.sources.warm_start import compare_weights
+from worldsmith.checkpoint.sources.warm_start import compare_weights, read_initial_adapter
 from worldsmith.checkpoint.sources.weight_source import MergedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.attention_kernels import activate_flash_attention
@@ -137,7 +137,8 @@ class StoredModel:
             self.require_dense()
             return open_weights(self.weights_path or self.weights_folder, field="model", family=self.spec.name)
         if self.weights == "untrained":
-            return start_of_run(self.tree, base=self.base)
+            start, adapter = start_of_run(self.tree, base=self.base), self.tree["checkpoint"].get("load_adapter")
+            return start if adapter is None else AdaptedWeights(start, read_initial_adapter(adapter, self.spec))
         checkpoint = open_checkpoint(self.folder / "model", self.tree, base=self.base)
         checkpoint.check_frozen()
         return checkpoint

@@ -54,6 +54,9 @@ class Checkpointer(Configurable):
         load_path: str | None = None
         """Initial weights of a new run: a run folder, a checkpoints/iter_… folder, a model folder, or a Hub name. None:
         as `init` states."""
+        load_adapter: str | None = None
+        """Initial LoRA adapters of a new run: an adapter folder in PEFT's format, or a LoRA file of diffusers, ComfyUI,
+        kohya's trainers or ai-toolkit. None: those in load_path, or newly initialized ones."""
         init: Literal["pretrained", "scratch"] = "pretrained"
         """Initial weights of a new run without load_path: those that the model config names ("pretrained"), or random
         weights ("scratch")."""
@@ -91,6 +94,11 @@ class Checkpointer(Configurable):
                 if getattr(self, name) and self.load_path is None:
                     remedy = f"set load_path to the checkpoint with the {what} to load"
                     raise wrong(self, name, "load_path", why="without it there is no such state to load", remedy=remedy)
+            if self.load_adapter == "":
+                raise wrong(self, "load_adapter", why="an empty name", remedy="set a path, or use null for none")
+            if self.load_adapter is not None and self.load_training_state:
+                both = "load_adapter", "load_training_state"
+                raise wrong(self, *both, why="the optimizer state belongs to the adapters in load_path")
             if self.load_ema_to_reg and self.load_training_state:
                 both = "load_ema_to_reg", "load_training_state"
                 raise wrong(self, *both, why="the optimizer state belongs to the raw weights")

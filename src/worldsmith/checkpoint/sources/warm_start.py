@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import field as default
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.formats.stored_adapter import AdaptedWeights, StoredAdapter, require_new_adapter
 from worldsmith.checkpoint.formats.weight_formats import NetworkDifference, weight_formats
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
@@ -16,6 +17,7 @@ from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.models.lora import is_adapter
+from worldsmith.models.model_files import local_folder
 from worldsmith.models.weights.check_finite import non_finite, require_finite
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
     from worldsmith.models.converters.quantized_layer import QuantizedLayer
     from worldsmith.models.spec import ModelSpec
+
+ADAPTER_FILES = ("*.safetensors", "*.json")
+"""Files of an adapter folder, as shell patterns."""
 
 
 @dataclass(slots=True)
@@ -43,7 +48,8 @@ class LoadReport:
     """Tensors that the source does not contain and need not contain, such as LoRA adapters; they keep their initial
     values."""
     started_live: list[str] = default(default_factory=list)
-    """EMA weights that start from the raw weights: skipped ones, and all if no EMA weights are read from the source."""
+    """EMA weights that start from the raw weights: skipped ones, those that the source lacks, and all if no EMA weights
+    are read from the source."""
     missing: list[str] = default(default_factory=list)
     """Tensors that are missing in the source, which is an error."""
     mismatched: list[str] = default(default_factory=list)
@@ -99,6 +105,7 @@ def load_weights(
     prepare: Callable[[LoadReport], None] | None = None,
     field: str = LOAD_PATH,
     quantized: Mapping[str, QuantizedLayer] | None = None,
+    adapter: str | None = None,
     world: World | None = None,
 ) -> LoadReport:
     """Reads initial weights from disk into the tensors of a model, in place. Collective.
@@ -117,6 +124,7 @@ def load_weights(
         field: Config field that contains the path, for messages.
         quantized: Internal parameter name -> layer with a quantized weight; its method `quantize` is called
             with the weight instead of filling the tensor in `model`.
+        adapter: Path or Hub name of LoRA adapters that are loaded in addition to the weights; None: no adapters.
         world: Ranks that call this function together, each with its shards of the model; they divide the verification
             of the files. None: this process only.
 
@@ -129,7 +137,7 @@ def load_weights(
             network of the source differs; on all ranks, if a tensor is not finite.
     """
     world = world or World()
-    source = open_weights(path, field=field, family="" if spec is None else spec.name, world=world)
+    source = open_with_adapter(path, model, field=field, spec=spec, adapter=adapter, world=world)
     shapes = {name: list(tensor.shape) for name, tensor in model.items()}
     report = compare_weights(
         source,
@@ -154,9 +162,10 @@ def load_weights(
             bad += [prefix + name for name in non_finite({name: weight})]
             quantized[name].quantize(weight)
     require_finite(source.describe, list(dict.fromkeys(name for found in world.gather(bad) for name in found)))
-    if isinstance(source, CheckpointWeights):
+    base = source.source if isinstance(source, AdaptedWeights) else source
+    if isinstance(base, CheckpointWeights):
         live = {name.removeprefix(LIVE): model[name] for name in report.loaded if name.startswith(LIVE)}
-        source.check_frozen(None if average_as_live or quantized else live)
+        base.check_frozen(None if average_as_live or quantized else live)
     for name in report.started_live:
         model[name].copy_(model[live_name(name)])
     return report
@@ -171,6 +180,7 @@ def plan_loading(
     allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
     field: str = LOAD_PATH,
+    adapter: str | None = None,
 ) -> LoadReport:
     """Returns the report that `load_weights` would return for weights on disk, without reading a tensor.
 
@@ -182,19 +192,76 @@ def plan_loading(
         allow_initialised: Substrings of the names of tensors that may be missing in the source.
         average_as_live: Whether the EMA weights of the source are to be loaded as raw weights.
         field: Config field that contains the path, for messages.
+        adapter: Path or Hub name of LoRA adapters that are to be loaded in addition; None: no adapters.
 
     Raises:
         FileNotFoundError: If the path contains no weights.
         UserError: If the weights cannot be loaded into this model.
     """
     return compare_weights(
-        open_weights(path, field=field, family="" if spec is None else spec.name),
+        open_with_adapter(path, wanted, field=field, spec=spec, adapter=adapter),
         wanted,
         keys_to_skip,
         spec=spec,
         allow_initialised=allow_initialised,
         average_as_live=average_as_live,
     )
+
+
+def open_with_adapter(
+    path: str,
+    wanted: Iterable[str],
+    *,
+    field: str,
+    spec: ModelSpec | None,
+    adapter: str | None,
+    world: World | None = None,
+) -> WeightSource:
+    """Opens the initial weights of a run, with its initial LoRA adapters if `adapter` is given.
+
+    Args:
+        path: Path, Hub name or short name of a released model, see `open_weights`.
+        wanted: Names of the tensors of the model, with the prefix `net.` or `net_ema.`.
+        field: Config field that contains `path`, for messages.
+        spec: Name and config of the model; required for adapters.
+        adapter: Path or Hub name of LoRA adapters; None: no adapters.
+        world: Ranks that call this function together; None: this process only.
+
+    Raises:
+        FileNotFoundError: If a path contains no weights or adapters.
+        UserError: If a file is damaged, or the adapters do not fit the run.
+        ValueError: If the adapters are not plain LoRA of this network.
+    """
+    source = open_weights(path, field=field, family="" if spec is None else spec.name, world=world)
+    if adapter is None:
+        return source
+    assert spec is not None
+    stored = read_initial_adapter(adapter, spec)
+    require_new_adapter(stored, source, (name.removeprefix(LIVE) for name in wanted))
+    return AdaptedWeights(source, stored)
+
+
+def read_initial_adapter(adapter: str, spec: ModelSpec, *, field: str = "checkpoint.load_adapter") -> StoredAdapter:
+    """Reads the initial LoRA adapters of a run, whose rank and alpha must be those of the model config.
+
+    Args:
+        adapter: Path or Hub name of an adapter folder in PEFT's format, or of a LoRA file.
+        spec: Name and config of the model.
+        field: Config field that contains `adapter`, for messages.
+
+    Raises:
+        FileNotFoundError: If there are no adapters.
+        UserError: If a file is damaged, or rank or alpha differ.
+        ValueError: If the adapters are not plain LoRA of this network.
+    """
+    place = local_folder(adapter, file_patterns=ADAPTER_FILES, field=field)
+    stored, config = weight_formats(spec.name).read_adapter(place), spec.config
+    if (stored.rank, stored.alpha) != (config.lora_rank, config.lora_alpha):
+        raise UserError(
+            f"{field} {adapter} has rank {stored.rank} and alpha {stored.alpha}, expected {config.lora_rank} and "
+            f"{config.lora_alpha}. Set model.config.lora_rank={stored.rank} model.config.lora_alpha={stored.alpha}"
+        )
+    return stored
 
 
 def compare_weights(
@@ -230,7 +297,7 @@ def compare_weights(
             report.skipped.append(name)
             if average and live_name(name) in wanted:
                 report.started_live.append(name)
-        elif average and (average_as_live or not source.average_shapes) and live_name(name) in wanted:
+        elif average and (average_as_live or not source.average_shapes or stored is None) and live_name(name) in wanted:
             report.started_live.append(name)
         elif stored is None and (source.is_optional(bare) or any(key in name for key in allow_initialised)):
             report.initialised.append(name)

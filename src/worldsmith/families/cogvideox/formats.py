@@ -19,6 +19,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, formats_of
+from worldsmith.checkpoint.formats.lora_names import LoraNames
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.run.generation_defaults import clip_defaults
 from worldsmith.checkpoint.sources.weight_source import WeightSource
@@ -51,6 +52,22 @@ IN_SCHEDULERS = {
 RELEASE = "release"
 """Name of the SAT folder that contains the weights if the number of training steps is unknown."""
 
+COMFYUI = {
+    **{f"transformer_blocks.N.attn1.to_{name}": f"blocks.N.{name}" for name in "qkv"},
+    "transformer_blocks.N.attn1.to_out.0": "blocks.N.attn_out",
+    "transformer_blocks.N.ff.net.0.proj": "blocks.N.ff_proj",
+    "transformer_blocks.N.ff.net.2": "blocks.N.ff_out",
+    "transformer_blocks.N.norm1.linear": "blocks.N.norm1.linear",
+    "transformer_blocks.N.norm2.linear": "blocks.N.norm2.linear",
+    **{
+        f"{name}_embedding.linear_{index}": f"{name}_embedding_linear_{index}"
+        for name in ("time", "ofs")
+        for index in (1, 2)
+    },
+    **{path: path for path in ("patch_embed.proj", "patch_embed.text_proj", "norm_out.linear", "proj_out")},
+}
+"""Path of a layer in diffusers → path in ComfyUI's network; `N` stands for the number of a block."""
+
 
 class CogVideoXFormats(PipelineFormats):
     """Reads and exports the weights of CogVideoX models, in the formats of diffusers and of CogVideo's SAT."""
@@ -62,6 +79,7 @@ class CogVideoXFormats(PipelineFormats):
                 "norm_eps")  # fmt: skip
     choices = ("sample_width", "sample_height", "sample_frames", "max_text_seq_length",
                "use_learned_positional_embeddings")  # fmt: skip
+    lora_names = LoraNames(COMFYUI, scaled_copy="diffusers_names")
 
     def __init__(self, family: str) -> None:
         super().__init__(family)

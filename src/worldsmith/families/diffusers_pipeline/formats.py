@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from worldsmith.checkpoint.formats import peft_adapter
+from worldsmith.checkpoint.formats import lora_file, peft_adapter
 from worldsmith.checkpoint.formats.export_folder import (
     count_elements,
     facts_of,
@@ -21,6 +21,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, FamilyFormats
+from worldsmith.checkpoint.formats.lora_names import LoraNames
 from worldsmith.checkpoint.formats.peft_adapter import diffusers_header
 from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -54,6 +55,8 @@ class PipelineFormats(FamilyFormats):
     meanings: ClassVar[Sequence[str]] = ()
     """Network settings that change the output of the same weights although shapes may match."""
     adapter_layout: AdapterLayout
+    lora_names: ClassVar[LoraNames] = LoraNames()
+    """Names of the network's layers in LoRA files of other programs, which includes all layers that can be adapted."""
     choices: ClassVar[Sequence[str]] = ()
     """Network settings that may differ from those of the loaded weights, with a warning."""
 
@@ -61,7 +64,9 @@ class PipelineFormats(FamilyFormats):
         super().__init__(family)
         self.reads = f"a diffusers folder with a {self.model.network_class}, or its pipeline (safetensors)"
         self.network_config: Any = type(self.new_config().network)
-        self.adapter_layout = AdapterLayout(family, str, str, "diffusers", diffusers_header, "transformer")
+        self.adapter_layout = AdapterLayout(
+            family, str, str, "diffusers", diffusers_header, "transformer", self.lora_names
+        )
 
     @abstractmethod
     def pipeline_class(self, config: Any) -> str:
@@ -172,7 +177,14 @@ class PipelineFormats(FamilyFormats):
     def exports(self) -> dict[str, ExportFormat]:
         from worldsmith.checkpoint.formats.export_weights import NATIVE
 
-        return {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(self.adapter_layout)}
+        formats = {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(self.adapter_layout)}
+        if not self.lora_names.original:
+            return formats
+        return {**formats, "comfyui": lora_file.comfyui_export_of(self.adapter_layout, self.lora_suffix)}
+
+    def lora_suffix(self, config: Any) -> str:
+        """Returns the end of the name of a LoRA file, such as the trained one of several networks; by default ""."""
+        return ""
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
         """Returns a function from the name of a weight to its dtype in an export.
@@ -202,6 +214,8 @@ class PipelineFormats(FamilyFormats):
         return peft_adapter.load_adapter(self.adapter_layout, network, folder)
 
     def adapts(self, layers: Sequence[str]) -> bool:
+        if self.lora_names.original:
+            return all(map(self.lora_names.find_layer, layers))
         config = self.new_config()
         names: Any = config.adaptable_layers()
         if names is None:

@@ -13,12 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.checkpoint.formats.family_formats import DType
+from worldsmith.checkpoint.formats.lora_names import LoraNames
 from worldsmith.checkpoint.run.generation_defaults import clip_defaults, shift_of
 from worldsmith.families.diffusers_pipeline.formats import PIPELINE_INDEX, PipelineFormats
 from worldsmith.families.wan.image_encoder import PARTS
 from worldsmith.families.wan.model import EXPERTS, WanDefaults, WanGenerator
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.spec import ModelSpec
+
+ATTENTION = {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o", "add_k_proj": "k_img", "add_v_proj": "v_img"}
+ORIGINAL = {
+    **{f"blocks.N.attn1.{ours}": f"blocks.N.self_attn.{theirs}" for ours, theirs in ATTENTION.items()},
+    **{f"blocks.N.attn2.{ours}": f"blocks.N.cross_attn.{theirs}" for ours, theirs in ATTENTION.items()},
+    "blocks.N.ffn.net.0.proj": "blocks.N.ffn.0",
+    "blocks.N.ffn.net.2": "blocks.N.ffn.2",
+    "condition_embedder.text_embedder.linear_1": "text_embedding.0",
+    "condition_embedder.text_embedder.linear_2": "text_embedding.2",
+    "condition_embedder.time_embedder.linear_1": "time_embedding.0",
+    "condition_embedder.time_embedder.linear_2": "time_embedding.2",
+    "condition_embedder.time_proj": "time_projection.1",
+    "condition_embedder.image_embedder.ff.net.0.proj": "img_emb.proj.1",
+    "condition_embedder.image_embedder.ff.net.2": "img_emb.proj.3",
+    "proj_out": "head.head",
+}
+"""Path of a layer in diffusers → path in Wan's own code and in ComfyUI; `N` stands for the number of a block."""
 
 
 class WanFormats(PipelineFormats):
@@ -28,6 +46,7 @@ class WanFormats(PipelineFormats):
     marks = ("condition_embedder.text_embedder.linear_1.weight", "blocks.0.attn2.norm_k.weight", "scale_shift_table")
     meanings = ("patch_size", "num_attention_heads", "attention_head_dim", "freq_dim", "qk_norm", "eps")
     choices = ("rope_max_seq_len",)
+    lora_names = LoraNames(ORIGINAL)
 
     def read_pipeline(self, folder: Path) -> ModelSpec | None:
         spec = super().read_pipeline(folder)
@@ -74,6 +93,9 @@ class WanFormats(PipelineFormats):
         return WanDefaults(**size, steps=40, guidance=scales[0], guidance_2=scales[1])
 
     # Exporting
+
+    def lora_suffix(self, config: Any) -> str:
+        return f"_{config.expert}" if config.expert else ""
 
     def pipeline_class(self, config: Any) -> str:
         return "WanImageToVideoPipeline" if config.network.takes_image else "WanPipeline"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -16,12 +17,13 @@ from worldsmith.checkpoint.dcp.dcp_folder import checkpoint_of_model_folder
 from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place, state_versions
 from worldsmith.checkpoint.formats.export_weights import CONFIG, GIGABYTE, STEM, native_config, write_safetensors
 from worldsmith.checkpoint.formats.family_formats import AddsHeads, DType, LoadsPipelineAdapters, assembling, formats_of
-from worldsmith.checkpoint.formats.peft_adapter import (
+from worldsmith.checkpoint.formats.lora_file import (
     PIPELINE_WEIGHTS,
-    export_adapter,
-    pipeline_file,
-    read_pipeline_file,
+    UnknownTensorsError,
+    find_lora_file,
+    read_lora_file,
 )
+from worldsmith.checkpoint.formats.peft_adapter import export_adapter
 from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout, StoredAdapter
 from worldsmith.checkpoint.formats.weight_formats import FORMATS, NATIVE_PREFIX, ForeignCheckpoints
 from worldsmith.checkpoint.sources.checkpoint_weights import LIVE
@@ -69,8 +71,9 @@ class Convert(Action):
         to: Literal["dcp", "native", "diffusers", "sat", "adapter", "vlm"] = "dcp"
         """Format of the output. dcp: a checkpoint for checkpoint.load_path; native: safetensors with internal parameter
         names; diffusers: a transformer folder; sat: a folder for SAT's args.load, adapters included; adapter: a PEFT
-        folder with the adapters of a SAT checkpoint or of a file for load_lora_weights; vlm: a reasoner for
-        transformers, which combines the source's language model with a Qwen3-VL vision tower."""
+        folder with the adapters of a SAT checkpoint or of a LoRA file of diffusers, ComfyUI, kohya's trainers or
+        ai-toolkit; vlm: a reasoner for transformers, which combines the source's language model with a Qwen3-VL vision
+        tower."""
         vlm_model_name: str | None = None
         """With vlm: Qwen3-VL folder that provides config, tokenizer, preprocessor settings, and the vision tower if the
         source has no vision tower; null: the released model whose language model has the same size."""
@@ -304,7 +307,7 @@ def convert_adapter(path: str, out: str | Path, *, lora_alpha: float | None = No
     """Converts the adapters of a source to a PEFT folder.
 
     Args:
-        path: Folder or file with adapters: weights for load_lora_weights, or a SAT checkpoint.
+        path: LoRA file of another program, folder with pytorch_lora_weights.safetensors, or SAT checkpoint.
         out: Output folder.
         lora_alpha: Alpha of the adapters; None: as the source states, 1 for SAT.
         force: Replace an earlier result.
@@ -328,14 +331,20 @@ def read_foreign_adapter(path: str, lora_alpha: float | None) -> tuple[AdapterLa
     `lora_alpha` None: as the source states. Raises UserError if there are no adapters or their network is unknown.
     """
     root = local_folder(path, file_patterns=("*.safetensors",), field="SOURCE")
-    file = pipeline_file(root)
+    file = find_lora_file(root)
     if file is not None:
+        problems: list[UnknownTensorsError] = []
         for formats in FORMATS.all():
             if isinstance(formats, LoadsPipelineAdapters):
-                stored = read_pipeline_file(formats.adapter_layout, file, lora_alpha)
+                try:
+                    stored = read_lora_file(formats.adapter_layout, file, lora_alpha)
+                except UnknownTensorsError as error:
+                    problems.append(error)
+                    continue
                 if formats.adapts(stored.layers):
                     return formats.adapter_layout, stored
-        raise UserError(f"{file} has adapters for layers of an unknown network")
+        closest = "".join(f": {problem}" for problem in sorted(problems, key=attrgetter("count"))[:1])
+        raise UserError(f"{file} has adapters for layers of an unknown network{closest}")
     source: Any = open_weights(path, field="SOURCE")
     weights = {name: source.read(name) for name in source.shapes if is_adapter(name)}
     alpha = lora_alpha or source.adapter_alpha

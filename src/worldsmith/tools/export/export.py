@@ -32,6 +32,9 @@ NEXT = {
 }
 """Format -> arguments of the `worldsmith` command that uses the exported folder, for the output."""
 
+UNKNOWN = "…"
+"""Prompt in the output if no caption of the training data is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedExport:
@@ -50,12 +53,12 @@ def caption_of(folder: Path) -> str:
     from worldsmith.monitor.page.run_files import read_run
 
     with suppress(UserError, OSError):  # the export has succeeded
-        return trained_prompt(read_run(folder)) or "…"
-    return "…"
+        return trained_prompt(read_run(folder)) or UNKNOWN
+    return UNKNOWN
 
 
 class Export(WritingAction):
-    """Exports a trained model for diffusers, transformers, PEFT or SAT, or as native safetensors."""
+    """Exports a trained model for diffusers, transformers, PEFT, ComfyUI or SAT, or as native safetensors."""
 
     class Config(WritingAction.Config):
         out: str | None = None
@@ -63,7 +66,8 @@ class Export(WritingAction):
         format: str | None = None
         """Format of the export. diffusers: complete pipeline of a video generator; hf: complete transformers folder of
         a reasoner; native: sharded safetensors with internal parameter names and config.json; adapter: only the LoRA
-        adapter, in PEFT format; sat: checkpoint for CogVideo's SAT; null: the complete model, as diffusers or hf."""
+        adapter, in PEFT format; comfyui: only the adapter, as a LoRA file for ComfyUI; sat: checkpoint for CogVideo's
+        SAT; null: the complete model, as diffusers or hf."""
         dtype: Literal["bfloat16", "float32"] = "bfloat16"
         """Number format of the weights."""
         weights: Literal["auto", "ema", "live"] = "auto"
@@ -90,7 +94,7 @@ class Export(WritingAction):
         config = self.config
         found = self.prepare()
         name, form, out, model = found.name, found.form, found.out, found.model
-        written = form.write(model, out, self.options())
+        written = form.write(model, out, self.options(form))
         if written or not (out / LINEAGE).is_file():
             adapter = [] if model.adapter is None else [Input("adapter", model.adapter)]
             inputs = [Input("base" if adapter else "model", model.folder), *bases_of(model), *adapter]
@@ -112,10 +116,11 @@ class Export(WritingAction):
         facts = {"folder": str(out), "written": written, "format": name, "dtype": config.dtype}
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 
-    def options(self) -> ExportOptions:
-        """Returns the settings of the command that the exporter of the format needs."""
+    def options(self, form: Format) -> ExportOptions:
+        """Returns the settings of the command that the exporter of the format `form` needs."""
         config = self.config
-        return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower)
+        caption = caption_of(Path(config.model)).removeprefix(UNKNOWN) if form.has_caption else ""
+        return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower, caption)
 
     def describe(self, model: StoredModel) -> str:
         """Returns text with the kind of weights, such as EMA weights, their training step and the export dtype."""
@@ -131,7 +136,8 @@ class Export(WritingAction):
         formats = exports_of(family)
         name = next(iter(formats)) if config.format is None else config.format
         if name not in formats:
-            raise UserError(f"--format {name}: expected {' or '.join(formats)} for this model")
+            reason = ", because ComfyUI does not have its network" if name == "comfyui" else ""
+            raise UserError(f"--format {name}: expected {' or '.join(formats)} for this model{reason}")
         form = formats[name]
         self.require_effective_flags(name, formats)
         if config.vision_tower is not None and not (form.keeps_tower and formats_of(family).tower):

@@ -164,7 +164,7 @@ def expected_tensors(
         tensors: Tensors that the export would contain, by name.
         library: Returns the network of the library class on the meta device; None if there is no such class.
     """
-    if export.has_weights and not export.of_library:
+    if not export.of_library:
         return None
     network = library()
     if network is None:

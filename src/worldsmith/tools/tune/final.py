@@ -109,8 +109,9 @@ class FinalData:
             run: Folder of the trial's run; its best weights are used, or its last ones if the best ones are not kept.
             folder: Folder of the new run.
         """
-        start = {
+        start: dict[str, Any] = {
             "load_path": str((read_best(run / "checkpoints") or run).absolute()),
+            "load_adapter": None,
             "load_training_state": False,
             "load_ema_to_reg": False,
             "keys_to_skip_loading": [],
