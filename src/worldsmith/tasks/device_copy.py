@@ -16,7 +16,7 @@ ALIGNMENT = 64
 class StagedTensors:
     """Nested containers whose tensors wait in one buffer on the host, for one copy to a device that does not block.
 
-    Tensors that are on another device than the CPU stay as they are. For a CPU, nothing is copied.
+    Tensors that are on another device than the CPU stay as they are. For the device CPU, no tensor is copied.
 
     Args:
         values: Lists, tuples, dicts and dataclasses with tensors; other objects are not searched.

@@ -47,7 +47,7 @@ class BatchReader(Iterator[Any]):
         self.ahead: deque[ReadBatch] = deque()
         """Batches that were read and not yet returned."""
         self.returned: deque[ReadBatch] = deque()
-        """Batches that were returned and whose inputs were not yet asked for."""
+        """Batches that were returned, in order; `inputs_of` was not called for them yet."""
         self.error: Exception | None = None
         """Error at reading, which every further call raises."""
         self.loader_state: Mapping[str, Any] | None = None
@@ -71,7 +71,7 @@ class BatchReader(Iterator[Any]):
         """
         self.peek()
         current = self.ahead.popleft()
-        is_first = self.loader_state is None  # nothing is computed yet, so nothing is read ahead
+        is_first = self.loader_state is None  # the first step must not wait for two batches
         self.loader_state = current.loader_state
         self.returned.append(current)
         if self.left > 0 and not is_first:
@@ -80,9 +80,9 @@ class BatchReader(Iterator[Any]):
         return current.batch
 
     def inputs_of(self, batch: Any) -> Any:
-        """Returns the prepared inputs of a batch, with the tensors on the device; None if nothing is prepared for it.
+        """Returns the prepared inputs of a batch, with the tensors on the device; None without prepared inputs.
 
-        The copy does not block. The thread goes on with the batch after it.
+        The copy does not block. The thread prepares the batch after it next.
         """
         if not self.prepares or not any(known.batch is batch for known in self.returned):
             return None
