@@ -127,7 +127,8 @@ class Cosmos3Generator(Model):
 
         def check(self) -> None:
             read_attention(self)
-            if self.joint_attn_implementation == "flex" and self.activation_checkpointing.mode == "selective":
+            recompute = self.activation_checkpointing
+            if self.joint_attn_implementation == "flex" and "selective" in (recompute.mode, recompute.other_layers):
                 raise wrong(
                     self,
                     "joint_attn_implementation",
