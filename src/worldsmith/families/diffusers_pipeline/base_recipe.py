@@ -89,10 +89,9 @@ def rename_run(config: Trainer.Config, name: str) -> Trainer.Config:
 
 
 def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, lr: float) -> Trainer.Config:
-    """Changes `config` in place to LoRA training and returns it.
+    """Changes `config` in place to LoRA training with compiled layers and returns it.
 
-    Frozen weights are stored only in bfloat16, and checkpoints do not contain them. The memory that this frees stores
-    the outputs of self-attention.
+    Frozen weights are stored only in bfloat16, and checkpoints do not contain them.
 
     Args:
         config: Config of the run.
@@ -104,7 +103,7 @@ def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, 
     model = cast(PipelineModel.Config, config.model.config)
     model.lora_enabled, model.lora_rank, model.lora_alpha = True, rank, alpha
     model.parallelism.fsdp_master_dtype, model.ema.trainable_only = "bfloat16", True
-    model.activation_checkpointing.mode = "selective"
+    model.compile.enabled = True
     config.checkpoint.save_weights = "trained"
     config.optimizer.lr = lr
     return rename_run(config, name)
