@@ -16,7 +16,12 @@ from pipeline_runs import FAMILIES, make_world
 
 from worldsmith.distributed.world import World
 
-ON_RANKS = {2: ["plain", "adapters", "every_pack", "replicated"], 4: ["plain", "replicated", "replicated_full"]}
+ON_RANKS = {
+    2: ["plain", "adapters", "every_pack", "replicated"],
+    4: ["plain", "replicated", "replicated_full"],
+}
+COMPILED_ON_RANKS = ["aot_full", "adapters_aot_matmuls"]
+"""Launched for each family on its own, on two ranks: compiling takes long."""
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +76,37 @@ def cases(names: list[str]) -> list[str]:
     return [f"{family}.{name}" for family in FAMILIES for name in names]
 
 
-@pytest.mark.parametrize("case", ["cogvideox.full", "cogvideox.adapters_full", "flux.full", "wan.full"])
+@pytest.mark.parametrize(
+    "case", ["cogvideox.full", "cogvideox.adapters_full", "flux.full", "wan.full", "ltx_video.matmuls"]
+)
 def test_one_rank(case: str, worlds: Path, reference: Any) -> None:
     require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
 
 
+@pytest.mark.parametrize("case", ["ltx_video.aot_matmuls", "wan.aot_full"])
+def test_layers_are_compiled_with_their_recomputation(case: str, worlds: Path, reference: Any) -> None:
+    require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases(["full", "selective", "adapters_full", "compiled"]))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_are_compiled_with_their_recomputation_on_two_ranks(
+    family: str, worlds: Path, reference: Any, tmp_path: Path
+) -> None:
+    names = [f"{family}.{name}" for name in COMPILED_ON_RANKS]
+    launch(Path(pipeline_ranks.__file__), 2, [str(worlds), str(tmp_path), *names], timeout=900)
+    for name in names:
+        require_equal(torch.load(tmp_path / f"{name}.pt", weights_only=False), reference(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        *cases(["full", "selective", "adapters_full", "compiled", "aot_full", "aot_selective", "adapters_aot_matmuls"]),
+        *(f"{family}.aot_matmuls" for family in FAMILIES if not family.startswith("wan")),
+    ],
+)
 def test_one_rank_at_length(case: str, worlds: Path, reference: Any) -> None:
     require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import reasoner_ranks
 import torch
-from launch import launch
+from launch import launch, without_inductor
 from reasoner_ranks import CASES, SEED, Case, samples_of
 from tiny_reasoner import DECODERS, plain_losses
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -20,7 +20,20 @@ from worldsmith.distributed.world import World
 from worldsmith.models.parameter_names import native_parameters
 
 ON_RANKS = {
-    2: ["packed", "packed_4", "padded", "padded_4", "tied", "frozen", "recomputed", "adapters", "windows", *DECODERS],
+    2: [
+        "packed",
+        "packed_4",
+        "padded",
+        "padded_4",
+        "tied",
+        "frozen",
+        "recomputed",
+        "adapters",
+        "windows",
+        "aot_full",
+        "aot_matmuls",
+        *DECODERS,
+    ],
     4: ["packed", "packed_4", "padded", "padded_4", "replicated", "frozen_recomputed"],
 }
 ON_RANKS[2] = [name for name in ON_RANKS[2] if name in CASES]
@@ -105,6 +118,13 @@ ON_ONE = [
 @pytest.mark.parametrize("name", [*ON_ONE, pytest.param("compiled", marks=pytest.mark.slow)])
 def test_one_rank(name: str, plain: Any, tmp_path: Path) -> None:
     require_equal(reasoner_ranks.run_case(CASES[name], World(), tmp_path), plain(name))
+
+
+@pytest.mark.parametrize("name", ["aot_full", "aot_selective", "aot_matmuls", "aot_adapters"])
+def test_layers_are_compiled_with_their_recomputation(name: str, plain: Any, tmp_path: Path) -> None:
+    with without_inductor():
+        found = reasoner_ranks.run_case(CASES[name], World(), tmp_path)
+    require_equal(found, plain(name))
 
 
 @pytest.mark.parametrize("name", ON_RANKS[2])

@@ -5,6 +5,8 @@ The script ends with `sys.exit(fork_ranks(function))`, and a test calls `launch(
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import os
 import signal
@@ -12,7 +14,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -35,6 +37,19 @@ def meeting_point(ranks: int) -> dict[str, str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+@contextlib.contextmanager
+def without_inductor() -> Iterator[None]:
+    """Compiles by `aot_eager`: the graphs of torch.compile with their recomputation, without generated code."""
+    import torch
+
+    compile_ = torch.compile
+    torch.compile = functools.partial(compile_, backend="aot_eager")  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = compile_
 
 
 def fork_ranks(function: Callable[[], None]) -> int:

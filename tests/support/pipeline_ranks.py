@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import diffusers
 import peft  # noqa: F401 (imported once for all forks)
 import torch
 import transformers
-from launch import fork_ranks
+from launch import fork_ranks, without_inductor
 from pipeline_runs import pipeline_config
 from torch.distributed.fsdp import fully_shard  # noqa: F401
 from torch.distributed.tensor import DTensor
@@ -36,12 +37,19 @@ from worldsmith.training.step import StepInputs, forward_backward
 LOADED = diffusers.AutoencoderKLCogVideoX, diffusers.AutoencoderKL, transformers.T5EncoderModel
 SEED, DRAWS, SAMPLES = 7, 3, 4
 FULL = {"activation_checkpointing": ActivationCheckpointingConfig(mode="full", determinism_check="match")}
+MATMULS = {"activation_checkpointing": ActivationCheckpointingConfig(mode="selective", save_every_second_matmul=True)}
+COMPILED = {"compile": CompileConfig(enabled=True)}
 ADAPTERS = {"lora_enabled": True, "lora_rank": 4}
 ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "full": FULL,
     "selective": {"activation_checkpointing": ActivationCheckpointingConfig(mode="selective")},
-    "compiled": {"compile": CompileConfig(enabled=True)},
+    "matmuls": MATMULS,
+    "compiled": COMPILED,
+    "aot_full": {**COMPILED, "activation_checkpointing": ActivationCheckpointingConfig(mode="full")},
+    "aot_selective": {**COMPILED, "activation_checkpointing": ActivationCheckpointingConfig(mode="selective")},
+    "aot_matmuls": {**COMPILED, **MATMULS},
+    "adapters_aot_matmuls": {**ADAPTERS, **COMPILED, **MATMULS},
     "adapters": ADAPTERS,
     "adapters_full": {**ADAPTERS, **FULL},
     "every_pack": {"parallelism": ParallelismConfig(reduce_every_pack=True)},
@@ -89,10 +97,10 @@ def run_case(case: str, worlds: Path, world: World) -> dict[str, Any]:
     config = config_of(case, worlds)
     plain = config_of(f"{case.split('.')[0]}.plain", worlds)
     own = samples_of(plain)[world.data_rank :: world.data_size]
-    task = make_task(config, world)
-    step = forward_backward(
-        StepInputs(0, [own[: len(own) // 2], own[len(own) // 2 :]] if len(own) > 1 else [own]), task, seed=DRAWS
-    )
+    inputs = StepInputs(0, [own[: len(own) // 2], own[len(own) // 2 :]] if len(own) > 1 else [own])
+    with without_inductor() if "aot" in case else nullcontext():
+        task = make_task(config, world)
+        step = forward_backward(inputs, task, seed=DRAWS)
     parameters = native_parameters(task.model.network)
     gradients = {name: whole(p.grad) for name, p in parameters.items() if p.grad is not None}
     return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import peft  # noqa: F401 (imported once for all forks)
 import torch
-from launch import fork_ranks
+from launch import fork_ranks, without_inductor
 from tiny_reasoner import conversation, decoder, make_task, model_config, qwen2_5_vl, qwen3_vl, write_folder
 from torch.distributed.fsdp import fully_shard  # noqa: F401
 from torch.distributed.tensor import DTensor
@@ -54,6 +55,7 @@ class Case:
 
 REPLICATED = {"parallelism": ParallelismConfig(data_parallel_replicate_degree=2)}
 SELECTIVE = {"activation_checkpointing": ActivationCheckpointingConfig(mode="selective")}
+MATMULS = {"activation_checkpointing": ActivationCheckpointingConfig(mode="selective", save_every_second_matmul=True)}
 COMPILED = {"compile": CompileConfig(enabled=True)}
 FULL = {"activation_checkpointing": ActivationCheckpointingConfig(mode="full", determinism_check="match")}
 PADDED = {"sequence_packing": False}
@@ -68,6 +70,12 @@ CASES: dict[str, Case] = {
     "recomputed": Case(settings=FULL),
     "selective": Case(settings=SELECTIVE),
     "compiled": Case(settings=COMPILED),
+    "aot_full": Case(
+        settings={**COMPILED, "activation_checkpointing": ActivationCheckpointingConfig(mode="full")}, steps=2
+    ),
+    "aot_selective": Case(settings={**COMPILED, **SELECTIVE}, steps=2),
+    "aot_matmuls": Case(settings={**COMPILED, **MATMULS}, steps=2),
+    "aot_adapters": Case(settings={**COMPILED, **MATMULS, **ADAPTERS}),
     "frozen": Case(freeze={"freeze_vision_encoder": True}, accumulate=4),
     "frozen_recomputed": Case(freeze={"freeze_vision_encoder": True, "freeze_mm_projector": True}, settings=FULL),
     "adapters": Case(settings=ADAPTERS, steps=2),
@@ -128,7 +136,8 @@ def run_rank(folder: Path, names: list[str]) -> None:
     for name in names:
         own = folder / f"rank_{rank}"
         world = join_world(make_config(CASES[name], own))
-        result = run_case(CASES[name], world, own)
+        with without_inductor() if name.startswith("aot") else nullcontext():
+            result = run_case(CASES[name], world, own)
         if world.is_main:
             torch.save(result, folder / f"{name}.pt")
     stop_world()

@@ -111,11 +111,15 @@ class ActivationCheckpointingConfig(Config):
     """`none` keeps all activations, `selective` keeps the outputs of the operators in save_ops_regex, `full` keeps only
     the inputs of layers."""
     layer_fraction: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """Fraction of the layers to which `mode` applies, spread evenly over the network; the other layers keep all
-    activations, which takes more memory and less time."""
+    """Fraction of the layers to which `mode` applies, spread evenly over the network; `other_layers` applies to the
+    rest, which takes more memory and less time."""
+    other_layers: Literal["none", "selective"] = "none"
+    """Mode of the layers outside of `layer_fraction`; `selective` only with the mode `full`."""
     save_ops_regex: list[str] = field(default_factory=lambda: ["fmha"])
     """Regular expressions for the operators whose outputs `selective` keeps, such as aten.mm; `fmha` is any fused
     attention."""
+    save_every_second_matmul: bool = False
+    """In `selective`, also keep the outputs of every second large matmul, which halves the recomputation of matmuls."""
     preserve_rng_state: bool = True
     """Use the same random numbers in the recomputation as in the forward pass."""
     determinism_check: Literal["default", "match"] = "default"
@@ -125,8 +129,14 @@ class ActivationCheckpointingConfig(Config):
         check_patterns(self, "save_ops_regex")
         if self.mode == "none" and self.layer_fraction < 1:
             raise wrong(self, "layer_fraction", "mode", why="no layer is recomputed", remedy='write mode = "full"')
-        if self.mode == "selective" and not self.save_ops_regex:
-            raise wrong(self, "mode", "save_ops_regex", why="it would save no memory", remedy='write mode = "full"')
+        if self.other_layers != "none" and (self.mode != "full" or self.layer_fraction == 1):
+            why, remedy = "it only applies beside mode full in a part of the layers", "omit other_layers"
+            raise wrong(self, "other_layers", "mode", "layer_fraction", why=why, remedy=remedy)
+        if self.mode == "selective" and not self.save_ops_regex and not self.save_every_second_matmul:
+            raise wrong(self, "mode", "save_ops_regex", why="it would keep nothing", remedy='write mode = "full"')
+        if self.save_every_second_matmul and "selective" not in (self.mode, self.other_layers):
+            why, remedy = "this mode selects no operators", 'write mode = "selective"'
+            raise wrong(self, "save_every_second_matmul", "mode", why=why, remedy=remedy)
 
 
 def check_patterns(section: Config, name: str) -> None:

@@ -102,6 +102,10 @@ class Model(Configurable, ABC):
                 both = "lora_dropout", "activation_checkpointing.preserve_rng_state"
                 why = "the recomputation would use another dropout mask than the forward pass"
                 raise wrong(self, *both, why=why, remedy="set preserve_rng_state = true")
+            if self.compile.enabled and recompute.mode != "none" and recompute.determinism_check == "match":
+                both = "compile.enabled", "activation_checkpointing.determinism_check"
+                why, remedy = "values inside compiled layers cannot be compared", "set compile.enabled = false"
+                raise wrong(self, *both, why=why, remedy=remedy)
             if (self.precision, self.parallelism.fsdp_master_dtype) == ("float16", "bfloat16"):
                 both, remedy = ("precision", "parallelism.fsdp_master_dtype"), 'use fsdp_master_dtype = "float32"'
                 raise wrong(self, *both, why="float16 requires float32 weights", remedy=remedy)

@@ -22,6 +22,8 @@ class NetworkParts:
     """Layers that are never compiled."""
     recomputed: Sequence[str] = ("forward",)
     """Names of the methods of a layer that gradient checkpointing may recompute, each separately."""
+    recomputed_pieces: Sequence[str] = ()
+    """Names of the methods that selective gradient checkpointing recomputes instead; empty: those in `recomputed`."""
     units: Sequence[nn.Module] = ()
     """Other modules that FSDP all-gathers separately, such as an embedding table."""
     full_precision: Sequence[nn.Module] = ()

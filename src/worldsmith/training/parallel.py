@@ -66,14 +66,22 @@ def build_model(config: Model.Config, world: World) -> Model:
 
 def prepare_network(model: Model, world: World) -> None:
     """Compiles the network, adds activation checkpointing and shards it, in place, on the meta device. Collective."""
-    from worldsmith.distributed.activation_checkpointing import recompute_methods
-
     config, parts = model.config, model.parts()
     degrees = plan_degrees(config.parallelism, world.size)
     share_context(parts, world)
-    compile_layers(model, world)
-    recompute_methods(parts.layers, parts.recomputed, config.activation_checkpointing)
+    recompute_layers(model)
+    compile_layers(model, world)  # after it, so that layers are compiled with their checkpointing
     shard(model, parts, world, degrees)
+
+
+def recompute_layers(model: Model) -> None:
+    """Adds activation checkpointing to the layers of the network in place, as the model config specifies."""
+    from worldsmith.distributed.activation_checkpointing import divide_layers, recompute_methods
+
+    parts = model.parts()
+    for layers, config in divide_layers(parts.layers, model.config.activation_checkpointing):
+        pieces = parts.recomputed_pieces if config.mode == "selective" else ()
+        recompute_methods(layers, pieces or parts.recomputed, config, saves_matmuls=parts.compiled)
 
 
 def share_context(parts: NetworkParts, world: World) -> None:

@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from launch import without_inductor
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from worldsmith.config.errors import WrongValueError
-from worldsmith.config.sections import ActivationCheckpointingConfig
-from worldsmith.distributed.activation_checkpointing import SavedOps, recompute_methods
+from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig
+from worldsmith.distributed.activation_checkpointing import SavedOps, divide_layers, recompute_methods
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.layers import HALVES
 from worldsmith.families.cosmos3.network.network import Cosmos3Network, init_weights
 from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.video_model import SampleLayout
+from worldsmith.training.parallel import compile_methods
 
 TINY = NetworkConfig(
     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -32,6 +34,9 @@ PRODUCT = "aten.mm.default"
 
 class Block(nn.Module):
     """A matrix product, and attention over its result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,8 +52,10 @@ class Count(TorchDispatchMode):
         super().__init__()
         self.ops: Counter[str] = Counter()
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops[str(func)] += 1
+        self.ops[str(args[1] if str(func) == "run_with_rng_state" else func)] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -56,7 +63,7 @@ def backward_ops(block: nn.Module, **settings: Any) -> tuple[Counter[str], Tenso
     """The ops of the backward pass, and the gradient."""
     torch.manual_seed(0)
     recompute_methods([block], ["run"], ActivationCheckpointingConfig(**settings))
-    out = block.run(torch.randn(5, 8)).square().sum()
+    out = block(torch.randn(5, 8)).square().sum()
     with Count() as count:
         out.backward()
     return count.ops, block.linear.weight.grad
@@ -121,7 +128,7 @@ def test_an_op_that_writes_into_its_arguments_is_never_kept() -> None:
 )  # fmt: skip
 def test_of_natten_only_the_attention_is_kept(name: str, kept: bool) -> None:
     """Its permutations of q, k and v are ops of their own, four times the memory of the result."""
-    policy = SavedOps(["fmha"])(None, name)
+    policy = SavedOps(ActivationCheckpointingConfig()).select(None, None, name)
     assert (policy is CheckpointPolicy.MUST_SAVE) == kept
 
 
@@ -132,7 +139,9 @@ def test_of_natten_only_the_attention_is_kept(name: str, kept: bool) -> None:
 )  # fmt: skip
 def test_attention_of_every_gpu_kernel_is_kept(name: str) -> None:
     """The names under which torch and flash-attn register their operations."""
-    assert SavedOps(["fmha"])(None, name) is CheckpointPolicy.MUST_SAVE
+    tokens = torch.empty(1, 1, 5, 8)
+    policy = SavedOps(ActivationCheckpointingConfig()).select(None, None, name, tokens, tokens)
+    assert policy is CheckpointPolicy.MUST_SAVE
 
 
 class Noisy(Block):
@@ -172,7 +181,8 @@ def test_a_frozen_understanding_tower_is_not_run_again(frozen: bool) -> None:
 def test_a_fraction_of_the_layers_is_recomputed(fraction: float, recomputed: list[int]) -> None:
     """The products of the backward pass are two per layer, and one more where the forward pass runs again."""
     layers = [Block() for _ in range(6)]
-    recompute_methods(layers, ["run"], ActivationCheckpointingConfig(mode="full", layer_fraction=fraction))
+    for modules, config in divide_layers(layers, ActivationCheckpointingConfig(mode="full", layer_fraction=fraction)):
+        recompute_methods(modules, ["run"], config)
     assert [index for index, layer in enumerate(layers) if "run" in vars(layer)] == recomputed
     x = torch.randn(5, 8, requires_grad=True)
     for layer in layers:
@@ -182,6 +192,74 @@ def test_a_fraction_of_the_layers_is_recomputed(fraction: float, recomputed: lis
     assert count.ops[PRODUCT] == 2 * len(layers) + len(recomputed)
 
 
-def test_a_fraction_without_recomputation_is_refused() -> None:
-    with pytest.raises(WrongValueError, match="no layer is recomputed"):
-        ActivationCheckpointingConfig(mode="none", layer_fraction=0.5).check()
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"mode": "none", "layer_fraction": 0.5}, "no layer is recomputed"),
+     ({"mode": "full", "other_layers": "selective"}, "only applies beside mode full in a part of the layers"),
+     ({"mode": "selective", "layer_fraction": 0.5, "other_layers": "selective"}, "only applies beside mode full"),
+     ({"mode": "full", "save_every_second_matmul": True}, "this mode selects no operators"),
+     ({"mode": "selective", "save_ops_regex": []}, "it would keep nothing")],
+)  # fmt: skip
+def test_settings_without_effect_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(WrongValueError, match=reason):
+        ActivationCheckpointingConfig(**settings).check()
+
+
+class Stack(nn.Module):
+    """Five linear layers of equal size, one of them as in an adapter, self-attention and attention to a short text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(16, 16, bias=index % 2 == 0) for index in range(4))
+        self.down, self.up = nn.Linear(16, 1, bias=False), nn.Linear(1, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x
+        for linear in self.linears:
+            hidden = torch.tanh(linear(hidden))
+        q = (hidden + self.up(self.down(hidden))).view(1, 1, -1, 16)
+        attended = F.scaled_dot_product_attention(q, q, q)
+        attended = attended + F.scaled_dot_product_attention(q, q[:, :, :2], q[:, :, :2])
+        return x + torch.tanh(attended).view(-1, 16)
+
+
+STACK: dict[str, tuple[dict[str, Any], int, int]] = {
+    "none": ({"mode": "none"}, 0, 0),
+    "full": ({"mode": "full"}, 2, 6),
+    "selective": ({"mode": "selective"}, 1, 6),
+    "matmuls": ({"mode": "selective", "save_every_second_matmul": True}, 1, 4),
+    "only matmuls": ({"mode": "selective", "save_ops_regex": [], "save_every_second_matmul": True}, 2, 4),
+    "half": ({"mode": "full", "layer_fraction": 0.5, "other_layers": "selective"}, 3, 12),
+}
+"""Settings, and how many attentions and matmuls run again in a layer ("half": in two layers)."""
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("case", STACK)
+def test_layers_recompute_the_same_ops_compiled_or_not(case: str, compiled: bool) -> None:
+    """Of every matmul two more belong to the gradients. Equal layers are one graph for all lengths in each mode."""
+    settings, attentions, matmuls = STACK[case]
+    results = []
+    for use in ({}, settings):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        layers = [Stack() for _ in range(4)]
+        for modules, config in divide_layers(layers, ActivationCheckpointingConfig(**use)):
+            recompute_methods(modules, ["forward"], config)
+        with without_inductor():
+            compile_methods(layers, ["forward"], CompileConfig(enabled=compiled and bool(use)))
+        for length in (30, 40, 50):
+            torch.manual_seed(1)
+            x = y = torch.randn(length, 16, requires_grad=True)
+            for layer in layers:
+                y = layer(y)
+            with Count() as count:
+                y.square().sum().backward()
+        results.append(x.grad)
+    repeats = 2 if case == "half" else 4
+    assert count.ops[ATTENTION] == repeats * attentions
+    assert count.ops[PRODUCT] + count.ops["aten.addmm.default"] == 4 * 2 * 6 + repeats * matmuls
+    if compiled:
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if case == "half" else 1)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)

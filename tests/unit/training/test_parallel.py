@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.fsdp import FSDPModule
 
-from worldsmith.config.errors import UserError
+from worldsmith.config.errors import UserError, WrongValueError
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.distributed.world import World
 from worldsmith.families.wan.architecture import tiny
@@ -42,6 +42,24 @@ def test_an_error_of_the_code_itself_stays_what_it_is() -> None:
     compile_methods([block], ["run"], CompileConfig(enabled=False))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         block.run(torch.ones(1, 3))
+
+
+def test_values_inside_compiled_layers_are_not_compared() -> None:
+    recompute = ActivationCheckpointingConfig(mode="full", determinism_check="match")
+    config = WanGenerator.Config(
+        network=tiny(), compile=CompileConfig(enabled=True), activation_checkpointing=recompute
+    )
+    with pytest.raises(WrongValueError, match="values inside compiled layers cannot be compared"):
+        config.check()
+
+
+def test_matmuls_inside_blocks_that_are_compiled_in_pieces_are_not_kept() -> None:
+    config = WanGenerator.Config(network=tiny(), compile=CompileConfig(enabled=True))
+    config.activation_checkpointing = ActivationCheckpointingConfig(mode="selective", save_every_second_matmul=True)
+    with pytest.raises(WrongValueError, match="compiled in pieces, whose matmuls cannot be saved"):
+        config.check()
+    config.lora_enabled = True
+    config.check()
 
 
 @pytest.mark.parametrize("frames", [False, True], ids=["timestep", "timestep per frame"])

@@ -49,7 +49,7 @@ def cogvideox_2b() -> Trainer.Config:
             text_encoder=T5TextEncoder.Config(
                 path=PIPELINE, max_length=ref("model.config.network.max_text_seq_length")
             ),
-            activation_checkpointing=ActivationCheckpointingConfig(mode="full"),
+            activation_checkpointing=ActivationCheckpointingConfig(mode="selective"),
         ),
         load_path=PIPELINE,
         clip_norm=0.1,
@@ -88,6 +88,7 @@ def cogvideox_5b_i2v(config: Trainer.Config) -> Trainer.Config:
 @recipe("cogvideox1_5_5b", starts_from="cogvideox_5b", variables=cogvideox_weights_advice("CogVideoX1.5-5B"))
 def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
     """Full fine-tuning of CogVideoX-1.5-5B on 81 frames of 1360x768."""
+    config.model.config.activation_checkpointing.mode = "full"  # of so many tokens, attention outputs exceed 80 GB
     return change_network(config, "cogvideox1_5_5b", architecture.cogvideox1_5_5b(), "1360x768")
 
 

@@ -127,7 +127,8 @@ class Cosmos3Generator(Model):
 
         def check(self) -> None:
             read_attention(self)
-            if self.joint_attn_implementation == "flex" and self.activation_checkpointing.mode == "selective":
+            recompute = self.activation_checkpointing
+            if self.joint_attn_implementation == "flex" and "selective" in (recompute.mode, recompute.other_layers):
                 raise wrong(
                     self,
                     "joint_attn_implementation",
@@ -179,7 +180,7 @@ class Cosmos3Generator(Model):
         return Cosmos3Network(self.config.network, read_attention(self.config))
 
     def parts(self) -> NetworkParts:
-        from worldsmith.families.cosmos3.network.layers import HALVES, TOKENWISE
+        from worldsmith.families.cosmos3.network.layers import HALVES, PIECES, TOKENWISE
 
         network, language = self.network, self.network.language_model
         layers = list(language.model.layers)
@@ -187,6 +188,7 @@ class Cosmos3Generator(Model):
             layers=layers,
             compiled=TOKENWISE,
             recomputed=HALVES,
+            recomputed_pieces=PIECES,
             units=[language.model.embed_tokens],
             full_precision=[network.time_embedder],
             unused=[language.lm_head],

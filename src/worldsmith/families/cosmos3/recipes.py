@@ -32,11 +32,15 @@ from worldsmith.training.run_config import LoopConfig, monitors
 from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
 
-AC = "model.activation_checkpointing"
 toml_keys("model", Cosmos3Generator.Config, "max_num_tokens_after_packing", at="model.config", only="vfm")
 toml_keys("model", Cosmos3Generator.Config, "joint_attn_implementation", at="model.config", only="vfm")
 toml_keys("model", Cosmos3Generator.Config, "lora_dropout", "lora_target_modules", "converters", at="model.config")
-toml_keys(AC, ActivationCheckpointingConfig, "layer_fraction", at="model.config.activation_checkpointing")
+toml_keys(
+    "model.activation_checkpointing",
+    ActivationCheckpointingConfig,
+    *("layer_fraction", "other_layers", "save_every_second_matmul"),
+    at="model.config.activation_checkpointing",
+)
 toml_keys("model.tokenizer", WanVAE.Config, "vae_path", at="model.config.tokenizer", only="vfm")
 toml_keys("optimizer", AdamW.Config)
 toml_keys("trainer", LoopConfig, "seed", "run_validation", "validation_iter", "max_val_iter", "run_validation_on_start")
@@ -172,7 +176,6 @@ def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
     model.network = super_()
     model.lora_enabled, model.lora_rank, model.lora_alpha = True, 16, 32
     model.ema.enabled = False
-    model.compile.enabled = False
     # Two ranks shard a sequence: four data-parallel groups, and the weights are sharded over all eight ranks.
     model.parallelism.data_parallel_shard_degree = 4
     model.parallelism.context_parallel_shard_degree = 2

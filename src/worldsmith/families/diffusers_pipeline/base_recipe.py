@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import ref
-from worldsmith.config.sections import JobConfig
+from worldsmith.config.sections import ActivationCheckpointingConfig, JobConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
@@ -28,7 +28,7 @@ def pipeline_run(
     callbacks: Mapping[str, Any] | None = None,
     **parts: Any,
 ) -> Trainer.Config:
-    """Builds the config of a run that starts from the weights of a diffusers pipeline.
+    """Builds the config of a run that starts from the weights of a diffusers pipeline, with compiled layers.
 
     Args:
         name: Name of the recipe.
@@ -40,6 +40,7 @@ def pipeline_run(
         parts: Further sections of the result, such as `optimizer`, by field name of `Trainer.Config`.
     """
     family = model.family
+    model.compile.enabled = True
     return Trainer.Config(
         job=JobConfig(experiment=name, project=family, group="sft", name=name),
         model=ModelSpec(name=family, config=model),
@@ -88,7 +89,7 @@ def rename_run(config: Trainer.Config, name: str) -> Trainer.Config:
 
 
 def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, lr: float) -> Trainer.Config:
-    """Changes `config` in place to LoRA training and returns it.
+    """Changes `config` in place to LoRA training with compiled layers and returns it.
 
     Frozen weights are stored only in bfloat16, and checkpoints do not contain them.
 
@@ -102,13 +103,14 @@ def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, 
     model = cast(PipelineModel.Config, config.model.config)
     model.lora_enabled, model.lora_rank, model.lora_alpha = True, rank, alpha
     model.parallelism.fsdp_master_dtype, model.ema.trainable_only = "bfloat16", True
+    model.compile.enabled = True
     config.checkpoint.save_weights = "trained"
     config.optimizer.lr = lr
     return rename_run(config, name)
 
 
 def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frames: int = 1) -> Trainer.Config:
-    """Changes `config` in place to a tiny network for a CPU, with random weights, and returns it.
+    """Changes `config` in place to a tiny network for a CPU, with random weights and without compiling; returns it.
 
     The locations of VAE and text encoder are unchanged; their precision becomes float32.
 
@@ -120,7 +122,8 @@ def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frame
     """
     model: Any = config.model.config
     model.precision = model.tokenizer.precision = model.text_encoder.precision = "float32"
-    model.network, model.activation_checkpointing.mode = network, "none"
+    model.network, model.activation_checkpointing = network, ActivationCheckpointingConfig()
+    model.compile.enabled = False
     config.job.project, config.optimizer.lr = "worldsmith", 3e-3
     config.checkpoint.load_path, config.checkpoint.init = None, "scratch"
     data = cast(VideoLoader.Config, config.dataloader_train)

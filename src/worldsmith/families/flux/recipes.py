@@ -46,7 +46,7 @@ def flux_dev() -> Trainer.Config:
             network=network_dev(),
             tokenizer=ImageVAE.Config(vae_path=PIPELINE),
             text_encoder=FluxTextEncoder.Config(path=PIPELINE),
-            activation_checkpointing=ActivationCheckpointingConfig(mode="full"),
+            activation_checkpointing=ActivationCheckpointingConfig(mode="selective"),
             ema=PowerEMA.Config(enabled=False),
         ),
         load_path=PIPELINE,

@@ -31,7 +31,7 @@ def ltx_video_2b() -> Trainer.Config:
         LTXVideoGenerator.Config(
             tokenizer=LTXVideoVAE.Config(vae_path=PIPELINE),
             text_encoder=LTXTextEncoder.Config(path=PIPELINE),
-            activation_checkpointing=ActivationCheckpointingConfig(mode="full"),
+            activation_checkpointing=ActivationCheckpointingConfig(mode="selective"),
         ),
         load_path=PIPELINE,
         callbacks={"EveryNDrawSample": DrawVideos.Config(steps=50, guidance=[3.0])},

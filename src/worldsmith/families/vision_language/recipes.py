@@ -11,7 +11,7 @@ from typing import cast
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import recipe, ref
-from worldsmith.config.sections import ActivationCheckpointingConfig, JobConfig, ParallelismConfig
+from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, JobConfig, ParallelismConfig
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
@@ -45,7 +45,8 @@ def pre_exp012_llava_ov() -> Trainer.Config:
                 precision="bfloat16",
                 ema=PowerEMA.Config(enabled=False),
                 parallelism=ParallelismConfig(data_parallel_shard_degree=8, data_parallel_replicate_degree=-1),
-                activation_checkpointing=ActivationCheckpointingConfig(mode="full"),
+                compile=CompileConfig(enabled=True),
+                activation_checkpointing=ActivationCheckpointingConfig(mode="selective"),
                 policy=PolicyConfig(
                     backbone=BackboneConfig(
                         model_name="Qwen/Qwen3-VL-8B-Instruct",
@@ -180,7 +181,8 @@ def videophy2_nano_tiny(config: Trainer.Config) -> Trainer.Config:
 def make_tiny_reasoner(config: Trainer.Config, name: str) -> Trainer.Config:
     """Changes `config` in place to the built-in tiny backbone with random weights, in float32, and returns it.
 
-    Training settings (schedule, learning rate, accumulation, trained parameters) are unchanged.
+    Layers are not compiled. Training settings (schedule, learning rate, accumulation, trained parameters) are
+    unchanged.
 
     Args:
         config: Config of a reasoner run.
@@ -188,7 +190,7 @@ def make_tiny_reasoner(config: Trainer.Config, name: str) -> Trainer.Config:
     """
     config.job.project, config.job.group, config.job.name = "worldsmith", "sft", name
     model = cast(VisionLanguageModel.Config, config.model.config)
-    model.precision = "float32"
+    model.precision, model.compile.enabled = "float32", False
     model.parallelism = dataclasses.replace(
         model.parallelism, data_parallel_shard_degree=-1, data_parallel_replicate_degree=1
     )

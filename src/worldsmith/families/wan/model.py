@@ -116,6 +116,11 @@ class WanGenerator(PipelineModel):
             boundary = self.boundary_ratio
             return (0.0, 1.0) if boundary is None else (boundary, 1.0) if high else (0.0, boundary)
 
+        @property
+        def trains_affine_norms(self) -> bool:
+            """Whether the blocks have trained weights of norms that compute in float32, as FSDP units of their own."""
+            return self.network.cross_attn_norm and not self.lora_enabled
+
         def own_weights(self) -> tuple[str, str] | None:
             where = EXPERTS.get(self.expert or "")
             if not where or not self.pipeline:
@@ -128,6 +133,13 @@ class WanGenerator(PipelineModel):
 
         def check(self) -> None:
             super().check()
+            recompute = self.activation_checkpointing
+            if self.compile.enabled and recompute.save_every_second_matmul and self.trains_affine_norms:
+                pair = "activation_checkpointing.save_every_second_matmul", "compile.enabled"
+                why = (
+                    "blocks whose float32 norms are trained are compiled in pieces, inside which no matmul can be saved"
+                )
+                raise wrong(self, *pair, why=why, remedy="omit one of them, or train adapters")
             if bool(self.network.image_dim) != bool(self.image_encoder.path):
                 pair = "image_encoder.path", "network.image_dim"
                 why = "a network with image_dim (Wan 2.1) requires an image encoder, and other networks accept none"

@@ -40,13 +40,13 @@ def wan_weights_advice(name: str) -> dict[str, str]:
 @recipe("wan21_t2v_1b", variables={**CLIPS, **wan_weights_advice("Wan2.1-T2V-1.3B")})
 def wan21_t2v_1b() -> Trainer.Config:
     """Full text-to-video fine-tuning of Wan 2.1 1.3B on clips of 81 frames."""
-    return pipeline_run(
+    config = pipeline_run(
         "wan21_t2v_1b",
         WanGenerator.Config(
             network=architecture.wan21_1b(),
             tokenizer=WanFamilyVAE.Config(vae_path=PIPELINE),
             text_encoder=UMT5TextEncoder.Config(path=PIPELINE),
-            activation_checkpointing=ActivationCheckpointingConfig(mode="full"),
+            activation_checkpointing=ActivationCheckpointingConfig(mode="selective"),
         ),
         load_path=PIPELINE,
         callbacks={"EveryNDrawSample": DrawVideos.Config(steps=50, guidance=[5.0])},
@@ -59,12 +59,15 @@ def wan21_t2v_1b() -> Trainer.Config:
             max_samples_per_batch=1, **clip_loader_settings("480", 81, temporal_interval_mode="entire_chunk")
         ),
     )
+    config.model.config.compile.enabled = False  # blocks with trained float32 norms would be compiled in pieces
+    return config
 
 
 @recipe("wan21_t2v_14b", starts_from="wan21_t2v_1b", variables=wan_weights_advice("Wan2.1-T2V-14B"))
 def wan21_t2v_14b(config: Trainer.Config) -> Trainer.Config:
     """Full text-to-video fine-tuning of Wan 2.1 14B."""
     model_config(config).network = architecture.wan_14b()
+    recompute_fully(config)
     return rename_run(config, "wan21_t2v_14b")
 
 
@@ -77,6 +80,7 @@ def wan21_i2v_14b(config: Trainer.Config) -> Trainer.Config:
     """Full image-to-video fine-tuning of Wan 2.1 14B."""
     model = model_config(config)
     model.network, model.image_encoder.path = architecture.wan21_i2v_14b(), PIPELINE
+    recompute_fully(config)
     return rename_run(config, "wan21_i2v_14b")
 
 
@@ -99,6 +103,7 @@ def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
 def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
     """Full text-to-video fine-tuning of one expert of Wan 2.2 A14B, by default the high-noise expert."""
     model_config(config).network, config.objective.shift = architecture.wan_14b(), 5
+    recompute_fully(config)
     return train_high_noise_expert(config, "wan22_t2v_a14b", 0.875)
 
 
@@ -122,7 +127,7 @@ def wan21_t2v_1b_lora(config: Trainer.Config) -> Trainer.Config:
 @recipe("wan21_t2v_14b_lora", starts_from="wan21_t2v_14b")
 def wan21_t2v_14b_lora(config: Trainer.Config) -> Trainer.Config:
     """Text-to-video LoRA of rank 32 on Wan 2.1 14B."""
-    return train_adapters(config, "wan21_t2v_14b_lora", **ADAPTERS)
+    return fit_80_gb(train_adapters(config, "wan21_t2v_14b_lora", **ADAPTERS))
 
 
 @recipe("wan21_i2v_14b_lora", starts_from="wan21_i2v_14b")
@@ -140,13 +145,13 @@ def wan22_ti2v_5b_lora(config: Trainer.Config) -> Trainer.Config:
 @recipe("wan22_t2v_a14b_lora", starts_from="wan22_t2v_a14b")
 def wan22_t2v_a14b_lora(config: Trainer.Config) -> Trainer.Config:
     """Text-to-video LoRA of rank 32 on one expert of Wan 2.2 A14B."""
-    return train_adapters(config, "wan22_t2v_a14b_lora", **ADAPTERS)
+    return fit_80_gb(train_adapters(config, "wan22_t2v_a14b_lora", **ADAPTERS))
 
 
 @recipe("wan22_i2v_a14b_lora", starts_from="wan22_i2v_a14b")
 def wan22_i2v_a14b_lora(config: Trainer.Config) -> Trainer.Config:
     """Image-to-video LoRA of rank 32 on one expert of Wan 2.2 A14B."""
-    return train_adapters(config, "wan22_i2v_a14b_lora", **ADAPTERS)
+    return fit_80_gb(train_adapters(config, "wan22_i2v_a14b_lora", **ADAPTERS))
 
 
 @recipe("wan21_t2v_tiny", starts_from="wan21_t2v_1b")
@@ -194,6 +199,22 @@ def wan_demo(config: Trainer.Config) -> Trainer.Config:
 
 def model_config(config: Trainer.Config) -> WanGenerator.Config:
     return cast(WanGenerator.Config, config.model.config)
+
+
+def recompute_fully(config: Trainer.Config) -> None:
+    """Changes `config` in place to full recomputation: the outputs of attention of 14B networks exceed 80 GB."""
+    model_config(config).activation_checkpointing.mode = "full"
+
+
+def fit_80_gb(config: Trainer.Config) -> Trainer.Config:
+    """Changes `config` in place so that 14B adapters fit into a GPU of 80 GB with the text encoder; returns `config`.
+
+    The outputs of self-attention are stored in three quarters of the layers, and recomputed in the others.
+    """
+    model_config(config).activation_checkpointing = ActivationCheckpointingConfig(
+        mode="full", layer_fraction=0.25, other_layers="selective"
+    )
+    return config
 
 
 def train_high_noise_expert(config: Trainer.Config, name: str, boundary: float) -> Trainer.Config:

@@ -116,12 +116,10 @@ def repeated_layer_lists(config: Trainer.Config) -> dict[str, int]:
 
     Returns:
         Number of layers by config field, such as `num_layers`, or by module name if the config has no such field or
-        other fields depend on it; {} if shortening would not save time, or if not all layers are recomputed. Layers
+        other fields depend on it; {} if shortening would not save time. Layers
         that are never compiled, such as those of a vision tower, are not shortened, because outputs of certain layers
         can be used elsewhere.
     """
-    if config.model.config.activation_checkpointing.layer_fraction < 1:
-        return {}  # the layers are not alike
     network = getattr(config.model.config, "network", None)
     counts = {name: getattr(network, name) for name in COUNTS if hasattr(network, name)}
     lists = {name: length for name, length in counts.items() if length > LAYERS + 1}
@@ -176,6 +174,29 @@ def add_difference(work: StepWork, shallow: StepWork, deeper: StepWork, times: i
         traffic.append(replace(sent, calls=add("calls", *all_sent), payload=add("payload", *all_sent)))
     sums: dict[str, Any] = {name: add(name, work, shallow, deeper) for name in COUNTED}
     return replace(work, phases=phases, traffic=traffic, **sums)
+
+
+def interpolate(kept: StepWork, recomputed: StepWork, fraction: float) -> StepWork:
+    """Returns the approximate work of a step in which only a fraction of the layers has its mode of recomputation.
+
+    Peaks are estimated as if they were at the same moment of the step with any number of recomputed layers.
+
+    Args:
+        kept: Step in which all layers have the mode of the other layers.
+        recomputed: Step in which all layers have the mode of the fraction, with the same phases.
+        fraction: Fraction of the layers.
+    """
+    share = round(100 * fraction)
+
+    def mix(own: int, other: int) -> int:
+        return ((100 - share) * own + share * other) // 100
+
+    phases = []
+    for own, other in zip(kept.phases, recomputed.phases, strict=True):
+        kinds = {name: mix(own.kinds.get(name, 0), other.kinds.get(name, 0)) for name in {**own.kinds, **other.kinds}}
+        phases.append(replace(own, peak=mix(own.peak, other.peak), kinds=kinds))
+    sums: dict[str, Any] = {name: mix(getattr(kept, name), getattr(recomputed, name)) for name in COUNTED}
+    return replace(recomputed, phases=phases, **sums)
 
 
 def find_traffic(work: StepWork, wanted: Traffic) -> Traffic:

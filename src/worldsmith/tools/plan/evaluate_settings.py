@@ -16,7 +16,13 @@ from worldsmith.distributed.gpus import GPUS, Gpu, holding
 from worldsmith.planning.estimate_memory import MemoryVerdict, memory_verdict
 from worldsmith.planning.estimate_time import step_seconds
 from worldsmith.planning.plan import quick_plan
-from worldsmith.planning.simulation.short_run import min_simulated_layers, repeated_layer_lists, short_work, with_layers
+from worldsmith.planning.simulation.short_run import (
+    interpolate,
+    min_simulated_layers,
+    repeated_layer_lists,
+    short_work,
+    with_layers,
+)
 from worldsmith.planning.simulation.simulate import Encodings, simulate
 from worldsmith.planning.simulation_inputs import (
     PlannedBatches,
@@ -30,6 +36,7 @@ from worldsmith.tools.plan.packs import PackLimits
 from worldsmith.tools.plan.setting_search import SettingSearch, Tried
 from worldsmith.tools.plan.settings import (
     ENCODED,
+    RECOMPUTE,
     Learned,
     Setting,
     degree_overrides,
@@ -100,6 +107,8 @@ class Fitting:
         self.loaded = read(() if clips is None else format_overrides(clips.words))
         self.config: Any = self.loaded.tree
         self.works: dict[tuple[tuple[str, ...], bool], StepWork] = {}
+        self.uniform: dict[tuple[str, ...], StepWork] = {}
+        """Simulations with few layers, all of which have the same mode of gradient checkpointing, by overrides."""
         self.encodings: dict[str, Encodings] = {}
         self.seconds = 0.0
         """CPU seconds of the last simulation with few layers."""
@@ -177,6 +186,7 @@ class Fitting:
             limits=limits_of(self.loaded),
             additive=self.weighs_samples,
             per_machine=self.gpu.per_machine,
+            depth=sum(self.lists.values()),
         )
         return found if self.clips is None else [with_clips(setting, self.clips) for setting in found]
 
@@ -248,7 +258,21 @@ class Fitting:
                 if not self.lists:
                     self.seconds = time.process_time() - start
                 return work
-            work = short_work(stated.config, batches, ranks=self.ranks, lists=self.lists, **shared)
+            recompute, works = model.activation_checkpointing, []
+            others = [word for word in setting.words if not word.startswith(RECOMPUTE)]
+            fraction = recompute.layer_fraction
+            modes = (recompute.other_layers, recompute.mode) if fraction < 1 else (recompute.mode,)
+            for mode in modes:
+                matmuls = recompute.save_every_second_matmul and mode == "selective"
+                key = (*others, mode, str(matmuls))
+                if key not in self.uniform:
+                    values: Any = {"mode": mode, "save_every_second_matmul": matmuls}
+                    checkpointing = replace(recompute, **values, layer_fraction=1.0, other_layers="none")
+                    spec = replace(stated.config.model.config, activation_checkpointing=checkpointing)
+                    uniform = replace(stated.config, model=replace(stated.config.model, config=spec))
+                    self.uniform[key] = short_work(uniform, batches, ranks=self.ranks, lists=self.lists, **shared)
+                works.append(self.uniform[key])
+            work = works[0] if fraction == 1 else interpolate(*works, fraction)
         self.seconds = time.process_time() - start
         return work
 

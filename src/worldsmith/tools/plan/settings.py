@@ -17,8 +17,19 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 MODEL = "model.config"
-MODES = ("none", "selective", "full")
-"""Modes of gradient checkpointing, from fast with high memory to slow with low memory."""
+RECOMPUTE = f"{MODEL}.activation_checkpointing"
+RECOMPUTE_FIELDS = ("mode", "other_layers", "save_every_second_matmul", "layer_fraction")
+PARTS = {"1/8": "0.125", "1/4": "0.25", "1/2": "0.5", "3/4": "0.75", "all": "1.0"}
+"""Values of `layer_fraction` by description; only "all" for networks with few layers."""
+MODES = (
+    ("selective with matmuls", "selective", "none", "true"),
+    ("full, else selective with matmuls", "full", "selective", "true"),
+    ("full, else selective", "full", "selective", "false"),
+)
+"""Modes of gradient checkpointing in a part of the layers, from fast with high memory to slow with low memory: name,
+`mode`, `other_layers`, `save_every_second_matmul`."""
+MANY_LAYERS = 16
+"""Number of repeated layers from which on recomputing only some of them is tried."""
 MOST_CONTEXT = 8
 ENCODED = "`worldsmith encode` first"
 """Description of a setting whose latent cache is complete before the run, so that no encoders are on the GPUs."""
@@ -50,8 +61,8 @@ class Setting:
     options: Mapping[str, str]
     """Option name -> description of its value."""
     slower: tuple[int, ...]
-    """Memory-saving options, larger values for less memory and more time: gradient checkpointing, context parallelism,
-    smaller packs, encoding before the run, gradient reduction after each pack."""
+    """Memory-saving options, larger values for less memory and more time: gradient checkpointing (two
+    values), context parallelism, smaller packs, encoding before the run, gradient reduction after each pack."""
     replicas: int
     packs: Packing
     encoded: bool = False
@@ -88,6 +99,7 @@ def settings(
     limits: PackLimits,
     additive: bool = True,
     per_machine: int = 8,
+    depth: int = 0,
 ) -> list[Setting]:
     """Returns all combinations of options of a run that may reduce its memory or time.
 
@@ -98,6 +110,7 @@ def settings(
         limits: Limits of a packed batch.
         additive: Whether the loss weight of a sample does not depend on its packed batch; else, packs are kept.
         per_machine: Number of GPUs per machine.
+        depth: Number of repeated layers of the network; 0: unknown.
     """
     found: list[Setting] = []
     for learned in changes(config):
@@ -105,9 +118,34 @@ def settings(
             shared = [c for c in divisors(ranks // replicas) if c <= MOST_CONTEXT and supports_context(config, c)]
             for context in shared:
                 found += settings_for_degrees(
-                    config, learned, ranks, replicas, context, batches, limits, additive=additive
+                    config, learned, ranks, replicas, context, batches, limits, additive=additive, depth=depth
                 )
     return found
+
+
+def recomputations(depth: int) -> Iterator[tuple[tuple[int, int], str, dict[str, str]]]:
+    """Yields the ways to recompute activations, each with its rank, description and settings (field -> value).
+
+    The rank is (mode, number of layers with this mode). If both are at most those of another way, it is at least as
+    fast and needs at least as much memory.
+
+    Args:
+        depth: Number of repeated layers of the network; 0: unknown.
+    """
+
+    def values(mode: str, others: str, matmuls: str, fraction: str = "1.0") -> dict[str, str]:
+        return dict(zip(RECOMPUTE_FIELDS, (mode, others, matmuls, fraction), strict=True))
+
+    last = len(PARTS)
+    yield (0, 0), "none", values("none", "none", "false")
+    yield (0, last), "selective with matmuls", values("selective", "none", "true")
+    yield (2, 0), "selective", values("selective", "none", "false")
+    yield (2, last), "full", values("full", "none", "false")
+    for rank, (name, mode, others, matmuls) in enumerate(MODES if depth >= MANY_LAYERS else ()):
+        for number, (part, fraction) in enumerate(PARTS.items(), start=1):
+            if part != "all":
+                text = name.replace(",", f" in {part} of the layers,") if "," in name else f"{name} in {part}"
+                yield (rank, number), text, values(mode, others, matmuls, fraction)
 
 
 def baseline_setting(
@@ -160,6 +198,7 @@ def settings_for_degrees(
     limits: PackLimits,
     *,
     additive: bool,
+    depth: int = 0,
 ) -> Iterator[Setting]:
     """Yields all settings with given parallelism degrees and one change of the training result.
 
@@ -174,6 +213,7 @@ def settings_for_degrees(
         batches: Packed batches of a rank in a step of the run.
         limits: Limits of a packed batch.
         additive: Whether samples can be repacked.
+        depth: Number of repeated layers of the network; 0: unknown.
     """
     model, now = config.model.config, degrees_now(config, ranks)
     if len(batches) * context % now.context:
@@ -190,8 +230,8 @@ def settings_for_degrees(
         words["trainer.grad_accum_iter"] = str(count)
         for every in (False, True) if ranks > 1 and count > 1 else (model.parallelism.reduce_every_pack,):
             words[f"{PARALLELISM}.reduce_every_pack"] = str(every).lower()
-            for again, mode in enumerate(MODES):
-                words[f"{MODEL}.activation_checkpointing.mode"] = mode
+            for again, mode, values in recomputations(depth):
+                words |= {f"{RECOMPUTE}.{name}": value for name, value in values.items()}
                 for encoded in (False, True) if encodable else (False,):
                     options = {
                         "recomputation": mode,
@@ -205,7 +245,7 @@ def settings_for_degrees(
                     if encodable:
                         options["encoders"] = ENCODED if encoded else "on the GPU until the latent cache is complete"
                     division = smaller if context <= now.context else len(FACTORS) * 2
-                    slower = (again, context, division, encoded, every and count > 1)
+                    slower = (*again, context, division, encoded, every and count > 1)
                     yield Setting(learned, changed(config, words), options, slower, replicas, packing, encoded)
 
 

@@ -284,3 +284,15 @@ def test_few_layers_and_few_packs_tell_of_many(ranks: int, packs: int) -> None:
     for found, exact in zip(short.phases, full.phases, strict=True):
         assert found.name == exact.name
         assert 0.999 * exact.peak <= found.peak <= exact.peak
+
+
+def test_a_mode_in_half_of_the_layers_is_estimated_from_two_modes_in_all() -> None:
+    search = fitting("cogvideox_2b_tiny", [*WORDS, "model.config.network.num_layers=16"], of_memory(64 * GIB))
+    name = "full in 1/2 of the layers, else selective"
+    setting = next(setting for setting in search.settings if setting.options["recomputation"] == name)
+    few, whole = (search.evaluate(setting, all_layers).work for all_layers in (False, True))
+    assert few is not None
+    assert whole is not None
+    for field in ("model_flops", "hardware_flops", "moved_bytes", "tokens"):
+        assert getattr(few, field) == pytest.approx(getattr(whole, field), rel=1e-3)
+    assert step_peak(few) == pytest.approx(step_peak(whole), rel=0.02)

@@ -11,7 +11,7 @@ import pytest
 from worldsmith.config.load import load
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.tools.plan.packs import Packing, PackLimits, packings
-from worldsmith.tools.plan.settings import Setting, changes, settings
+from worldsmith.tools.plan.settings import RECOMPUTE_FIELDS, Setting, changes, recomputations, settings
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def limits_of(config: Any) -> PackLimits:
 def of_recipe(name: str, ranks: int, samples: int) -> tuple[Any, list[Setting]]:
     config = load(name, keep_unset=True).tree
     step = batches(config.trainer.grad_accum_iter, samples)
-    return config, settings(config, ranks=ranks, batches=step, limits=limits_of(config))
+    return config, settings(config, ranks=ranks, batches=step, limits=limits_of(config), depth=30)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,32 @@ def test_each_setting_is_a_run_with_the_same_samples_in_a_step(recipe: str, rank
         assert degrees.replicate == setting.replicas
         assert len(setting.packs.batches) == changed.trainer.grad_accum_iter
         assert sum(map(len, setting.packs.batches)) * degrees.data == step
-        assert changed.model.config.activation_checkpointing.mode == setting.options["recomputation"]
+        changed.model.config.activation_checkpointing.check()
+        assert setting.options["recomputation"].startswith(changed.model.config.activation_checkpointing.mode)
         cap, most = changed.dataloader_train.max_sequence_length, changed.dataloader_train.max_samples_per_batch
         for pack in setting.packs.batches:
             assert cap is None or sum(sample.num_tokens for sample in pack) < cap
             assert most is None or len(pack) <= most
+
+
+def test_a_way_to_recompute_of_a_lower_rank_keeps_more_and_repeats_less() -> None:
+    """Per layer, in arbitrary units: what it stores, and what it computes again."""
+    stored = {"none": 9.0, "selective true": 5.0, "selective false": 2.0, "full": 1.0}
+    again = {"none": 0.0, "selective true": 1.0, "selective false": 2.0, "full": 3.0}
+    ways = []
+    for rank, _, values in recomputations(40):
+        mode, others, matmuls, fraction = (values[name] for name in RECOMPUTE_FIELDS)
+        modes = [f"{found} {matmuls}" if found == "selective" else found for found in (mode, others)]
+        parts = float(fraction), 1 - float(fraction)
+        ways.append((rank, *(sum(p * table[m] for p, m in zip(parts, modes)) for table in (stored, again))))
+    assert len(ways) == 16
+    assert len({rank for rank, *_ in ways}) == 16
+    for rank, memory, work in ways:
+        for other_rank, other_memory, other_work in ways:
+            if rank[0] <= other_rank[0] and rank[1] <= other_rank[1]:
+                assert memory >= other_memory, (rank, other_rank)
+                assert work <= other_work, (rank, other_rank)
+    assert [name for _, name, _ in recomputations(4)] == ["none", "selective with matmuls", "selective", "full"]
 
 
 def test_degrees_of_other_numbers_of_ranks_are_left() -> None:

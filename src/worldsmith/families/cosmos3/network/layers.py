@@ -22,7 +22,10 @@ from worldsmith.families.cosmos3.network.sequence import Geometry
 TextMemory = tuple[Tensor, Tensor]
 """Keys (rotated, as used by the generation tower) and values of a layer's text tokens, each [N_und, kv_heads, d]."""
 HALVES = ("read", "remember", "write")
-"""Methods of a layer that activation checkpointing recomputes separately."""
+"""Methods of a layer that full activation checkpointing recomputes separately."""
+PIECES = ("attend_text", "text_out", "remember", "attend_latents", "latent_out")
+"""Methods of a layer that selective activation checkpointing recomputes separately. The attention outputs between them
+are saved in any case, and the compiled ones among them can save matmuls."""
 TOKENWISE = ("text_in", "text_out", "latent_in", "latent_out")
 """Methods of a layer that are compiled: all but attention, which uses its own kernel."""
 
@@ -171,9 +174,14 @@ class MoTDecoderLayer(nn.Module):
         Returns:
             The next text stream, and the (keys, values) of the text to which latents attend.
         """
+        out, memory = self.attend_text(und, geometry)
+        return self.text_out(und, out), memory
+
+    def attend_text(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
+        """Computes the attention output [N_und, heads, d] of `read`, and the (keys, values) that it returns."""
         q, k, v, *seen = geometry.und_share.to_heads(*self.text_in(und, geometry.und_rotary))
         out = geometry.und_share.to_tokens(text_attention(q, k, v, geometry.und_segments))
-        return self.text_out(und, out), (seen[0] if seen else k, v)
+        return out, (seen[0] if seen else k, v)
 
     def read_text(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
         """Runs the text half of the layer (as `read`) outside of `forward`, to compute the text once for many steps.
@@ -207,9 +215,13 @@ class MoTDecoderLayer(nn.Module):
         Returns:
             The next latent stream [N_gen, hidden].
         """
+        return self.latent_out(gen, self.attend_latents(gen, memory, geometry))
+
+    def attend_latents(self, gen: Tensor, memory: TextMemory, geometry: Geometry) -> Tensor:
+        """Computes the attention output [N_gen, heads, d] of `write`."""
         q, k, v = geometry.gen_share.to_heads(*self.latent_in(gen, geometry.gen_rotary))
         out = latent_attention(q, k, v, *memory, geometry.gen_plans[self.pattern])
-        return self.latent_out(gen, geometry.gen_share.to_tokens(out))
+        return geometry.gen_share.to_tokens(out)
 
     # Computation per token before and after attention: the compiled methods.
 
