@@ -118,6 +118,10 @@ def rounded(config: Trainer.Config) -> None:
     config.model.config.converters = [FrozenBase.Config(bits=4)]
 
 
+def eight_bits(config: Trainer.Config) -> None:
+    config.optimizer.name = "AdamW8bit"
+
+
 def bfloat16(config: Trainer.Config) -> None:
     config.model.config.precision = "bfloat16"
 
@@ -137,6 +141,7 @@ ARRANGEMENTS: dict[str, Callable[[Trainer.Config], None]] = {
     "dropout": dropout,
     "bits4": rounded,
     "bf16": bfloat16,
+    "adamw8bit": eight_bits,
     "average": average,
     "twice": twice,
     "every_pack": parallelism(reduce_every_pack=True),
