@@ -27,7 +27,7 @@ from worldsmith.planning.simulation.simulate import simulate
 from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
 
 ON_ONE = ["cosmos3.bits4", "vision_language.full.fill50", "cogvideox.selective.lora", "flux", "wan.lora.dropout"]
-ON_ONE += ["vision_language.adamw8bit"]
+ON_ONE += ["vision_language.adamw8bit", "flux.float8"]
 ON_TWO = ["cosmos3.bf16.average", "wan.twice.every_pack", "cosmos3.bf16.adamw8bit"]
 ALL_ON_ONE = [
     ".".join(filter(None, parts))
