@@ -54,8 +54,7 @@ class Float8(Converter):
             """Raises UserError if torchao is not installed."""
             if importlib.util.find_spec("torchao") is None:
                 raise UserError(
-                    "float8 training needs torchao, which is not installed: `pip install 'worldsmith[float8]'`, "
-                    "with a CUDA build of torch"
+                    "float8 training needs torchao, which is not installed: `pip install 'worldsmith[float8]'`"
                 )
 
         def check_device(self, device: str) -> None:
