@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import eight_bit_ranks
 import pipeline_runs
 import pytest
 import torch
 import toy_runs
 from diffusers import FluxTransformer2DModel
+from launch import launch
 from runs import Runs
 
 from worldsmith.cli.main import main
@@ -54,6 +56,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     runs = Started(tmp_path_factory.mktemp("eight_bits"), family="flux", steps=STEPS)
     yield runs
     runs.close()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_weights_and_state_are_the_same_bits_on_any_number_of_ranks(ranks: int, tmp_path: Path) -> None:
+    launch(Path(eight_bit_ranks.__file__), ranks, [str(tmp_path)])
+    found, expected = torch.load(tmp_path / f"{ranks}.pt"), eight_bit_ranks.take_steps(eight_bit_ranks.make_network())
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+    codes = {name for name, value in found.items() if value.dtype == torch.uint8}
+    assert codes == {f"{layer}.weight.{name}" for layer in "012" for name in ("exp_avg", "exp_avg_sq")}
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("AdamW8bit", 1), ("both", 2), ("adapters", 1)])
