@@ -3,11 +3,11 @@
     python fork_server.py toy|tiny|reasoner|cogvideox|flux   < one JSON object per line: {"world", "run", "steps", …}
 
 Runs are those of toy_runs.py, tiny_runs.py, reasoner_runs.py or pipeline_runs.py. `checkpoint` are settings of that
-section, `model` of `model.config`; `workers`, `ranks`, `accumulate`, `samples` (per pack), `cycle` (of the schedule),
-`layers`, `resume_changed` and `validate` (every so many steps) may be given. `kill` is null or [step, phase]: SIGKILL
-of the last rank in that 1-based step at `start` (its data is read), `backward` (gradients are there), `end` (updated
-and logged), or `save:n` (the n-th file operation of the save after it, in whatever process). Prints the exit code of
-each job, negative for a signal.
+section, `model` of `model.config`, `optimizer` of that section, `float8` the recipe of that converter; `workers`,
+`ranks`, `accumulate`, `samples` (per pack), `cycle` (of the schedule), `layers`, `resume_changed` and `validate` (every
+so many steps) may be given. `kill` is null or [step, phase]: SIGKILL of the last rank in that 1-based step at `start`
+(its data is read), `backward` (gradients are there), `end` (updated and logged), or `save:n` (the n-th file operation
+of the save after it, in whatever process). Prints the exit code of each job, negative for a signal.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from imported_once import import_for_reasoners, import_for_videos
 from launch import fork_ranks, meeting_point
 from mortal import Mortal
 
+from worldsmith.models.converters import Float8
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.step import StepInputs, StepResult
 from worldsmith.training.trainer import Trainer
@@ -99,6 +100,9 @@ def run_job(job: dict[str, Any]) -> None:
     config = make_config(Path(job["world"]), steps=job["steps"], workers=job["workers"], layers=job.get("layers", 1))
     config.checkpoint = dataclasses.replace(config.checkpoint, **job["checkpoint"])
     config.model.config = dataclasses.replace(config.model.config, **job.get("model", {}))
+    if job.get("float8"):
+        config.model.config.converters = [Float8.Config(recipe=job["float8"])]
+    config.optimizer = dataclasses.replace(config.optimizer, **job.get("optimizer", {}))
     if job.get("accumulate"):
         config.trainer.grad_accum_iter = job["accumulate"]
     if job.get("samples"):

@@ -24,6 +24,7 @@ from worldsmith.config.sections import ActivationCheckpointingConfig, JobConfig
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.distributed.world import World
+from worldsmith.models.converters.float8 import Float8
 from worldsmith.models.converters.frozen_base import FrozenBase
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
@@ -118,6 +119,15 @@ def rounded(config: Trainer.Config) -> None:
     config.model.config.converters = [FrozenBase.Config(bits=4)]
 
 
+def float8(config: Trainer.Config) -> None:
+    bfloat16(config)
+    config.model.config.converters = [Float8.Config()]
+
+
+def eight_bits(config: Trainer.Config) -> None:
+    config.optimizer.name = "AdamW8bit"
+
+
 def bfloat16(config: Trainer.Config) -> None:
     config.model.config.precision = "bfloat16"
 
@@ -137,6 +147,8 @@ ARRANGEMENTS: dict[str, Callable[[Trainer.Config], None]] = {
     "dropout": dropout,
     "bits4": rounded,
     "bf16": bfloat16,
+    "float8": float8,
+    "adamw8bit": eight_bits,
     "average": average,
     "twice": twice,
     "every_pack": parallelism(reduce_every_pack=True),

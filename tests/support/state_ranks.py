@@ -46,8 +46,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adapters32": ADAPTERS,
     "every_pack": {"parallelism": ParallelismConfig(reduce_every_pack=True)},
     "replicated": {"parallelism": ParallelismConfig(data_parallel_replicate_degree=2, reduce_every_pack=True)},
+    "AdamW8bit": {},
 }
-"""What is set in the model's config. All accumulate over two packs."""
+"""What is set in the model's config; the last one sets the optimizer. All accumulate over two packs."""
 
 
 def make_world(family: str, folder: Path) -> None:
@@ -66,6 +67,7 @@ def config_of(case: str, worlds: Path) -> Trainer.Config:
     config: Trainer.Config = make(world) if make else pipeline_runs.pipeline_config(family, world)
     for name, value in VARIANTS[variant].items():
         setattr(config.model.config, name, value)
+    config.optimizer.name = "AdamW8bit" if variant == "AdamW8bit" else "AdamW"
     if config.model.config.lora_enabled and family == "vision_language":
         config.model.config.lora_target_modules = "q_proj,down_proj,linear_fc2"
     if trained:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ WITHOUT_ARGUMENTS = ("recipes",)
 """Commands that can run without arguments; all others print their help if no arguments are given."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C of a command that cannot be resumed."""
+UNRELATED_WARNINGS = ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer")
+"""Loggers that warn when transformers imports an installed torchao, of kernels and formats that no command uses."""
 PACKAGES = {
     "--import": "MODULE  import a module of recipes and components first (any number of times)",
     "--trust": "PACKAGE  allow files to name classes of this package (any number of times)",
@@ -35,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    for name in UNRELATED_WARNINGS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         try:
             code = dispatch(words)

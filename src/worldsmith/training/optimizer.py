@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, DecayRate, Factor, Length, Range
 from worldsmith.config.declare.search import Popular, Search
 from worldsmith.config.tree.plain import class_defaults
+from worldsmith.distributed.state_blocks import block_size
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 
@@ -24,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 PATTERNS = ("keys_to_select", "lr_multipliers", "keys_without_decay")
 """Config fields that contain substrings of parameter names."""
-STATE_UNCHANGED = ("lr", "betas", "eps", "weight_decay", "decay_vectors", "fused", *PATTERNS)
+STATE_UNCHANGED = ("name", "lr", "betas", "eps", "weight_decay", "decay_vectors", "fused", *PATTERNS)
 """Config fields that do not affect the dtypes and shapes of the optimizer state."""
 
 NEVER = 2**31 - 1
@@ -45,14 +47,14 @@ class ParameterGroup:
 class ParameterState:
     """Sizes in bytes of the optimizer state tensors of one parameter, after the first optimizer step."""
 
-    element_bytes: tuple[int, ...]
-    """Bytes per element of each tensor that has the parameter's shape, such as `exp_avg`."""
+    element_bytes: tuple[int | Fraction, ...]
+    """Bytes per element of the parameter of each tensor that is sharded like it, such as `exp_avg`."""
     other_bytes: tuple[int, ...]
     """Bytes of each optimizer state tensor of another shape, such as `step`."""
 
 
 class AdamW(Configurable):
-    """`torch.optim.AdamW` with a selection of trained parameters and learning rates by parameter name.
+    """`torch.optim.AdamW` or `AdamW8bit`, with a selection of trained parameters and learning rates by parameter name.
 
     - `keys_to_select` freezes every parameter whose name contains none of the substrings. With LoRA, all parameters
       except the adapters are frozen before: the list may be empty, ["lora_"], or a selection of adapters.
@@ -68,6 +70,8 @@ class AdamW(Configurable):
     """
 
     class Config(Configurable.Config):
+        name: Literal["AdamW", "AdamW8bit"] = "AdamW"
+        """`AdamW8bit` stores the optimizer state of large weights in 8 bits: about 2 bytes per element instead of 8."""
         lr: Annotated[Factor, Search(low=1e-6, high=1e-3, log=True, on=True), Popular()] = 2e-4
         """Base learning rate."""
         betas: Annotated[list[DecayRate], Length(2, 2)] = field(default_factory=lambda: [0.9, 0.99])
@@ -81,8 +85,8 @@ class AdamW(Configurable):
         keys_without_decay: list[str] = field(default_factory=list)
         """Substrings of the names of parameters without weight decay."""
         fused: bool = True
-        """Whether the fused kernel is used; on devices without one the plain implementation is used and a message is
-        logged."""
+        """Whether the fused kernel is used; on devices without one, and by AdamW8bit, the plain implementation is used
+        and a message is logged."""
         keys_to_select: list[str] = field(default_factory=list)
         """Substrings of the names of the parameters to train; all others are frozen. Empty: train everything."""
         lr_multipliers: dict[str, Factor] = field(default_factory=dict)
@@ -206,9 +210,10 @@ def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: lis
 
 
 def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
-    """Builds the `torch.optim.AdamW` of parameter groups: dicts with `params` and, optionally, `lr` and `weight_decay`.
+    """Builds the optimizer of parameter groups: dicts with `params` and, optionally, `lr` and `weight_decay`.
 
-    Logs a warning and uses the plain implementation if the device and dtype of a parameter have no fused kernel.
+    Uses the plain implementation, and logs it, for AdamW8bit and if the device and dtype of a parameter have no fused
+    kernel.
     """
     import torch
 
@@ -218,6 +223,12 @@ def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
         "eps": config.eps,
         "weight_decay": config.weight_decay,
     }
+    if config.name == "AdamW8bit":
+        from worldsmith.distributed.adamw_8bit import AdamW8bit
+
+        if config.fused:
+            logger.info("optimizer.fused: AdamW8bit has no fused kernel; the plain implementation is used")
+        return AdamW8bit(groups, **options)
     kinds = {(p.device, p.dtype) for group in groups for p in group["params"]}
     lacking = sorted(f"{dtype} on {device}" for device, dtype in kinds if not has_fused_kernel(device, dtype))
     if config.fused and lacking:
@@ -227,16 +238,20 @@ def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
     return torch.optim.AdamW(groups, fused=config.fused and not lacking, **options)
 
 
-def parameter_state(config: AdamW.Config, bytes_per_element: int) -> ParameterState:
+def parameter_state(config: AdamW.Config, bytes_per_element: int, shape: Sequence[int] = ()) -> ParameterState:
     """Returns the sizes of the optimizer state that AdamW keeps for one parameter.
 
-    The settings of `AdamW.Config` do not change the sizes. If another setting, such as one of a subclass, differs from
-    its default, this function imports torch and measures the state after one step on a parameter of 64 elements.
+    Of the settings of `AdamW.Config`, only `name` changes the sizes. If another setting, such as one of a subclass,
+    differs from its default, this function imports torch and measures the state after one step on a parameter of 64
+    elements.
 
     Args:
         config: Optimizer settings.
         bytes_per_element: 4 for a float32 parameter, 2 for bfloat16.
+        shape: Complete shape of the parameter; only AdamW8bit depends on it.
     """
+    if config.name == "AdamW8bit" and (size := block_size(shape)):
+        return ParameterState((1, Fraction(4, size)) * 2, (4,))
     defaults = class_defaults(type(config))
     if all(getattr(config, name) == defaults[name] for name in defaults.keys() - STATE_UNCHANGED):
         return ParameterState((bytes_per_element,) * 2, (4,))

@@ -245,7 +245,8 @@ def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | No
     times = f", which {sharing} processes share" if sharing > 1 else ""
     return (
         f"it needs {describe_states(states)}, before activations, but {format_bytes(free)} are free on "
-        f"{where}{times}. Use more processes or a larger machine, or train less: adapters "
+        f"{where}{times}. Use more processes or a larger machine, 8-bit optimizer state "
+        '(optimizer.name = "AdamW8bit"), or train less: adapters '
         "(model.config.lora_enabled = true), fewer weights (optimizer.keys_to_select), a smaller model"
     )
 

@@ -88,7 +88,7 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
     )
     states = optimizer_states(updated, run)
     moments = sum(
-        shard_elements(weight, num_shards, index) * sum(state.element_bytes) + sum(state.other_bytes)
+        int(shard_elements(weight, num_shards, index) * sum(state.element_bytes)) + sum(state.other_bytes)
         for weight, state in zip(updated, states, strict=True)
     )
     accumulated = 0
@@ -126,8 +126,8 @@ def bytes_per_number(weight: Weight, model: Model.Config) -> int:
 
 def optimizer_states(weights: Sequence[Weight], run: RunConfig) -> list[ParameterState]:
     """Returns the optimizer state (bytes of its tensors) of each trained weight, in order."""
-    sizes = [bytes_per_number(weight, run.model.config) for weight in weights]
-    states = {size: parameter_state(run.optimizer, size) for size in set(sizes)}
+    sizes = [(bytes_per_number(weight, run.model.config), weight.shape) for weight in weights]
+    states = {size: parameter_state(run.optimizer, *size) for size in set(sizes)}
     return [states[size] for size in sizes]
 
 
@@ -182,7 +182,9 @@ def checkpoint_bytes(
     return CheckpointBytes(
         weights=sum(weight.numbers * bytes_per_number(weight, model) for weight in saved),
         average=FLOAT32 * sum(weight.numbers for weight in averaged),
-        moments=sum(weight.numbers * sum(state.element_bytes) + sum(state.other_bytes) for weight, state in states),
+        moments=sum(
+            int(weight.numbers * sum(state.element_bytes)) + sum(state.other_bytes) for weight, state in states
+        ),
         other=COUNTER * (5 + best + scaler) + processes * (RANDOM + RANDOM_GPU * gpus),
         pieces=sum(chunks(weight, num_shards) for weight in [*saved, *averaged])
         + sum(

@@ -24,6 +24,7 @@ from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.config.errors import UserError
 from worldsmith.files import atomic
 from worldsmith.files.checksum_manifest import find_damage
+from worldsmith.training.optimizer import AdamW
 
 
 def test_layout_pointer_and_round_trip(tmp_path: Path) -> None:
@@ -175,6 +176,22 @@ def test_optimizer_state_by_name_continues_exactly() -> None:
     )
     with pytest.raises(UserError, match=r"frozen\.weight"):
         empty_optimizer_state(again, resumed, ["state.frozen.weight.exp_avg"])
+
+
+def test_optimizer_state_of_another_number_of_bits_is_refused() -> None:
+    network = nn.Linear(64, 64)
+    optimizers = {
+        name: AdamW.Config(name=name, fused=False).build(network=network).optimizer for name in ("AdamW", "AdamW8bit")
+    }
+    network.weight.grad = torch.ones_like(network.weight)
+    for optimizer in optimizers.values():
+        optimizer.step()
+    saved = {name: list(optimizer_state(network, optimizer)) for name, optimizer in optimizers.items()}
+    for name, optimizer in optimizers.items():
+        assert list(empty_optimizer_state(network, optimizer, saved[name])) == saved[name]
+        (other,) = saved.keys() - {name}
+        with pytest.raises(UserError, match=rf'state of {other}, but optimizer.name is {name}; .*name = "{other}"'):
+            empty_optimizer_state(network, optimizer, saved[other])
 
 
 class TestWarmStart:

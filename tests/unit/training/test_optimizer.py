@@ -261,6 +261,25 @@ def test_the_stated_state_is_what_the_optimizer_keeps_after_a_step(name: str, dt
         assert stated.other_bytes == tuple(t.nbytes for t in tensors if t.shape != parameter.shape)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_stated_state_of_8_bits_is_what_the_optimizer_keeps(dtype: torch.dtype, caplog) -> None:
+    """Of a large weight a byte per element and 4 per block, twice; of others, and of step counts, as AdamW."""
+    network = nn.ModuleDict({"large": nn.Linear(192, 40, dtype=dtype), "small": nn.Linear(3, 5, dtype=dtype)})
+    with caplog.at_level(logging.INFO, logger="worldsmith"):
+        optimizer = AdamW.Config(name="AdamW8bit").build(network=network).optimizer
+    assert "optimizer.fused: AdamW8bit has no fused kernel; the plain implementation is used" in caplog.text
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    total = 0
+    for parameter in network.parameters():
+        stated = parameter_state(AdamW.Config(name="AdamW8bit"), dtype.itemsize, tuple(parameter.shape))
+        kept = sum(tensor.nbytes for tensor in optimizer.state[parameter].values())
+        assert kept == parameter.numel() * sum(stated.element_bytes) + sum(stated.other_bytes)
+        total += kept
+    assert total == 2 * (40 * (192 + 4) + (40 + 20) * dtype.itemsize) + 4 * 4
+
+
 class WithMaximum(AdamW):
     class Config(AdamW.Config):
         amsgrad: bool = False

@@ -6,12 +6,14 @@ parameter that never had a gradient has no state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
 from worldsmith.config.errors import UserError
+from worldsmith.distributed.adamw_8bit import AdamW8bit, new_state
+from worldsmith.distributed.state_blocks import block_size
 from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
@@ -42,12 +44,13 @@ def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterab
         keys: Names of the stored tensors, such as `state.<internal parameter name>.exp_avg`.
 
     Returns:
-        Key -> zeros: a scalar for step counts, else a tensor like the (sharded) parameter.
+        Key -> zeros: a scalar for step counts, else a tensor that is sharded like the parameter.
 
     Raises:
-        UserError: If a key belongs to no parameter that the optimizer trains.
+        UserError: If a key belongs to no parameter that the optimizer trains, or the state is of another optimizer.
     """
-    parameters = _selected(network, optimizer)
+    keys, parameters = list(keys), _selected(network, optimizer)
+    _require_same_optimizer(optimizer, parameters, set(keys))
     step_on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     state, foreign = {}, []
     for key in keys:
@@ -57,6 +60,8 @@ def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterab
         elif quantity == "step":
             device = parameters[name].device if step_on_device else "cpu"
             state[key] = torch.zeros((), dtype=torch.float32, device=device)
+        elif isinstance(optimizer, AdamW8bit):
+            state[key] = new_state(parameters[name])[quantity]
         else:
             state[key] = torch.zeros_like(parameters[name])
     if foreign:
@@ -80,6 +85,18 @@ def restore_optimizer_state(network: nn.Module, optimizer: Optimizer, state: Map
     for key, value in state.items():
         name, _, quantity = key.removeprefix("state.").rpartition(".")
         optimizer.state[parameters[name]][quantity] = value
+
+
+def _require_same_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor], keys: Collection[str]) -> None:
+    """Raises UserError if stored state of AdamW is to be loaded into AdamW8bit, or the other way round."""
+    large = (name for name, parameter in parameters.items() if block_size(parameter.shape))
+    expected = isinstance(optimizer, AdamW8bit) and any(f"state.{name}.exp_avg" in keys for name in large)
+    if expected != any(key.endswith("_scale") for key in keys):
+        stored, other = ("AdamW", "AdamW8bit") if expected else ("AdamW8bit", "AdamW")
+        raise UserError(
+            f"[E119] the checkpoint contains optimizer state of {stored}, but optimizer.name is {other}; restore "
+            f'optimizer.name = "{stored}", or start a new run from the weights only (checkpoint.load_path)'
+        )
 
 
 def _selected(network: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

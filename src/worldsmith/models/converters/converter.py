@@ -61,6 +61,9 @@ class Converter(Configurable, ABC):
             """
             return None
 
+    remark: str = ""
+    """Text that follows the converter's line in reports, such as the number of skipped layers; `convert` sets it."""
+
     def __init__(self, config: Config) -> None:
         self.config = config
 
@@ -84,12 +87,14 @@ class Conversion:
     """Number of elements of the quantized weights."""
     quantized_bytes: int
     """Bytes of the quantized weights."""
+    remark: str = ""
+    """`Converter.remark`."""
 
     def describe(self, bytes_per_number: int) -> str:
         """Returns a line for messages: converter, number of changed layers, and how often each name occurs among them.
 
         Example: "Float8: 4 layers (2 × to_q, 2 × to_k)". If weights were quantized, "; their weights take 1.50 MiB
-        instead of 4.00 MiB" follows.
+        instead of 4.00 MiB" follows, then the remark of the converter.
 
         Args:
             bytes_per_number: Bytes per element of a weight that is not quantized.
@@ -102,7 +107,7 @@ class Conversion:
                 f"; their weights take {self.quantized_bytes / 2**20:.2f} MiB instead of "
                 f"{self.numbers * bytes_per_number / 2**20:.2f} MiB"
             )
-        return text
+        return f"{text}; {self.remark}" if self.remark else text
 
 
 def convert_network(
@@ -143,7 +148,7 @@ def convert_network(
             sum(layer.weight.numel() for layer in quantized),
             sum(layer.quantized_bytes for layer in quantized),
         )
-        done.append(Conversion(type(converter).__name__, paths, numbers, size))
+        done.append(Conversion(type(converter).__name__, paths, numbers, size, converter.remark))
     return done
 
 

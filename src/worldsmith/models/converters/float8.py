@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import WrongValueError
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.models.network_parts import NetworkParts
+
+logger = logging.getLogger(__name__)
 
 MULTIPLE = 16
 """Required divisor of the input and output sizes of a layer with float8 matmuls on NVIDIA GPUs."""
@@ -27,7 +30,8 @@ class Float8(Converter):
 
     - Converts the linear layers in the repeated layers of the network, if input and output size are multiples of 16.
     - Adapters are not converted, but the base layers that they adapt are.
-    - Training is faster only on GPUs with float8 matmuls, with large layers and compile.enabled.
+    - Training is faster only on GPUs with float8 matmuls, with large layers and compile.enabled. On a CPU, matmuls of
+      factors in float8 are computed as float32 matmuls: slower, with the same rounding.
     """
 
     class Config(Converter.Config):
@@ -50,18 +54,20 @@ class Float8(Converter):
             """Raises UserError if torchao is not installed."""
             if importlib.util.find_spec("torchao") is None:
                 raise UserError(
-                    "float8 training needs torchao, which is not installed: `pip install 'worldsmith[float8]'`, "
-                    "with a CUDA build of torch"
+                    "float8 training needs torchao, which is not installed: `pip install 'worldsmith[float8]'`"
                 )
 
         def check_device(self, device: str) -> None:
             import torch
 
+            if device == "cpu":
+                logger.info("Float8: no GPU: matmuls of float8 factors are computed in float32, which is slow")
+                return
             found = torch.cuda.get_device_capability(device) if device.startswith("cuda") else None
             if found is None or found < CAPABILITY:
-                kind = "no GPU" if found is None else f"a GPU of {found[0]}.{found[1]}"
+                kind = "no NVIDIA GPU" if found is None else f"a GPU of {found[0]}.{found[1]}"
                 raise UserError(
-                    "model.config.converters: Float8 needs a GPU of compute capability "
+                    "model.config.converters: Float8 needs a CPU, or a GPU of compute capability "
                     f"{CAPABILITY[0]}.{CAPABILITY[1]} or higher, but '{device}' is {kind}; omit the converter"
                 )
 
@@ -76,7 +82,12 @@ class Float8(Converter):
 
         layers = linear_layers(network, parts, self.config.leave_out)
         paths = [path for path, layer in layers.items() if supports_float8(layer)]
+        if layers and not paths:
+            raise ValueError(f"no linear layer has input and output sizes that are multiples of {MULTIPLE}; omit it")
+        if skipped := len(layers) - len(paths):
+            self.remark = f"{skipped} skipped, whose sizes are not multiples of {MULTIPLE}"
         settings: Any = library.Float8LinearConfig.from_recipe_name(self.config.recipe)
+        settings = replace(settings, pad_inner_dim=True)  # the weight gradient is a sum over any number of tokens
         library.convert_to_float8_training(network, module_filter_fn=lambda layer, path: path in paths, config=settings)
         return paths
 
