@@ -29,7 +29,7 @@ from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import tiny
 from worldsmith.families.cosmos3.task import Cosmos3Task
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.training.batch_reader import BatchReader
+from worldsmith.tasks.batch_reader import BatchReader
 
 SIZES = (0.7, 8, 46)
 """Sizes of samples in MiB: cached latents, a short clip as uint8, and a clip of 93 frames at 480 × 256 or larger."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from worldsmith.objectives.objective import BatchLoss
+    from worldsmith.tasks.batch_reader import BatchReader
     from worldsmith.tasks.task import Task
-    from worldsmith.training.batch_reader import BatchReader
     from worldsmith.training.optimizer import LossScaler
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def read_batches(batches: Iterator[Any], index: int, grad_accum_iter: int) -> St
         index: 0-based index of the step.
         grad_accum_iter: Number of batches per step and rank.
     """
-    from worldsmith.training.batch_reader import BatchReader
+    from worldsmith.tasks.batch_reader import BatchReader
 
     start = time.perf_counter()
     read = [next(batches) for _ in range(grad_accum_iter)]

@@ -38,7 +38,7 @@ from worldsmith.training.start_checks import require_same_config
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from worldsmith.training.batch_reader import BatchReader
+    from worldsmith.tasks.batch_reader import BatchReader
     from worldsmith.training.step import StepInputs, StepResult
 
 logger = logging.getLogger(__name__)
@@ -335,7 +335,7 @@ class Trainer(Configurable):
 
     def _begin(self) -> BatchReader:
         """Reads the first batch, logs the start of the run, and returns an iterator over all batches."""
-        from worldsmith.training.batch_reader import BatchReader
+        from worldsmith.tasks.batch_reader import BatchReader
         from worldsmith.training.start_lines import start_lines
 
         loop = self.config.trainer

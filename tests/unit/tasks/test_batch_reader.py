@@ -14,8 +14,8 @@ import toy_runs
 from toy_family import Row, ToyTask
 
 from worldsmith.data.stream.errors import DataError
+from worldsmith.tasks.batch_reader import BatchReader
 from worldsmith.tasks.task import Task
-from worldsmith.training.batch_reader import BatchReader
 from worldsmith.training.trainer import Trainer
 
 
