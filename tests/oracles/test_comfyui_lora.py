@@ -1,7 +1,9 @@
 """LoRA files for ComfyUI: the names that ComfyUI has, and the merged weights that it makes of them.
 
-GOLDEN was written down by running ComfyUI 0.33.0 (its networks, `model_lora_keys_unet`, `load_lora` and
-`calculate_weight`) on files for these networks: no key was left over, and all merged weights were equal to the bit.
+GOLDEN was written down by running the networks, `model_lora_keys_unet`, `load_lora` and `calculate_weight` of ComfyUI
+0.33.0 (commit 783545f6, August 2026, fork yzkee/ComfyUI) on files for these networks: no key was left over, and
+all merged weights were equal to the bit. diffusers' conversion of single files related its weights to ours, for
+CogVideoX a table written by hand.
 """
 
 from __future__ import annotations

@@ -228,16 +228,21 @@ def open_with_adapter(
         world: Ranks that call this function together; None: this process only.
 
     Raises:
-        FileNotFoundError: If a path contains no weights or adapters.
-        UserError: If a file is damaged, or the adapters do not fit the run.
-        ValueError: If the adapters are not plain LoRA of this network.
+        FileNotFoundError: If `path` contains no weights.
+        UserError: If a file is damaged; on all ranks, if the adapters do not exist or do not fit the run.
     """
     source = open_weights(path, field=field, family="" if spec is None else spec.name, world=world)
     if adapter is None:
         return source
     assert spec is not None
-    stored = read_initial_adapter(adapter, spec)
-    require_new_adapter(stored, source, (name.removeprefix(LIVE) for name in wanted))
+    problem = ""
+    try:
+        stored = read_initial_adapter(adapter, spec)
+        require_new_adapter(stored, source, (name.removeprefix(LIVE) for name in wanted))
+    except (UserError, OSError, ValueError) as error:
+        problem = str(error)
+    if found := [text for text in (world or World()).gather(problem) if text]:
+        raise UserError(found[0])
     return AdaptedWeights(source, stored)
 
 
