@@ -76,7 +76,7 @@ def recompute_methods(
         return
     SAC_IGNORED_OPS.update(MARKS)
     saved = SavedOps(config) if config.mode == "selective" else None
-    policies = {name: saved and partial(saved.contexts, name in saves_matmuls) for name in names}
+    policies = {name: None if saved is None else partial(saved.contexts, name in saves_matmuls) for name in names}
     for module in modules:
         for name in names:
             setattr(module, name, recomputed(getattr(module, name), config, policies[name]))

@@ -272,7 +272,7 @@ class Fitting:
                     uniform = replace(stated.config, model=replace(stated.config.model, config=spec))
                     self.uniform[key] = short_work(uniform, batches, ranks=self.ranks, lists=self.lists, **shared)
                 works.append(self.uniform[key])
-            work = works[0] if fraction == 1 else interpolate(*works, fraction)
+            work = works[0] if fraction == 1 else interpolate(works[0], works[1], fraction)
         self.seconds = time.process_time() - start
         return work
 
