@@ -20,7 +20,7 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 55_040,
+    "code_lines": 55_050,
     "core_code_lines": 29_140,
     "longest_file": 325,
     "import_percent": 8.9,
