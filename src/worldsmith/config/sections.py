@@ -130,7 +130,7 @@ class ActivationCheckpointingConfig(Config):
         if self.mode == "none" and self.layer_fraction < 1:
             raise wrong(self, "layer_fraction", "mode", why="no layer is recomputed", remedy='write mode = "full"')
         if self.other_layers != "none" and (self.mode != "full" or self.layer_fraction == 1):
-            why, remedy = "it only applies beside mode full in a part of the layers", "omit other_layers"
+            why, remedy = "it only applies with mode full in a part of the layers", "omit other_layers"
             raise wrong(self, "other_layers", "mode", "layer_fraction", why=why, remedy=remedy)
         if self.mode == "selective" and not self.save_ops_regex and not self.save_every_second_matmul:
             raise wrong(self, "mode", "save_ops_regex", why="it would keep nothing", remedy='write mode = "full"')

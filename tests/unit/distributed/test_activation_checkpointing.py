@@ -195,8 +195,8 @@ def test_a_fraction_of_the_layers_is_recomputed(fraction: float, recomputed: lis
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [({"mode": "none", "layer_fraction": 0.5}, "no layer is recomputed"),
-     ({"mode": "full", "other_layers": "selective"}, "only applies beside mode full in a part of the layers"),
-     ({"mode": "selective", "layer_fraction": 0.5, "other_layers": "selective"}, "only applies beside mode full"),
+     ({"mode": "full", "other_layers": "selective"}, "only applies with mode full in a part of the layers"),
+     ({"mode": "selective", "layer_fraction": 0.5, "other_layers": "selective"}, "only applies with mode full"),
      ({"mode": "full", "save_every_second_matmul": True}, "this mode selects no operators"),
      ({"mode": "selective", "save_ops_regex": []}, "it would keep nothing")],
 )  # fmt: skip

@@ -88,7 +88,7 @@ def cogvideox_5b_i2v(config: Trainer.Config) -> Trainer.Config:
 @recipe("cogvideox1_5_5b", starts_from="cogvideox_5b", variables=cogvideox_weights_advice("CogVideoX1.5-5B"))
 def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
     """Full fine-tuning of CogVideoX-1.5-5B on 81 frames of 1360x768."""
-    config.model.config.activation_checkpointing.mode = "full"  # of so many tokens, attention outputs exceed 80 GB
+    config.model.config.activation_checkpointing.mode = "full"  # attention outputs of 90,000 tokens exceed 80 GB
     return change_network(config, "cogvideox1_5_5b", architecture.cogvideox1_5_5b(), "1360x768")
 
 

@@ -143,6 +143,7 @@ def videophy2_sft_super(config: Trainer.Config) -> Trainer.Config:
     config.job.name = "videophy2_sft_super"
     model = cast(VisionLanguageModel.Config, config.model.config)
     model.policy.backbone.model_name = "Qwen/Qwen3-VL-32B-Instruct"
+    model.activation_checkpointing.mode = "full"
     model.parallelism = dataclasses.replace(
         model.parallelism, data_parallel_shard_degree=-1, data_parallel_replicate_degree=1
     )

@@ -28,6 +28,8 @@ MODES = (
 )
 """Modes of gradient checkpointing in a part of the layers, from fast with high memory to slow with low memory: name,
 `mode`, `other_layers`, `save_every_second_matmul`."""
+UNRANKED = (-1, len(PARTS) + 1)
+"""Rank of another way to recompute, which is compared with no other rank."""
 MANY_LAYERS = 16
 """Number of repeated layers from which on recomputing only some of them is tried."""
 MOST_CONTEXT = 8
@@ -164,8 +166,12 @@ def baseline_setting(
     """
     now = degrees_now(config, ranks)
     plain = Learned(0, "nothing")
-    same = settings_for_degrees(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
-    return next((setting for setting in same if not setting.words and not setting.encoded), None)
+    found = settings_for_degrees(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
+    same = [s for s in found if not s.encoded and all(word.startswith(RECOMPUTE) for word in s.words)]
+    if not same or not all(setting.words for setting in same):
+        return next((setting for setting in same if not setting.words), None)
+    options = {**same[0].options, "recomputation": "as configured"}
+    return replace(same[0], words=(), options=options, slower=(*UNRANKED, *same[0].slower[2:]))
 
 
 def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:

@@ -11,7 +11,15 @@ import pytest
 from worldsmith.config.load import load
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.tools.plan.packs import Packing, PackLimits, packings
-from worldsmith.tools.plan.settings import RECOMPUTE_FIELDS, Setting, changes, recomputations, settings
+from worldsmith.tools.plan.settings import (
+    RECOMPUTE,
+    RECOMPUTE_FIELDS,
+    Setting,
+    baseline_setting,
+    changes,
+    recomputations,
+    settings,
+)
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,17 @@ def test_a_way_to_recompute_of_a_lower_rank_keeps_more_and_repeats_less() -> Non
                 assert memory >= other_memory, (rank, other_rank)
                 assert work <= other_work, (rank, other_rank)
     assert [name for _, name, _ in recomputations(4)] == ["none", "selective with matmuls", "selective", "full"]
+
+
+def test_the_baseline_of_a_run_keeps_its_own_way_to_recompute() -> None:
+    words = ["mode=full", "layer_fraction=0.3", "other_layers=selective"]
+    config = load("cogvideox_2b", [f"{RECOMPUTE}.{word}" for word in words], keep_unset=True).tree
+    found = baseline_setting(config, ranks=8, batches=batches(1, 2), limits=limits_of(config))
+    assert found is not None
+    assert (found.words, found.options["recomputation"]) == ((), "as configured")
+    for setting in settings(config, ranks=8, batches=batches(1, 2), limits=limits_of(config), depth=30):
+        assert not found.as_fast_as(setting)
+        assert not setting.as_fast_as(found)
 
 
 def test_degrees_of_other_numbers_of_ranks_are_left() -> None:
