@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
+import pipeline_runs
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,8 @@ from torchao.optim.quant_utils import create_dynamic_map, dequant_with_qmap
 
 from worldsmith.distributed.adamw_8bit import AdamW8bit, levels
 from worldsmith.distributed.state_blocks import block_size
+from worldsmith.training.optimizer import LossScaler
+from worldsmith.training.trainer import Trainer
 
 SETTINGS: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
@@ -126,3 +130,18 @@ def test_the_parts_of_a_large_weight_are_updated_as_the_whole(monkeypatch: pytes
             optimizer.step()
         found.append(copy.deepcopy(net.state_dict()))
     assert all(torch.equal(found[0][name], other[name]) for other in found[1:] for name in found[0])
+
+
+def test_a_step_that_overflows_changes_no_state(tmp_path: Path) -> None:
+    config = pipeline_runs.pipeline_config("flux", pipeline_runs.make_world("flux", tmp_path / "world"))
+    config.model.config.precision, config.optimizer.name = "float16", "AdamW8bit"
+    config.trainer.loss_scale = LossScaler.Config(init_scale=2.0**36)
+    trainer = Trainer(config, run_folder=tmp_path / "run")
+    optimizer, batches = trainer.state.optimizer, iter(trainer.state.loader)
+    before = {name: tensor.clone() for name, tensor in trainer.state.weights.state_dict().items()}
+    assert trainer.training_step(batches).skipped
+    assert not optimizer.state
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.state.weights.state_dict().items())
+    while trainer.training_step(batches).skipped:
+        pass
+    assert {float(state["step"]) for state in optimizer.state.values()} == {1.0}
