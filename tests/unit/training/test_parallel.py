@@ -56,7 +56,7 @@ def test_values_inside_compiled_layers_are_not_compared() -> None:
 def test_matmuls_inside_blocks_that_are_compiled_in_pieces_are_not_kept() -> None:
     config = WanGenerator.Config(network=tiny(), compile=CompileConfig(enabled=True))
     config.activation_checkpointing = ActivationCheckpointingConfig(mode="selective", save_every_second_matmul=True)
-    with pytest.raises(WrongValueError, match="compiled in pieces, whose matmuls cannot be saved"):
+    with pytest.raises(WrongValueError, match="compiled in pieces, inside which no matmul can be saved"):
         config.check()
     config.lora_enabled = True
     config.check()
