@@ -37,6 +37,7 @@ LOADED = diffusers.AutoencoderKLCogVideoX, diffusers.AutoencoderKL, transformers
 SEED, DRAWS, SAMPLES = 7, 3, 4
 FULL = {"activation_checkpointing": ActivationCheckpointingConfig(mode="full", determinism_check="match")}
 ADAPTERS = {"lora_enabled": True, "lora_rank": 4}
+OFFLOADED = {"parallelism": ParallelismConfig(offload="frozen")}
 ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "full": FULL,
@@ -44,6 +45,8 @@ ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "compiled": {"compile": CompileConfig(enabled=True)},
     "adapters": ADAPTERS,
     "adapters_full": {**ADAPTERS, **FULL},
+    "adapters_offloaded": {**ADAPTERS, **OFFLOADED},
+    "adapters_offloaded_full": {**ADAPTERS, **OFFLOADED, **FULL},
     "every_pack": {"parallelism": ParallelismConfig(reduce_every_pack=True)},
     "replicated": {"parallelism": ParallelismConfig(data_parallel_replicate_degree=2)},
     "replicated_full": {"parallelism": ParallelismConfig(data_parallel_replicate_degree=2), **FULL},

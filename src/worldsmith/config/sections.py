@@ -89,6 +89,9 @@ class ParallelismConfig(Config):
     fsdp_master_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of weights, gradients and optimizer state between steps; bfloat16 rounds the updates. Adapters stay
     float32."""
+    offload: Literal["none", "frozen"] = "none"
+    """Weights that stay in host RAM. `frozen`: frozen weights, also quantized ones; those of a layer are copied to the
+    GPU while the layer before it computes, and freed after use. Adapters and other trained weights stay on the GPU."""
     reduce_every_pack: bool = False
     """Reduce gradients after each pack instead of once per step: more communication, but no rank stores all gradients
     in float32."""

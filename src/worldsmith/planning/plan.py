@@ -173,7 +173,8 @@ def make_plan(
     memory, untimed = memory_verdict(work, gpu), why_untimed(config, gpu)
     step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
     host_bytes = {phase.name: phase.main_memory for phase in work.phases}
-    staged, checkpoint = host_bytes["saving"], quick.checkpoint_bytes
+    offloaded, checkpoint = host_bytes["optimizer"], quick.checkpoint_bytes
+    staged = host_bytes["saving"] - offloaded
     return Plan(
         name=config.job.name or config.model.name,
         family=config.model.name,
@@ -188,7 +189,8 @@ def make_plan(
             degrees,
             per_machine=gpu.per_machine,
             staged=staged,
-            loaded=host_bytes["loading"],
+            loaded=host_bytes["loading"] - offloaded,
+            offloaded=offloaded,
             sample_bytes=data.sample_bytes,
         ),
         disk=disk(config, checkpoint_bytes=checkpoint, cached_bytes=data.cache_bytes * (data.num_samples or 0)),
@@ -219,4 +221,6 @@ def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
         )
     if config.model.config.precision == "float32":
         return "the run computes in float32, but GPU speeds are known for 16-bit precision only"
+    if config.model.config.parallelism.offload != "none":
+        return "the copies of offloaded weights from host RAM are not timed"
     return ""

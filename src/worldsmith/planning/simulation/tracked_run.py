@@ -96,9 +96,11 @@ class TrackedRun(Trainer):
         config, tracker = self.config, self.tracker
         with tracker.phase("building"):
             self.model.materialize(self.world.device)
+            parameters = native_parameters(self.model.network)
+            tracker.move_to_host_ram([parameters[name] for name in self.model.in_host_ram])
             if not loads:
                 for layer in self.model.quantized_layers.values():
-                    layer.quantize(torch.zeros(layer.weight.shape))
+                    layer.store(torch.zeros(layer.weight.shape))
             self.task: Task = task_of(config.model.name)(
                 model=self.model, objective=config.objective, data=config.dataloader_train, world=self.world
             )
@@ -115,7 +117,9 @@ class TrackedRun(Trainer):
         }
         self.tag_weights()
         if self.state.ema is not None:
-            tracker.tag("average", self.state.ema.ema_weights.values())
+            averages = self.state.ema.ema_weights
+            tracker.tag("average", averages.values())
+            tracker.move_to_host_ram([averages[name] for name in self.model.in_host_ram if name in averages])
             tracker.wrap_as_phase("average", self.state.ema, "update")
         tracker.wrap_as_phase("forward", self.task, "loss", before=self._begin_batch)
         tracker.wrap_as_phase("optimizer", self.state.optimizer, "step")
@@ -142,6 +146,7 @@ class TrackedRun(Trainer):
         """Tags parameters, buffers and quantized base weights as "parameters"."""
         network, layers = self.model.network, self.model.quantized_layers.values()
         held = [value for layer in layers for value in vars(layer).values() if torch.is_tensor(value)]
+        self.tracker.move_to_host_ram([value for layer in layers for value in layer.host_tensors.values()])
         self.tracker.tag("parameters", [*network.parameters(), *network.buffers(), *held])
 
     def step(self) -> StepResult:

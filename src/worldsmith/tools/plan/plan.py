@@ -91,6 +91,11 @@ class PlanRun(RunAction):
             raise UserError("-o is the file for the best setting of --fit: add --fit or omit -o")
         if config.quick and config.fit:
             raise UserError("--fit simulates steps and --quick does not: omit one of them")
+        if config.fit and self.tree.model.config.parallelism.offload != "none":
+            raise UserError(
+                "--fit ranks settings by time, but copies of offloaded weights are not timed: set "
+                'model.config.parallelism.offload = "none", or omit --fit'
+            )
         if config.encoded and (config.fit or config.quick):
             raise UserError(
                 f"--encoded has no effect with {'--fit, which tries both' if config.fit else '--quick'}: omit it"
