@@ -76,6 +76,7 @@ def test_offloaded_frozen_weights_change_no_bit(results: Any, references: dict[s
     alone, two = equality.run_case(CASES[1]["lora_offloaded"], World()), results(2)
     require_same_bits(alone, references["lora"])
     require_same_bits(two["fsdp_2_lora_offloaded"], two["fsdp_2_lora"])
+    require_same_bits(two["cp_2_lora_offloaded"], two["cp_2_lora"])
 
 
 def require_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -121,6 +121,10 @@ CASES: dict[int, dict[str, Case]] = {
         "fsdp_2": Case(),
         "fsdp_2_lora": Case(**LORA),
         "fsdp_2_lora_offloaded": Case(**OFFLOADED),
+        "replicate_2_lora_offloaded": Case(
+            **LORA, parallelism=ParallelismConfig(data_parallel_replicate_degree=2, offload="frozen")
+        ),
+        "cp_2_lora_offloaded": Case(**LORA, parallelism=context(2, offload="frozen")),
         "fsdp_2_dropout_full": Case(**DROPOUT, recompute=recompute("full")),
         "fsdp_2_one_pack_each": Case(one_pack=True),
         "fsdp_2_every_pack": Case(parallelism=ParallelismConfig(reduce_every_pack=True)),

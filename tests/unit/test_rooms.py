@@ -20,8 +20,8 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 54_920,
-    "core_code_lines": 29_090,
+    "code_lines": 55_140,
+    "core_code_lines": 29_308,
     "longest_file": 325,
     "import_percent": 8.9,
     "single_importer_files": 50,

@@ -116,6 +116,8 @@ class ActivationCheckpointingConfig(Config):
     layer_fraction: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Fraction of the layers to which `mode` applies, spread evenly over the network; the other layers keep all
     activations, which takes more memory and less time."""
+    offload: bool = False
+    """Keep the inputs of recomputed layers in host RAM until the backward pass, which takes time for copies."""
     save_ops_regex: list[str] = field(default_factory=lambda: ["fmha"])
     """Regular expressions for the operators whose outputs `selective` keeps, such as aten.mm; `fmha` is any fused
     attention."""
@@ -128,6 +130,8 @@ class ActivationCheckpointingConfig(Config):
         check_patterns(self, "save_ops_regex")
         if self.mode == "none" and self.layer_fraction < 1:
             raise wrong(self, "layer_fraction", "mode", why="no layer is recomputed", remedy='write mode = "full"')
+        if self.mode == "none" and self.offload:
+            raise wrong(self, "offload", "mode", why="no layer is recomputed", remedy='write mode = "full"')
         if self.mode == "selective" and not self.save_ops_regex:
             raise wrong(self, "mode", "save_ops_regex", why="it would save no memory", remedy='write mode = "full"')
 

@@ -9,11 +9,13 @@ import logging
 import math
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import nullcontext
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import (
     SAC_IGNORED_OPS,
     CheckpointPolicy,
@@ -81,16 +83,24 @@ def recomputed(
         saved: Policy that selects the operators whose outputs are saved; None: all activations are recomputed.
     """
     compare = config.determinism_check == "match"
+    move_inputs = partial(save_on_cpu, pin_memory=torch.cuda.is_available()) if config.offload else nullcontext
+
+    @wraps(function)
+    def call(names: Sequence[str], *values: Any) -> Any:
+        count = len(values) - len(names)
+        return function(*values[:count], **dict(zip(names, values[count:])))
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(
-            TwoRuns(partial(function, **kwargs), compare=compare, saved=saved),
-            *args,
-            use_reentrant=False,
-            preserve_rng_state=config.preserve_rng_state,
-            context_fn=noop_context_fn if saved is None else saved.contexts,
-            early_stop=not compare,
-        )
+        with move_inputs():
+            return checkpoint(
+                TwoRuns(partial(call, list(kwargs)), compare=compare, saved=saved),
+                *args,
+                *kwargs.values(),  # as arguments, since only those are moved
+                use_reentrant=False,
+                preserve_rng_state=config.preserve_rng_state,
+                context_fn=noop_context_fn if saved is None else saved.contexts,
+                early_stop=not compare,
+            )
 
     return run
 

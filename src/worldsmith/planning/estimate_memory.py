@@ -135,6 +135,7 @@ def host_memory(
     staged: int,
     loaded: int = 0,
     offloaded: int = 0,
+    activations: int = 0,
     sample_bytes: int,
 ) -> Parts:
     """Estimates the peak host RAM of one machine: while weights are loaded or in training, whichever is larger.
@@ -146,6 +147,7 @@ def host_memory(
         staged: Bytes that a rank copies to host RAM for a save.
         loaded: Bytes of weights in host RAM of a rank while it loads them, before data loader workers start.
         offloaded: Bytes of offloaded weights of a rank, which are in host RAM all the time.
+        activations: Bytes of the activations of a rank in host RAM.
         sample_bytes: Bytes of one prefetched sample.
     """
     here, loader = min(per_machine, degrees.data * degrees.context), config.dataloader_train
@@ -154,6 +156,7 @@ def host_memory(
     running = {"copies for saves": here * staged, "loader workers": readers}
     most = max(running, starting, key=lambda parts: sum(parts.values()))
     always = {"processes": here * PROCESS, "offloaded weights": here * offloaded}
+    always["offloaded activations"] = here * activations
     return Parts({name: count for name, count in {**always, **most}.items() if count})
 
 

@@ -182,6 +182,27 @@ def test_a_fraction_of_the_layers_is_recomputed(fraction: float, recomputed: lis
     assert count.ops[PRODUCT] == 2 * len(layers) + len(recomputed)
 
 
-def test_a_fraction_without_recomputation_is_refused() -> None:
+@pytest.mark.parametrize("setting", [{"layer_fraction": 0.5}, {"offload": True}])
+def test_a_setting_without_recomputation_is_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(WrongValueError, match="no layer is recomputed"):
-        ActivationCheckpointingConfig(mode="none", layer_fraction=0.5).check()
+        ActivationCheckpointingConfig(mode="none", **setting).check()
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_inputs_of_recomputed_layers_are_kept_in_host_ram(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each layer only the input is moved, and the gradient has the same bits."""
+    moved: list[Tensor] = []
+    original = Tensor.cpu
+
+    def cpu(tensor: Tensor) -> Tensor:
+        moved.append(tensor)
+        return original(tensor)
+
+    resident, offloaded, named = blocks(3)
+    _, expected = backward_ops(resident, mode=mode)
+    monkeypatch.setattr(Tensor, "cpu", cpu)
+    _, found = backward_ops(offloaded, mode=mode, offload=True)
+    assert torch.equal(found, expected)
+    recompute_methods([named], ["run"], ActivationCheckpointingConfig(mode=mode, offload=True))
+    named.run(x=torch.ones(5, 8))
+    assert [tensor.shape for tensor in moved] == [(5, 8), (5, 8)]

@@ -181,6 +181,20 @@ def test_a_plan_has_offloaded_weights_in_host_ram_and_two_layers_on_the_gpu(tmp_
         assert device - offloaded_device == pytest.approx(host, rel=1e-3), case
 
 
+def test_a_plan_has_the_inputs_of_recomputed_layers_in_host_ram(tmp_path: Path) -> None:
+    """Two layers: the input of each, in the forward and the backward pass."""
+    plan_cases.use_parts(plan_cases.write_parts(tmp_path))
+    peaks = {}
+    for offload in (False, True):
+        config = plan_cases.case_config("ltx_video.lora.full")
+        config.model.config.activation_checkpointing.offload = offload
+        work = simulate(config, plan_cases.case_batches("ltx_video.lora.full", config), ranks=1)
+        phases = {phase.name: phase for phase in work.phases}
+        peaks[offload] = phases["backward"].kinds["activations"], phases["backward"].main_memory
+    assert peaks[False][1] == 0 < peaks[True][1]
+    assert peaks[True][0] < peaks[False][0]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from worldsmith.checkpoint.sources import warm_start
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.sections import CompileConfig
+from worldsmith.distributed import activation_checkpointing
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World
 from worldsmith.models.fill_parameters import fill
@@ -198,12 +200,28 @@ def simulated_run(
         tracker = MemoryTracker(mode, only_traffic=only_traffic)
         everyone = tuple(range(ranks))
         world = replace(world, note=lambda op, size: tracker.traffic.add(op, everyone, size, torch.float64))
+        inputs_on_host = partial(saved_in_host_ram, tracker)
+        stack.enter_context(replaced(activation_checkpointing, "save_on_cpu", inputs_on_host))
         run = TrackedRun(config, world, tracker, batches, prepare=prepare)
         stack.enter_context(mode)
         stack.enter_context(run.tracker)
         run.tracker.traffic.names = group_names(degrees, rank, ranks)
         run.build(loads=loads)
         yield run
+
+
+def saved_in_host_ram(tracker: MemoryTracker, *, pin_memory: bool) -> saved_tensors_hooks:
+    """Returns a context manager like `save_on_cpu` of torch, for a simulation, in which all tensors are on the CPU."""
+
+    def pack(tensor: Tensor) -> Tensor:
+        with tracker.in_host_ram():
+            return tensor.clone()
+
+    def unpack(tensor: Tensor) -> Tensor:
+        with tracker.in_host_ram(False):
+            return tensor.clone()
+
+    return saved_tensors_hooks(pack, unpack)
 
 
 class EmptyWeights(WeightSource):
