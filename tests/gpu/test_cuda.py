@@ -19,6 +19,7 @@ import torch
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig
 from worldsmith.distributed.memory import ALLOCATOR_VARIABLES
+from worldsmith.models.converters import FrozenBase
 from worldsmith.models.device_copy import move_tensors
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.trainer import Trainer
@@ -118,10 +119,14 @@ def test_lora_over_bfloat16_weights_compiles(config: Any, tmp_path: Path) -> Non
     assert losses(config, tmp_path / "compiled") == pytest.approx(expected, rel=HALF)
 
 
-def test_offloaded_frozen_weights_change_no_loss(config: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantized", [False, True])
+def test_offloaded_frozen_weights_change_no_loss(config: Any, tmp_path: Path, quantized: bool) -> None:
     model = config.model.config
     model.precision, model.lora_enabled = "bfloat16", True
     config.optimizer.keys_to_select = ["lora_"]
+    if quantized:
+        model.converters, config.checkpoint.save_weights = [FrozenBase.Config()], "trained"
+        model.ema.trainable_only = True
     if config.model.name == "vision_language":
         model.lora_target_modules = "q_proj,v_proj"
         config.optimizer.lr_multipliers = {}
