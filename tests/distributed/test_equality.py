@@ -72,6 +72,20 @@ def test_four_ranks(name: str, results: Any, references: dict[str, Any]) -> None
     require_equal(results(4)[name], references[CASES[4][name].reference])
 
 
+def test_offloaded_frozen_weights_change_no_bit(results: Any, references: dict[str, Any]) -> None:
+    alone, two = equality.run_case(CASES[1]["lora_offloaded"], World()), results(2)
+    require_same_bits(alone, references["lora"])
+    require_same_bits(two["fsdp_2_lora_offloaded"], two["fsdp_2_lora"])
+    require_same_bits(two["cp_2_lora_offloaded"], two["cp_2_lora"])
+
+
+def require_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["losses"] == expected["losses"]
+    for ours, theirs in zip(found["gradients"], expected["gradients"], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+
+
 def test_dropout_changes_what_adapters_learn(references: dict[str, Any]) -> None:
     """While B is zero, A gets no gradient and the loss is that without dropout; then every number differs."""
     dropped, whole = references["dropout"], references["lora"]

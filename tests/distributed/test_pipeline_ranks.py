@@ -17,7 +17,7 @@ from pipeline_runs import FAMILIES, make_world
 from worldsmith.distributed.world import World
 
 ON_RANKS = {
-    2: ["plain", "adapters", "every_pack", "replicated"],
+    2: ["plain", "adapters", "adapters_offloaded", "every_pack", "replicated"],
     4: ["plain", "replicated", "replicated_full"],
 }
 COMPILED_ON_RANKS = ["aot_full", "adapters_aot_matmuls"]
@@ -86,6 +86,26 @@ def test_one_rank(case: str, worlds: Path, reference: Any) -> None:
 @pytest.mark.parametrize("case", ["ltx_video.aot_matmuls", "wan.aot_full"])
 def test_layers_are_compiled_with_their_recomputation(case: str, worlds: Path, reference: Any) -> None:
     require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_offloaded_frozen_weights_change_no_bit(family: str, worlds: Path, reference: Any) -> None:
+    found = pipeline_ranks.run_case(f"{family}.adapters_offloaded_full", worlds, World())
+    require_same_bits(found, reference(f"{family}.adapters"))
+
+
+def require_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["loss"] == expected["loss"]
+    assert found["gradients"].keys() == expected["gradients"].keys()
+    assert not [
+        name for name, value in expected["gradients"].items() if not torch.equal(found["gradients"][name], value)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_offloaded_frozen_weights_change_no_bit_on_two_ranks(family: str, results: Any) -> None:
+    require_same_bits(results(2, f"{family}.adapters_offloaded"), results(2, f"{family}.adapters"))
 
 
 @pytest.mark.slow

@@ -33,6 +33,8 @@ ON_RANKS = {
         "aot_full",
         "aot_matmuls",
         *DECODERS,
+        "adapters_offloaded",
+        "frozen_offloaded",
     ],
     4: ["packed", "packed_4", "padded", "padded_4", "replicated", "frozen_recomputed"],
 }
@@ -130,6 +132,20 @@ def test_layers_are_compiled_with_their_recomputation(name: str, plain: Any, tmp
 @pytest.mark.parametrize("name", ON_RANKS[2])
 def test_two_ranks(name: str, results: Any, plain: Any) -> None:
     require_equal(results(2, name), plain(name))
+
+
+@pytest.mark.parametrize("name", ["adapters", "frozen"])
+def test_offloaded_frozen_weights_change_no_bit(name: str, results: Any, tmp_path: Path) -> None:
+    require_same_bits(results(2, f"{name}_offloaded"), results(2, name))
+    found, expected = (reasoner_ranks.run_case(CASES[case], World(), tmp_path) for case in (f"{name}_offloaded", name))
+    require_same_bits(found, expected)
+
+
+def require_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["losses"] == expected["losses"]
+    for ours, theirs in zip(found["gradients"], expected["gradients"], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
 
 
 @pytest.mark.parametrize("name", ON_RANKS[4])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import qlora_runs
@@ -48,6 +49,20 @@ def test_a_resumed_run_over_4_bits_is_the_uninterrupted_one_bit_for_bit(folder: 
     expected, found = (toy_runs.read_checkpoint(folder / name / LAST) for name in ("whole", "parts"))
     assert not [name for name in expected if not torch.equal(expected[name], found[name])]
     assert not [name for name in expected if name.startswith("model/") and "lora_" not in name]
+
+
+@pytest.mark.parametrize(("name", "make"), [("lora", lora_config), ("whole", qlora_config)])
+def test_offloaded_frozen_weights_change_no_bit_of_a_resumed_run(name: str, make: Any, folder: Path) -> None:
+    out = folder / f"{name}_offloaded"
+    for steps in (2, 4):
+        config = make(folder / "world", steps=steps)
+        config.model.config.parallelism.offload = "frozen"
+        config.checkpoint.init, config.checkpoint.load_path = "pretrained", str(folder / "base")
+        config.checkpoint.keys_to_skip_loading = ["net_ema."]
+        Trainer(config, run_folder=out, resume_changed=True).train()
+    assert toy_runs.read_losses(out) == toy_runs.read_losses(folder / name)
+    expected, found = (toy_runs.read_checkpoint(place / LAST) for place in (folder / name, out))
+    assert not [key for key in expected if not torch.equal(expected[key], found[key])]
 
 
 def test_fewer_bits_change_the_losses_a_little(folder: Path) -> None:
@@ -191,8 +206,13 @@ def test_after_50_steps_the_loss_is_that_of_full_precision_within_2_percent(
 
 @pytest.mark.slow
 def test_two_ranks_train_as_one_over_4_bits(folder: Path) -> None:
-    launch(Path(qlora_runs.__file__), 2, [str(folder / "world"), str(folder / "ranks")])
+    for offload in ("none", "frozen"):
+        out = folder / f"ranks_{offload}"
+        launch(Path(qlora_runs.__file__), 2, [str(folder / "world"), str(out), offload])
     config = qlora_config(folder / "world")
     Trainer(config, run_folder=folder / "single").train()
-    ranks, single = (toy_runs.read_losses(folder / name) for name in ("ranks", "single"))
+    ranks, offloaded, single = (
+        toy_runs.read_losses(folder / name) for name in ("ranks_none", "ranks_frozen", "single")
+    )
+    assert offloaded == ranks
     assert [line[1] for line in ranks] == pytest.approx([line[1] for line in single], rel=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
@@ -15,7 +16,7 @@ from worldsmith.cli.main import main
 from worldsmith.config.sections import ParallelismConfig
 
 PAGE = (Path(__file__).parents[2] / "docs/parallel.md").read_text(encoding="utf-8")
-COMMANDS, JOB = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+COMMANDS, JOB, OFFLOADED = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 CLIPS = "worldsmith dataset moving-shapes my_clips --clips 3 --val-clips 0 --num-frames 5"
 
 
@@ -47,6 +48,16 @@ def test_the_plan_shows_the_degrees_and_refuses_what_does_not_fit(
         degrees = f"model.config.parallelism.context_parallel_shard_degree={degree}"
         assert main([processes if word == "8" else word for word in [*words[1:-1], degrees]]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_offloaded_weights_are_in_host_ram(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATASET_PATH", "my_clips")
+    assert main(CLIPS.split()[1:]) == 0
+    assert main(shlex.split(OFFLOADED)[1:]) == 0
+    assert re.search(r"states .*weights 1.2 MiB.* MiB of frozen weights in host RAM", capsys.readouterr().out)
 
 
 def test_the_job_is_a_script_of_bash(

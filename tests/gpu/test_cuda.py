@@ -22,6 +22,7 @@ from torch.nn.attention import restore_flash_attention_impl
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig
 from worldsmith.distributed.attention_kernels import HOPPER, PACKAGE, activate_flash_attention, find_dense_kernel
 from worldsmith.distributed.memory import ALLOCATOR_VARIABLES
+from worldsmith.models.converters import FrozenBase
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.tasks.device_copy import move_tensors
 from worldsmith.training.trainer import Trainer
@@ -119,6 +120,54 @@ def test_lora_over_bfloat16_weights_compiles(config: Any, tmp_path: Path) -> Non
     model.compile = CompileConfig(enabled=True)
     torch.compiler.reset()
     assert losses(config, tmp_path / "compiled") == pytest.approx(expected, rel=HALF)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_offloaded_frozen_weights_change_no_loss(config: Any, tmp_path: Path, quantized: bool) -> None:
+    model = config.model.config
+    model.precision, model.lora_enabled = "bfloat16", True
+    config.optimizer.keys_to_select = ["lora_"]
+    if quantized:
+        model.converters, config.checkpoint.save_weights = [FrozenBase.Config()], "trained"
+        model.ema.trainable_only = True
+    if config.model.name == "vision_language":
+        model.lora_target_modules = "q_proj,v_proj"
+        config.optimizer.lr_multipliers = {}
+    expected = losses(config, tmp_path / "resident")
+    model.parallelism.offload = "frozen"
+    model.activation_checkpointing = ActivationCheckpointingConfig(mode="full")
+    assert losses(config, tmp_path / "offloaded") == pytest.approx(expected, rel=HALF)
+
+
+def test_offloaded_weights_of_at_most_two_layers_are_on_the_gpu(tmp_path: Path) -> None:
+    from torch import nn
+
+    from worldsmith.distributed.degrees import Degrees
+    from worldsmith.distributed.fsdp import make_mesh, shard_network
+    from worldsmith.distributed.offload import groups_of, host_params, pin_offloaded
+    from worldsmith.distributed.world import World, stop_world
+    from worldsmith.models.local_part import local_part
+
+    depth, width, world = 12, 2048, World(device="cuda:0")
+    with torch.device("meta"):
+        network = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+    for layer in network:
+        layer.weight.requires_grad_(False)
+    layers = list(network)
+    mesh = make_mesh(world, Degrees(1, 1))
+    sharded = shard_network(network, layers, mesh=mesh, compute_dtype=torch.float32, offload=True)
+    offloaded = {id(parameter) for parameter in sharded}
+    network._apply(lambda t: torch.empty_like(t, device="cpu" if id(t) in offloaded else world.device))
+    pin_offloaded(network)
+    for parameter in network.parameters():
+        local_part(parameter.detach()).normal_(std=0.02)
+    assert all(param._sharded_param_data.is_pinned() for group in groups_of(network) for param in host_params(group))
+    one = 4 * width * width
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    network(torch.rand(8, width, device=world.device, requires_grad=True)).sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 3.5 * one < depth * one
+    stop_world()
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -94,6 +94,7 @@ def recompute(mode: str, **settings: Any) -> ActivationCheckpointingConfig:
 
 COMPILED = CompileConfig(enabled=True)
 MATMULS = recompute("selective", save_every_second_matmul=True)
+OFFLOADED: dict[str, Any] = {**LORA, "parallelism": ParallelismConfig(offload="frozen")}
 CASES: dict[int, dict[str, Case]] = {
     1: {
         "qwen": Case(),
@@ -116,10 +117,17 @@ CASES: dict[int, dict[str, Case]] = {
         "compiled_matmuls": Case(compile=COMPILED, recompute=MATMULS),
         "compiled_frozen": Case(**FROZEN, compile=COMPILED),
         "compiled_lora": Case(**LORA, compile=COMPILED),
+        "lora_offloaded": Case(**OFFLOADED),
+        "lora_offloaded_full": Case(**OFFLOADED, recompute=recompute("full", determinism_check="match")),
     },
     2: {
         "fsdp_2": Case(),
         "fsdp_2_lora": Case(**LORA),
+        "fsdp_2_lora_offloaded": Case(**OFFLOADED),
+        "replicate_2_lora_offloaded": Case(
+            **LORA, parallelism=ParallelismConfig(data_parallel_replicate_degree=2, offload="frozen")
+        ),
+        "cp_2_lora_offloaded": Case(**LORA, parallelism=context(2, offload="frozen")),
         "fsdp_2_dropout_full": Case(**DROPOUT, recompute=recompute("full")),
         "fsdp_2_one_pack_each": Case(one_pack=True),
         "fsdp_2_every_pack": Case(parallelism=ParallelismConfig(reduce_every_pack=True)),

@@ -40,6 +40,7 @@ FULL = {"activation_checkpointing": ActivationCheckpointingConfig(mode="full", d
 MATMULS = {"activation_checkpointing": ActivationCheckpointingConfig(mode="selective", save_every_second_matmul=True)}
 COMPILED = {"compile": CompileConfig(enabled=True)}
 ADAPTERS = {"lora_enabled": True, "lora_rank": 4}
+OFFLOADED = {"parallelism": ParallelismConfig(offload="frozen")}
 ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "full": FULL,
@@ -52,6 +53,8 @@ ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "adapters_aot_matmuls": {**ADAPTERS, **COMPILED, **MATMULS},
     "adapters": ADAPTERS,
     "adapters_full": {**ADAPTERS, **FULL},
+    "adapters_offloaded": {**ADAPTERS, **OFFLOADED},
+    "adapters_offloaded_full": {**ADAPTERS, **OFFLOADED, **FULL},
     "every_pack": {"parallelism": ParallelismConfig(reduce_every_pack=True)},
     "replicated": {"parallelism": ParallelismConfig(data_parallel_replicate_degree=2)},
     "replicated_full": {"parallelism": ParallelismConfig(data_parallel_replicate_degree=2), **FULL},

@@ -153,6 +153,7 @@ ARRANGEMENTS: dict[str, Callable[[Trainer.Config], None]] = {
     "twice": twice,
     "every_pack": parallelism(reduce_every_pack=True),
     "cp2": parallelism(context_parallel_shard_degree=2),
+    "offloaded": parallelism(offload="frozen"),
     "hsdp": parallelism(data_parallel_replicate_degree=2),
     "fill50": lambda config: None,
     "fill20": lambda config: None,

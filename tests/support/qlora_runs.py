@@ -1,6 +1,6 @@
 """Runs of the toy family whose layers have 4 or 8 bits under adapters; as a script, of two steps and two more on ranks.
 
-python qlora_runs.py WORLD FOLDER     (see launch.py)
+python qlora_runs.py WORLD FOLDER OFFLOAD     (see launch.py)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def qlora_config(world: Path, *, steps: int = 4, **options: Any) -> Trainer.Conf
     return config
 
 
-def main(world: Path, folder: Path) -> None:
+def main(world: Path, folder: Path, offload: str) -> None:
     import torch
 
     from worldsmith.distributed.world import stop_world
@@ -44,9 +44,10 @@ def main(world: Path, folder: Path) -> None:
     for steps in (2, 4):  # the second one resumes
         config = qlora_config(world, steps=steps)
         config.trainer.grad_accum_iter = 1
+        config.model.config.parallelism.offload = offload
         Trainer(config, run_folder=folder, resume_changed=True).train()
     stop_world()
 
 
 if __name__ == "__main__":
-    sys.exit(fork_ranks(partial(main, Path(sys.argv[1]), Path(sys.argv[2]))))
+    sys.exit(fork_ranks(partial(main, Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])))

@@ -60,6 +60,7 @@ COMPILED = {"compile": CompileConfig(enabled=True)}
 FULL = {"activation_checkpointing": ActivationCheckpointingConfig(mode="full", determinism_check="match")}
 PADDED = {"sequence_packing": False}
 ADAPTERS = {"lora_enabled": True, "lora_rank": 4, "lora_target_modules": "q_proj,linear_fc1"}
+OFFLOADED = {"parallelism": ParallelismConfig(offload="frozen")}
 CASES: dict[str, Case] = {
     "packed": Case(),
     "packed_4": Case(accumulate=4),
@@ -79,6 +80,8 @@ CASES: dict[str, Case] = {
     "frozen": Case(freeze={"freeze_vision_encoder": True}, accumulate=4),
     "frozen_recomputed": Case(freeze={"freeze_vision_encoder": True, "freeze_mm_projector": True}, settings=FULL),
     "adapters": Case(settings=ADAPTERS, steps=2),
+    "adapters_offloaded": Case(settings={**ADAPTERS, **OFFLOADED}, steps=2),
+    "frozen_offloaded": Case(freeze={"freeze_vision_encoder": True}, accumulate=4, settings=OFFLOADED),
     "windows": Case("qwen2_5_vl", accumulate=2),
     "windows_recomputed": Case("qwen2_5_vl", settings=FULL, freeze={"freeze_vision_encoder": True}),
     **{name: Case(name, steps=5) for name in ("llama", "qwen3", "deepseek_v3", "gpt_oss", "llama4_text")},

@@ -89,6 +89,9 @@ class ParallelismConfig(Config):
     fsdp_master_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of weights, gradients and optimizer state between steps; bfloat16 rounds the updates. Adapters stay
     float32."""
+    offload: Literal["none", "frozen"] = "none"
+    """Weights that stay in host RAM. `frozen`: frozen weights, also quantized ones; those of a layer are copied to the
+    GPU while the layer before it computes, and freed after use. Adapters and other trained weights stay on the GPU."""
     reduce_every_pack: bool = False
     """Reduce gradients after each pack instead of once per step: more communication, but no rank stores all gradients
     in float32."""
@@ -115,6 +118,8 @@ class ActivationCheckpointingConfig(Config):
     rest, which takes more memory and less time."""
     other_layers: Literal["none", "selective"] = "none"
     """Mode of the layers outside of `layer_fraction`; `selective` only with the mode `full`."""
+    offload: bool = False
+    """Keep the inputs of recomputed layers in host RAM until the backward pass, which takes time for copies."""
     save_ops_regex: list[str] = field(default_factory=lambda: ["fmha"])
     """Regular expressions for the operators whose outputs `selective` keeps, such as aten.mm; `fmha` is any fused
     attention."""
@@ -129,6 +134,8 @@ class ActivationCheckpointingConfig(Config):
         check_patterns(self, "save_ops_regex")
         if self.mode == "none" and self.layer_fraction < 1:
             raise wrong(self, "layer_fraction", "mode", why="no layer is recomputed", remedy='write mode = "full"')
+        if self.mode == "none" and self.offload:
+            raise wrong(self, "offload", "mode", why="no layer is recomputed", remedy='write mode = "full"')
         if self.other_layers != "none" and (self.mode != "full" or self.layer_fraction == 1):
             why, remedy = "it only applies with mode full in a part of the layers", "omit other_layers"
             raise wrong(self, "other_layers", "mode", "layer_fraction", why=why, remedy=remedy)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.utils.checkpoint import (
     SAC_IGNORED_OPS,
@@ -121,7 +122,21 @@ def recomputed(
         bound = partial(function, self)
         return checkpoint(TwoRuns(bound) if compare else bound, *args, **settings, **kwargs)
 
+    def run_offloaded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = partial(call, partial(function, self), list(kwargs))
+        with save_on_cpu(pin_memory=torch.cuda.is_available()):  # which moves positional arguments only
+            return checkpoint(TwoRuns(bound) if compare else bound, *args, *kwargs.values(), **settings)
+
+    if config.offload:
+        return MethodType(run_offloaded, method.__self__)
+
     return MethodType(run, method.__self__)
+
+
+def call(function: Callable[..., Any], names: Sequence[str], *values: Any) -> Any:
+    """Calls `function` with the last of `values` as keyword arguments `names`, and with the others by position."""
+    count = len(values) - len(names)
+    return function(*values[:count], **dict(zip(names, values[count:])))
 
 
 class TwoRuns:
@@ -146,7 +161,8 @@ class TwoRuns:
         if self.first is None:
             self.first = sums
         elif not torch.equal(self.first, sums):
-            name = getattr(self.function.func, "__qualname__", repr(self.function.func))
+            function = self.function.args[0] if self.function.func is call else self.function
+            name = getattr(function.func, "__qualname__", repr(function.func))
             raise RuntimeError(
                 f"[E124] activation_checkpointing.determinism_check = 'match': {name} had different values in the "
                 "backward pass than in the forward pass, so gradients would be wrong; set preserve_rng_state = "

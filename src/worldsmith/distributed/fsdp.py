@@ -7,7 +7,7 @@ single-process step: gradients are reduced in fp32 and divided by the number of 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from worldsmith.distributed.offload import offload_frozen
 from worldsmith.distributed.world import ensure_process_group
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ def shard_network(
     unused: Iterable[nn.Module] = (),
     entries: Mapping[nn.Module, Sequence[str]] | None = None,
     left_alone: Iterable[nn.Parameter] = (),
-) -> None:
+    offload: bool = False,
+    quantized: Collection[nn.Module] = (),
+) -> list[nn.Parameter]:
     """Shards `network` in place with FSDP2; each of `units` is all-gathered separately when it is used.
 
     All ranks must call it. Inputs are never cast, since positions and timesteps must stay fp32. The gradient divide
@@ -72,6 +75,11 @@ def shard_network(
             their gradients in steps with several packed batches.
         entries: Names of methods, by module, for which its parameters are all-gathered as for `forward`.
         left_alone: Parameters that are not sharded; every rank stores them completely.
+        offload: Whether the frozen sharded parameters and the layers of `quantized` stay in host RAM.
+        quantized: Quantized layers inside of `units`, see `offload.HostLayer`.
+
+    Returns:
+        Offloaded parameters, which the caller allocates in host RAM.
     """
     exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     policy = replace(exact, param_dtype=compute_dtype)
@@ -80,6 +88,7 @@ def shard_network(
     whole = set(left_alone)
     for module in full_precision:
         fully_shard(module, mesh=mesh, mp_policy=exact, ignored_params=whole)
+    units = list(units)
     for unit in units:
         fully_shard(unit, mesh=mesh, mp_policy=policy, ignored_params=whole)
     for module in unused:
@@ -90,6 +99,7 @@ def shard_network(
     for module, names in (entries or {}).items():
         for name in names:
             register_fsdp_forward_method(module, name)
+    return offload_frozen(network, units, quantized) if offload else []
 
 
 def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> None:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Environment variables of PyTorch's caching allocator, which reads them at its first allocation."""
@@ -67,3 +75,22 @@ def free_in_group(group: Path) -> int | None:
         except (OSError, ValueError):  # another version of control groups, none, or "max"
             continue
     return None
+
+
+def pin(buffer: Tensor) -> bool:
+    """Page-locks a buffer so that a GPU can copy into it directly; logs a warning and returns False if that fails."""
+    import torch
+
+    code = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+    if code != 0:
+        with suppress(RuntimeError):  # the next kernel would report the error of that call
+            torch.zeros(1, device="cuda")
+        size = buffer.nbytes / 2**30
+        logger.warning("%.1f GiB of host RAM cannot be page-locked (CUDA error %d), so copies are slower", size, code)
+    return code == 0
+
+
+def unpin(buffer: Tensor) -> None:
+    import torch
+
+    torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())

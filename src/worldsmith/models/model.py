@@ -102,6 +102,10 @@ class Model(Configurable, ABC):
                 both = "lora_dropout", "activation_checkpointing.preserve_rng_state"
                 why = "the recomputation would use another dropout mask than the forward pass"
                 raise wrong(self, *both, why=why, remedy="set preserve_rng_state = true")
+            if self.compile.enabled and recompute.offload:
+                both = "compile.enabled", "activation_checkpointing.offload"
+                why = "compiled layers would also move their weights to host RAM"
+                raise wrong(self, *both, why=why, remedy="omit one of them")
             if self.compile.enabled and recompute.mode != "none" and recompute.determinism_check == "match":
                 both = "compile.enabled", "activation_checkpointing.determinism_check"
                 why, remedy = "values inside compiled layers cannot be compared", "set compile.enabled = false"
@@ -109,6 +113,9 @@ class Model(Configurable, ABC):
             if (self.precision, self.parallelism.fsdp_master_dtype) == ("float16", "bfloat16"):
                 both, remedy = ("precision", "parallelism.fsdp_master_dtype"), 'use fsdp_master_dtype = "float32"'
                 raise wrong(self, *both, why="float16 requires float32 weights", remedy=remedy)
+            if self.parallelism.offload != "none" and not (self.lora_enabled or self.frozen(list(self.shapes() or ()))):
+                why, remedy = "this config freezes no weights", 'use adapters (lora_enabled = true), or write "none"'
+                raise wrong(self, "parallelism.offload", "lora_enabled", why=why, remedy=remedy)
             self.check_context(self.parallelism.context_parallel_shard_degree)
 
         @property
@@ -136,10 +143,14 @@ class Model(Configurable, ABC):
         def check_trained(self, patterns: Sequence[str]) -> None:
             """Raises WrongValueError if the patterns of `optimizer.keys_to_select` select no trainable parameter.
 
-            With LoRA, each pattern must select an adapter.
+            With LoRA, each pattern must select an adapter. Without it, patterns cannot be combined with offload.
             """
             chosen = {"optimizer.keys_to_select": list(patterns), "model.config.lora_enabled": self.lora_enabled}
             if not self.lora_enabled:
+                if patterns and self.parallelism.offload != "none":
+                    chosen["model.config.parallelism.offload"] = self.parallelism.offload
+                    why = "weights that only keys_to_select freezes would stay on the GPU: memory is allocated before"
+                    raise WrongValueError(chosen, why=why, remedy='use adapters, or write offload = "none"')
                 if patterns and all("lora_" in pattern for pattern in patterns):
                     raise WrongValueError(
                         chosen,
@@ -248,6 +259,8 @@ class Model(Configurable, ABC):
     network: nn.Module
     conversions: Sequence[Conversion]
     """Results of the converters in `config.converters`, in their order."""
+    in_host_ram: Collection[str] = ()
+    """Internal names of the frozen parameters that stay in host RAM (`parallelism.offload`)."""
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu", seed: int | None = None) -> None:
         import torch
@@ -306,14 +319,22 @@ class Model(Configurable, ABC):
         self.device = torch.device(device)
         quantized = self.quantized_layers
         if not quantized:
-            self.network.to_empty(device=self.device)
+            self._allocate()
             return
         from worldsmith.models.converters.quantized_layer import without_memory
 
         with without_memory(quantized.values()):
-            self.network.to_empty(device=self.device)
+            self._allocate()
         for layer in quantized.values():
             layer.device = self.device
+
+    def _allocate(self) -> None:
+        """Allocates parameters and buffers on `device`, and those in `in_host_ram` on the CPU."""
+        import torch
+
+        parameters = native_parameters(self.network)
+        on_host = {id(parameters[name]) for name in self.in_host_ram}
+        self.network._apply(lambda t: torch.empty_like(t, device="cpu" if id(t) in on_host else self.device))
 
     @property
     def attention_heads(self) -> tuple[int, int, int] | None:
@@ -348,7 +369,7 @@ class Model(Configurable, ABC):
         for name in quantized.keys() & names:
             with with_memory(quantized[name]) as value:
                 self.init_weights(seed, [name])
-            quantized[name].quantize(value)
+            quantized[name].store(value)
 
     def cast(self, dtype: torch.dtype) -> None:
         """Converts the network to `dtype` in place; `full_precision` modules and adapters stay float32."""

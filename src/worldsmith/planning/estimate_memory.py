@@ -128,7 +128,15 @@ class Parts:
 
 
 def host_memory(
-    config: Trainer.Config, degrees: Degrees, *, per_machine: int, staged: int, loaded: int = 0, sample_bytes: int
+    config: Trainer.Config,
+    degrees: Degrees,
+    *,
+    per_machine: int,
+    staged: int,
+    loaded: int = 0,
+    offloaded: int = 0,
+    activations: int = 0,
+    sample_bytes: int,
 ) -> Parts:
     """Estimates the peak host RAM of one machine: while weights are loaded or in training, whichever is larger.
 
@@ -138,6 +146,8 @@ def host_memory(
         per_machine: Max number of GPUs (ranks) per machine.
         staged: Bytes that a rank copies to host RAM for a save.
         loaded: Bytes of weights in host RAM of a rank while it loads them, before data loader workers start.
+        offloaded: Bytes of offloaded weights of a rank, which are in host RAM all the time.
+        activations: Bytes of the activations of a rank in host RAM.
         sample_bytes: Bytes of one prefetched sample.
     """
     here, loader = min(per_machine, degrees.data * degrees.context), config.dataloader_train
@@ -145,7 +155,9 @@ def host_memory(
     starting = {"weights being loaded": here * loaded}
     running = {"copies for saves": here * staged, "loader workers": readers}
     most = max(running, starting, key=lambda parts: sum(parts.values()))
-    return Parts({name: count for name, count in {"processes": here * PROCESS, **most}.items() if count})
+    always = {"processes": here * PROCESS, "offloaded weights": here * offloaded}
+    always["offloaded activations"] = here * activations
+    return Parts({name: count for name, count in {**always, **most}.items() if count})
 
 
 def disk(config: Trainer.Config, *, checkpoint_bytes: int, cached_bytes: int) -> Parts:

@@ -173,7 +173,8 @@ def make_plan(
     memory, untimed = memory_verdict(work, gpu), why_untimed(config, gpu)
     step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
     host_bytes = {phase.name: phase.main_memory for phase in work.phases}
-    staged, checkpoint = host_bytes["saving"], quick.checkpoint_bytes
+    offloaded, checkpoint = host_bytes["optimizer"], quick.checkpoint_bytes
+    staged, inputs = host_bytes["saving"] - offloaded, max(host_bytes["forward"], host_bytes["backward"]) - offloaded
     return Plan(
         name=config.job.name or config.model.name,
         family=config.model.name,
@@ -188,7 +189,9 @@ def make_plan(
             degrees,
             per_machine=gpu.per_machine,
             staged=staged,
-            loaded=host_bytes["loading"],
+            loaded=host_bytes["loading"] - offloaded,
+            offloaded=offloaded,
+            activations=inputs,
             sample_bytes=data.sample_bytes,
         ),
         disk=disk(config, checkpoint_bytes=checkpoint, cached_bytes=data.cache_bytes * (data.num_samples or 0)),
@@ -210,6 +213,12 @@ def make_plan(
     )
 
 
+def is_offloaded(config: Trainer.Config) -> bool:
+    """Returns whether weights or activations of a run are offloaded to host RAM."""
+    model = config.model.config
+    return model.parallelism.offload != "none" or model.activation_checkpointing.offload
+
+
 def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
     """Returns the reason why the time of a step cannot be estimated; "" if it can."""
     if not gpu.peak_flops:
@@ -219,4 +228,6 @@ def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
         )
     if config.model.config.precision == "float32":
         return "the run computes in float32, but GPU speeds are known for 16-bit precision only"
+    if is_offloaded(config):
+        return "the copies between GPU and host RAM (offload) are not timed"
     return ""

@@ -61,6 +61,10 @@ def build_model(config: Model.Config, world: World) -> Model:
     model: Model = config.build(device="meta")  # so that no process ever holds the whole network
     prepare_network(model, world)
     model.materialize(world.device)
+    if model.in_host_ram and world.device.startswith("cuda"):
+        from worldsmith.distributed.offload import pin_offloaded
+
+        pin_offloaded(model.network)
     return model
 
 
@@ -109,7 +113,7 @@ def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> 
     from worldsmith.models.parameter_names import native_parameters
 
     held, whole = model.quantized_layers, replicated_modules(parts)
-    shard_network(
+    offloaded = shard_network(
         model.network,
         [*parts.layers, *parts.units],
         mesh=make_mesh(world, degrees),
@@ -121,7 +125,11 @@ def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> 
             *(parameter for name, parameter in native_parameters(model.network).items() if name in held),
             *(parameter for module in whole for parameter in module.parameters()),
         ],
+        offload=config.parallelism.offload == "frozen",
+        quantized=list(held.values()),
     )
+    on_host = set(offloaded)
+    model.in_host_ram = [name for name, p in native_parameters(model.network).items() if p in on_host]
 
 
 def nested_modules(parts: NetworkParts) -> list[nn.Module]:
@@ -156,14 +164,15 @@ def is_sharded(model: Model.Config, processes: int) -> bool:
     """Returns whether the network is wrapped by FSDP.
 
     This is also the case in a run of one process whose compute dtype differs from the dtype of its parameters: FSDP
-    then casts the parameters for the forward and backward pass.
+    then casts the parameters for the forward and backward pass. FSDP also copies offloaded parameters to the device.
 
     Args:
         model: Model config.
         processes: Number of ranks.
     """
     kept_apart = model.lora_enabled and model.precision != "float32"  # adapters are float32 in any case
-    return processes > 1 or model.precision != model.parallelism.fsdp_master_dtype or kept_apart
+    streams = model.parallelism.offload != "none"
+    return processes > 1 or model.precision != model.parallelism.fsdp_master_dtype or kept_apart or streams
 
 
 def compile_methods(

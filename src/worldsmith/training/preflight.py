@@ -226,7 +226,8 @@ def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
 def describe_states(states: StateBytes) -> str:
     """Formats the sizes of the training state of one process."""
     sizes = ", ".join(f"{MEMORY_NAMES.get(name, name)} {format_bytes(count)}" for name, count in states.parts.items())
-    return f"{format_bytes(states.total)} on each process ({sizes})"
+    offloaded = f", and {format_bytes(states.offloaded)} of frozen weights in host RAM" if states.offloaded else ""
+    return f"{format_bytes(states.total)} on each process ({sizes}){offloaded}"
 
 
 def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | None:
@@ -238,8 +239,14 @@ def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | No
         processes: Number of processes on this machine; a GPU has one of them.
     """
     on_gpu = world.device.startswith("cuda")
+    if on_gpu and states.offloaded * processes > (free := free_memory("cpu")):
+        return (
+            f"the offloaded weights need {format_bytes(states.offloaded)} of host RAM for each of {processes} "
+            f"process(es) on this machine, but {format_bytes(free)} are free. Use a larger machine, or quantize the "
+            "frozen weights (converter FrozenBase)"
+        )
     free, sharing = free_memory(world.device), 1 if on_gpu else processes
-    if states.total * sharing <= free:
+    if (states.total + states.offloaded * (not on_gpu)) * sharing <= free:
         return None
     where = f"the GPU {world.device}" if on_gpu else "this machine"
     times = f", which {sharing} processes share" if sharing > 1 else ""

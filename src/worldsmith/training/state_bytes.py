@@ -45,6 +45,8 @@ class StateBytes:
     moments: int
     """Bytes of the optimizer state, including the step count of each parameter."""
     average: int
+    offloaded: int = 0
+    """Bytes of the weights in host RAM (`parallelism.offload`) and of their EMA weights, in addition to `parts`."""
 
     @property
     def parts(self) -> dict[str, int]:
@@ -80,12 +82,13 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
     num_shards, index = degrees.weights, rank % degrees.weights
     updated = [weight for weight in table.values() if weight.trained and weight.reached]
     padded = sum(shard_elements(weight, num_shards) * bytes_per_number(weight, model) for weight in updated)
-    parameters = sum(
-        shard_elements(weight, num_shards) * bytes_per_number(weight, model)
+    stored = {
+        name: shard_elements(weight, num_shards) * bytes_per_number(weight, model)
         if weight.quantized_bytes is None
         else weight.quantized_bytes
-        for weight in table.values()
-    )
+        for name, weight in table.items()
+    }
+    offloaded = sum(stored[name] for name, weight in table.items() if is_offloaded(weight, model))
     states = optimizer_states(updated, run)
     moments = sum(
         int(shard_elements(weight, num_shards, index) * sum(state.element_bytes)) + sum(state.other_bytes)
@@ -104,12 +107,17 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
                 else padded
             )
     averaged = [weight for weight in table.values() if is_averaged(weight, model)]
+    average = FLOAT32 * sum(shard_elements(weight, num_shards, index) for weight in averaged)
+    average_offloaded = FLOAT32 * sum(
+        shard_elements(weight, num_shards, index) for weight in averaged if is_offloaded(weight, model)
+    )
     return StateBytes(
-        parameters=parameters,
+        parameters=sum(stored.values()) - offloaded,
         gradients=padded,
         accumulated=accumulated,
         moments=moments,
-        average=FLOAT32 * sum(shard_elements(weight, num_shards, index) for weight in averaged),
+        average=average - average_offloaded,
+        offloaded=offloaded + average_offloaded,
     )
 
 
@@ -133,6 +141,11 @@ def optimizer_states(weights: Sequence[Weight], run: RunConfig) -> list[Paramete
 
 def is_averaged(weight: Weight, model: Model.Config) -> bool:
     return model.ema.enabled and (weight.trained or not model.ema.trainable_only)
+
+
+def is_offloaded(weight: Weight, model: Model.Config) -> bool:
+    """Returns whether a weight stays in host RAM. Small frozen float32 weights count as weights on the GPU."""
+    return model.parallelism.offload != "none" and not (weight.trained or weight.exact)
 
 
 @dataclass(frozen=True, slots=True)

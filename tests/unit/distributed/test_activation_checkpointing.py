@@ -195,6 +195,7 @@ def test_a_fraction_of_the_layers_is_recomputed(fraction: float, recomputed: lis
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [({"mode": "none", "layer_fraction": 0.5}, "no layer is recomputed"),
+     ({"mode": "none", "offload": True}, "no layer is recomputed"),
      ({"mode": "full", "other_layers": "selective"}, "only applies with mode full in a part of the layers"),
      ({"mode": "selective", "layer_fraction": 0.5, "other_layers": "selective"}, "only applies with mode full"),
      ({"mode": "full", "save_every_second_matmul": True}, "this mode selects no operators"),
@@ -263,3 +264,23 @@ def test_layers_recompute_the_same_ops_compiled_or_not(case: str, compiled: bool
     if compiled:
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if case == "half" else 1)
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_inputs_of_recomputed_layers_are_kept_in_host_ram(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each layer only the input is moved, and the gradient has the same bits."""
+    moved: list[Tensor] = []
+    original = Tensor.cpu
+
+    def cpu(tensor: Tensor) -> Tensor:
+        moved.append(tensor)
+        return original(tensor)
+
+    resident, offloaded, named = blocks(3)
+    _, expected = backward_ops(resident, mode=mode)
+    monkeypatch.setattr(Tensor, "cpu", cpu)
+    _, found = backward_ops(offloaded, mode=mode, offload=True)
+    assert torch.equal(found, expected)
+    recompute_methods([named], ["run"], ActivationCheckpointingConfig(mode=mode, offload=True))
+    named.run(x=torch.ones(5, 8))
+    assert [tensor.shape for tensor in moved] == [(5, 8), (5, 8)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,12 @@ def test_what_is_free_decides(world: Path, tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(preflight, "free_memory", lambda device, free=free: free)
         assert (preflight.lack_of_memory(states, preflight.World(), processes) is None) is fits
     assert preflight.lack_of_memory(states, preflight.World(device="cuda:1"), 8) is None  # a GPU has one process
+    offloaded, gpu = replace(states, offloaded=total), preflight.World(device="cuda:1")
+    monkeypatch.setattr(preflight, "free_memory", lambda device: 4 * total if device == "cpu" else total)
+    assert preflight.lack_of_memory(offloaded, gpu, 4) is None
+    assert "the offloaded weights need" in (preflight.lack_of_memory(offloaded, gpu, 5) or "")
+    assert preflight.lack_of_memory(offloaded, preflight.World(), 2) is None
+    assert "it needs" in (preflight.lack_of_memory(offloaded, preflight.World(), 3) or "")
     monkeypatch.setattr(preflight, "free_memory", lambda device: 1000)
     require_refusal(config, tmp_path / "group" / "run", "does not fit into memory")
     notes = [line for line in plan_run(config, tmp_path / "run", world_size=1) if line.startswith("note")]

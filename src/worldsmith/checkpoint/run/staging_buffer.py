@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.dcp.dcp_folder import planner_of
+from worldsmith.distributed.memory import pin, unpin
 from worldsmith.models.local_part import local_part
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
-
-logger = logging.getLogger(__name__)
 
 ALIGNMENT = 64
 """Alignment of each tensor in bytes."""
@@ -160,22 +157,3 @@ def allocate_private(size: int) -> Tensor:
     import torch
 
     return torch.empty(size, dtype=torch.uint8)
-
-
-def pin(buffer: Tensor) -> bool:
-    """Page-locks a buffer so that a GPU can copy into it directly; logs a warning and returns False if that fails."""
-    import torch
-
-    code = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
-    if code != 0:
-        with suppress(RuntimeError):  # the next kernel would report the error of that call
-            torch.zeros(1, device="cuda")
-        size = buffer.numel() / 2**30
-        logger.warning("%.1f GiB of host RAM cannot be page-locked (CUDA error %d), so saves take longer", size, code)
-    return code == 0
-
-
-def unpin(buffer: Tensor) -> None:
-    import torch
-
-    torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())

@@ -160,7 +160,7 @@ def load_weights(
         for name in sorted(taken):
             weight = source.read(name, average=average)
             bad += [prefix + name for name in non_finite({name: weight})]
-            quantized[name].quantize(weight)
+            quantized[name].store(weight)
     require_finite(source.describe, list(dict.fromkeys(name for found in world.gather(bad) for name in found)))
     base = source.source if isinstance(source, AdaptedWeights) else source
     if isinstance(base, CheckpointWeights):

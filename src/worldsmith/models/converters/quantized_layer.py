@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,9 +31,39 @@ class QuantizedLayer(nn.Module, ABC):
     quantized_bytes: int
     """Bytes of the quantized weight including scales; known before the weight has values."""
 
+    in_host_ram = False
+    """Whether the quantized weight stays in host RAM and is on `device` only from `copy_to_device` to `drop_copies`."""
+    host_tensors: Mapping[str, Tensor] = MappingProxyType({})
+    """Tensors of the quantized weight in host RAM, by attribute; empty unless `in_host_ram`."""
+
     @abstractmethod
     def quantize(self, value: Tensor) -> None:
+        """Quantizes `value` on `device` and keeps the tensors of the result as attributes.
+
+        Args:
+            value: Weight with the shape of `weight`, on any device.
+        """
+
+    def store(self, value: Tensor) -> None:
         """Quantizes and stores `value`, which has the shape of `weight` and may be on any device."""
+        self.quantize(value)
+        if self.in_host_ram:
+            found = {name: tensor for name, tensor in vars(self).items() if torch.is_tensor(tensor)}
+            pinned = self.device.type == "cuda"
+            self.host_tensors = {
+                name: torch.empty_like(tensor, device="cpu", pin_memory=pinned).copy_(tensor)
+                for name, tensor in found.items()
+            }
+            self.drop_copies()
+
+    def copy_to_device(self) -> None:
+        """Starts to copy the tensors in host RAM to `device` on the current stream."""
+        for name, tensor in self.host_tensors.items():
+            setattr(self, name, tensor.to(self.device, non_blocking=True, copy=True))
+
+    def drop_copies(self) -> None:
+        """Frees the copies on `device`."""
+        vars(self).update(self.host_tensors)
 
 
 @contextmanager

@@ -141,6 +141,11 @@ class MemoryTracker(TorchDispatchMode):
             if tensor is not None and tensor.device.type != "meta":
                 self.tags[self._number(local_part(tensor), "inputs")] = kind
 
+    def move_to_host_ram(self, tensors: Iterable[Tensor]) -> None:
+        """Counts the storages of tensors (and DTensors) as host RAM, including past events."""
+        for tensor in tensors:
+            self.storages[self._number(local_part(tensor), "inputs")].in_host_ram = True
+
     def tag_survivors(self, kind: str, created_in: str) -> None:
         """Assigns the category `kind` to untagged storages created in the phase `created_in` that still exist."""
         for number, _ in self._numbers.values():
@@ -180,9 +185,10 @@ class MemoryTracker(TorchDispatchMode):
         host_peaks: dict[str, int] = defaultdict(int)
         total = in_host = 0
         for index, (number, change, phase) in enumerate(self.events):
-            if number >= 0 and self.storages[number].in_host_ram:
-                in_host += change
-                host_peaks[phase] = max(host_peaks[phase], in_host)
+            is_host = number >= 0 and self.storages[number].in_host_ram
+            in_host += change * is_host
+            host_peaks[phase] = max(host_peaks[phase], in_host)
+            if is_host:
                 continue
             total += change
             if phase and total > peaks.get(phase, (-1, 0))[0]:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from worldsmith.checkpoint.sources import warm_start
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.sections import CompileConfig
+from worldsmith.distributed import activation_checkpointing
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World
 from worldsmith.models.fill_parameters import fill
@@ -96,9 +98,11 @@ class TrackedRun(Trainer):
         config, tracker = self.config, self.tracker
         with tracker.phase("building"):
             self.model.materialize(self.world.device)
+            parameters = native_parameters(self.model.network)
+            tracker.move_to_host_ram([parameters[name] for name in self.model.in_host_ram])
             if not loads:
                 for layer in self.model.quantized_layers.values():
-                    layer.quantize(torch.zeros(layer.weight.shape))
+                    layer.store(torch.zeros(layer.weight.shape))
             self.task: Task = task_of(config.model.name)(
                 model=self.model, objective=config.objective, data=config.dataloader_train, world=self.world
             )
@@ -115,7 +119,9 @@ class TrackedRun(Trainer):
         }
         self.tag_weights()
         if self.state.ema is not None:
-            tracker.tag("average", self.state.ema.ema_weights.values())
+            averages = self.state.ema.ema_weights
+            tracker.tag("average", averages.values())
+            tracker.move_to_host_ram([averages[name] for name in self.model.in_host_ram if name in averages])
             tracker.wrap_as_phase("average", self.state.ema, "update")
         tracker.wrap_as_phase("forward", self.task, "loss", before=self._begin_batch)
         tracker.wrap_as_phase("optimizer", self.state.optimizer, "step")
@@ -142,6 +148,7 @@ class TrackedRun(Trainer):
         """Tags parameters, buffers and quantized base weights as "parameters"."""
         network, layers = self.model.network, self.model.quantized_layers.values()
         held = [value for layer in layers for value in vars(layer).values() if torch.is_tensor(value)]
+        self.tracker.move_to_host_ram([value for layer in layers for value in layer.host_tensors.values()])
         self.tracker.tag("parameters", [*network.parameters(), *network.buffers(), *held])
 
     def step(self) -> StepResult:
@@ -193,12 +200,28 @@ def simulated_run(
         tracker = MemoryTracker(mode, only_traffic=only_traffic)
         everyone = tuple(range(ranks))
         world = replace(world, note=lambda op, size: tracker.traffic.add(op, everyone, size, torch.float64))
+        inputs_on_host = partial(saved_in_host_ram, tracker)
+        stack.enter_context(replaced(activation_checkpointing, "save_on_cpu", inputs_on_host))
         run = TrackedRun(config, world, tracker, batches, prepare=prepare)
         stack.enter_context(mode)
         stack.enter_context(run.tracker)
         run.tracker.traffic.names = group_names(degrees, rank, ranks)
         run.build(loads=loads)
         yield run
+
+
+def saved_in_host_ram(tracker: MemoryTracker, *, pin_memory: bool) -> saved_tensors_hooks:
+    """Returns a context manager like `save_on_cpu` of torch, for a simulation, in which all tensors are on the CPU."""
+
+    def pack(tensor: Tensor) -> Tensor:
+        with tracker.in_host_ram():
+            return tensor.clone()
+
+    def unpack(tensor: Tensor) -> Tensor:
+        with tracker.in_host_ram(False):
+            return tensor.clone()
+
+    return saved_tensors_hooks(pack, unpack)
 
 
 class EmptyWeights(WeightSource):

@@ -20,7 +20,7 @@ MOST_RANKS = 4096
 FIRST = 15
 FEW = "; estimated from a run with few layers"
 """Suffix of an output line about a setting that was not simulated with all layers."""
-NOT_THERE = "weights, optimizer state or activations in host RAM (offload); tensor or pipeline parallelism"
+NOT_THERE = "trained weights, optimizer state or activations in host RAM (offload); tensor or pipeline parallelism"
 """Memory-saving features of other programs that Worldsmith does not have."""
 
 

@@ -26,7 +26,7 @@ from worldsmith.config.write.convert_config import convert, write_new
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.gpus import Gpu, find_gpu
 from worldsmith.monitor.terminal_text import WIDTH, print_message, terminal_width
-from worldsmith.planning.plan import Plan, QuickPlan, least_ranks, make_plan, quick_plan
+from worldsmith.planning.plan import Plan, QuickPlan, is_offloaded, least_ranks, make_plan, quick_plan
 from worldsmith.planning.plan_text import plan_lines, quick_lines
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class PlanRun(RunAction):
             raise UserError("-o is the file for the best setting of --fit: add --fit or omit -o")
         if config.quick and config.fit:
             raise UserError("--fit simulates steps and --quick does not: omit one of them")
+        if config.fit and is_offloaded(self.tree):
+            raise UserError("--fit ranks settings by time, but copies to host RAM are not timed: omit offload or --fit")
         if config.encoded and (config.fit or config.quick):
             raise UserError(
                 f"--encoded has no effect with {'--fit, which tries both' if config.fit else '--quick'}: omit it"
