@@ -20,8 +20,8 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 56_110,
-    "core_code_lines": 29_920,
+    "code_lines": 56_330,
+    "core_code_lines": 30_140,
     "longest_file": 325,
     "import_percent": 8.9,
     "single_importer_files": 51,
