@@ -208,9 +208,8 @@ def forward_backward(
     losses = []
     for index, batch in enumerate(batches):
         reduce_gradients(model.network, last=index == len(batches) - 1, every_pack=every_pack)
-        prepared = None if inputs.reader is None else inputs.reader.inputs_of(batch)
-        losses.append(forward_backward_batch(task, batch, prepared, world.data_size / weight * scale, seed=seed))
-        del prepared
+        factor = world.data_size / weight * scale
+        losses.append(forward_backward_batch(task, batch, factor, seed=seed, reader=inputs.reader))
     overflowed = scaler is not None and scaler.unscale()
     norm = None if parameters is None else global_norm([p.grad for p in parameters if p.grad is not None])
     means = reduce_metrics(task, losses, weights, norm, counts={**task.step_counts(batches), **count()})
@@ -238,7 +237,9 @@ def global_norm(gradients: list[Tensor]) -> Tensor:
     return total.full_tensor() if isinstance(total, DTensor) else total
 
 
-def forward_backward_batch(task: Task, batch: Any, prepared: Any, loss_factor: float, *, seed: int) -> BatchLoss:
+def forward_backward_batch(
+    task: Task, batch: Any, loss_factor: float, *, seed: int, reader: BatchReader | None = None
+) -> BatchLoss:
     """Runs the forward and backward pass of one batch and returns its detached loss.
 
     It is a separate function so that no local variable keeps the autograd graph alive in the next forward pass.
@@ -246,15 +247,22 @@ def forward_backward_batch(task: Task, batch: Any, prepared: Any, loss_factor: f
     Args:
         task: Computes the loss of a batch.
         batch: Batch of this rank.
-        prepared: Result of `Task.prepare` with the tensors on the device; None: nothing was prepared.
         loss_factor: Factor on the summed loss in the backward pass.
         seed: Seed of the random values in the loss.
+        reader: Source of the prepared inputs; None: `task.loss` prepares them.
     """
     with seeded_rng(network_seed(task, batch, seed)):
-        loss = task.loss(batch, seed=seed, **({} if prepared is None else {"inputs": prepared}))
+        # No variable holds the prepared inputs, so what autograd does not need is freed before the backward pass.
+        loss = task.loss(batch, seed=seed, **prepared_inputs(reader, batch))
         (loss.sum * loss_factor).backward()  # type: ignore[no-untyped-call]
     metrics = {name: (total.detach(), count) for name, (total, count) in loss.metrics.items()}
     return replace(loss, sum=loss.sum.detach(), metrics=metrics)
+
+
+def prepared_inputs(reader: BatchReader | None, batch: Any) -> dict[str, Any]:
+    """Returns the keyword argument of `Task.loss` with the prepared inputs of a batch; {} if there are none."""
+    inputs = None if reader is None else reader.inputs_of(batch)
+    return {} if inputs is None else {"inputs": inputs}
 
 
 def network_seed(task: Task, batch: Any, seed: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pipeline_runs
@@ -145,7 +146,8 @@ def test_a_pack_is_copied_once_whatever_the_number_of_its_samples(
             staged = StagedTensors(task.prepare(samples, seed=0), META)
         assert not prepared.found, "the thread does not use the device"
         with CopyCounter() as copies:
-            loss = forward_backward_batch(task, samples, staged.move(), 1.0, seed=0)
+            reader: Any = SimpleNamespace(inputs_of=lambda _, staged=staged: staged.move())
+            loss = forward_backward_batch(task, samples, 1.0, seed=0, reader=reader)
         assert copies.found == {"device_copy.py: move": 1}
         assert loss.sum.device == META
     assert len(batch) > 1
