@@ -20,7 +20,7 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 56_330,
+    "code_lines": 56_340,
     "core_code_lines": 30_140,
     "longest_file": 325,
     "import_percent": 8.9,

@@ -91,6 +91,7 @@ def pin(buffer: Tensor) -> bool:
 
 
 def unpin(buffer: Tensor) -> None:
+    """Reverts `pin`."""
     import torch
 
     torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())

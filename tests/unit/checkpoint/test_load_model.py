@@ -28,6 +28,7 @@ from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.lora import is_adapter
+from worldsmith.models.model import Model
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
@@ -209,14 +210,15 @@ def test_memory_is_taken_in_the_precision_of_the_weights(
     config.precision = "bfloat16"
     write_tree(run_folder, config)
     taken: list[torch.dtype] = []
-    to_empty = torch.nn.Module.to_empty
+    allocate = Model._allocate
 
-    def watched(module: torch.nn.Module, *, device: Any, recurse: bool = True) -> torch.nn.Module:
-        if torch.device(device).type != "meta":
-            taken.extend(p.dtype for name, p in module.named_parameters() if not name.startswith("time_embedder"))
-        return to_empty(module, device=device, recurse=recurse)
+    def watched(model: Model) -> None:
+        if model.device.type != "meta":
+            named = model.network.named_parameters()
+            taken.extend(p.dtype for name, p in named if not name.startswith("time_embedder"))
+        allocate(model)
 
-    monkeypatch.setattr(torch.nn.Module, "to_empty", watched)
+    monkeypatch.setattr(Model, "_allocate", watched)
     values = Cosmos3Generator(config, seed=SEED).network.state_dict()
     model = {f"net.{name}": value for name, value in values.items()}
     Checkpointer.Config(init="scratch").build(folder=run_folder / "checkpoints").save(3, {"model": model})

@@ -104,8 +104,9 @@ ADDED_LATER = "it was added after the format was defined"
 EXCLUDED: dict[Path, str] = {
     **{
         ("model", "activation_checkpointing", name): ADDED_LATER
-        for name in ("layer_fraction", "other_layers", "save_every_second_matmul")
+        for name in ("layer_fraction", "other_layers", "offload", "save_every_second_matmul")
     },
+    ("model", "parallelism", "offload"): ADDED_LATER,
     ("model", "parallelism", "reduce_every_pack"): f"{ADDED_LATER}; set it with an override",
 }
 """Config fields that are not keys of the recipe TOML, although the other fields of their class are: path of the key ->

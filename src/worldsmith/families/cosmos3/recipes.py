@@ -38,9 +38,10 @@ toml_keys("model", Cosmos3Generator.Config, "lora_dropout", "lora_target_modules
 toml_keys(
     "model.activation_checkpointing",
     ActivationCheckpointingConfig,
-    *("layer_fraction", "other_layers", "save_every_second_matmul"),
+    *("layer_fraction", "other_layers", "offload", "save_every_second_matmul"),
     at="model.config.activation_checkpointing",
 )
+toml_keys("model.parallelism", ParallelismConfig, "offload", at="model.config.parallelism")
 toml_keys("model.tokenizer", WanVAE.Config, "vae_path", at="model.config.tokenizer", only="vfm")
 toml_keys("optimizer", AdamW.Config)
 toml_keys("trainer", LoopConfig, "seed", "run_validation", "validation_iter", "max_val_iter", "run_validation_on_start")

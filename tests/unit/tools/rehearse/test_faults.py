@@ -53,8 +53,8 @@ def test_degrees_that_do_not_divide_are_refused_with_the_sum(config: Trainer.Con
 def test_a_layer_that_every_rank_holds_whole(config: Trainer.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     right = fsdp.shard_network
 
-    def wrong(network: Any, units: Any, **settings: Any) -> None:
-        right(network, units, **{**settings, "left_alone": list(network.layers[1].parameters())})
+    def wrong(network: Any, units: Any, **settings: Any) -> Any:
+        return right(network, units, **{**settings, "left_alone": list(network.layers[1].parameters())})
 
     monkeypatch.setattr(fsdp, "shard_network", wrong)
     found = findings(config)
@@ -64,7 +64,7 @@ def test_a_layer_that_every_rank_holds_whole(config: Trainer.Config, monkeypatch
 
 
 def test_a_rank_that_skips_a_collective(config: Trainer.Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(self: ToyTask, batches: Any, weight: float) -> None:
+    def check(self: ToyTask, weight: float, sums: Any) -> None:
         if not is_rank(2):
             self.world.sum(weight)
 
