@@ -47,7 +47,7 @@ class BatchReader(Iterator[Any]):
         self.ahead: deque[ReadBatch] = deque()
         """Batches that were read and not yet returned."""
         self.returned: deque[ReadBatch] = deque()
-        """Batches that were returned, in order; `inputs_of` was not called for them yet."""
+        """Batches that were returned, in order, until `inputs_of` is called for them; none if `prepares` is False."""
         self.error: Exception | None = None
         """Error at reading, which every further call raises."""
         self.loader_state: Mapping[str, Any] | None = None
@@ -73,7 +73,8 @@ class BatchReader(Iterator[Any]):
         current = self.ahead.popleft()
         is_first = self.loader_state is None  # the first step must not wait for two batches
         self.loader_state = current.loader_state
-        self.returned.append(current)
+        if self.prepares:
+            self.returned.append(current)
         if self.left > 0 and not is_first:
             with suppress(Exception):  # the next call raises it
                 self._read()
@@ -84,7 +85,7 @@ class BatchReader(Iterator[Any]):
 
         The copy does not block. The thread prepares the batch after it next.
         """
-        if not self.prepares or not any(known.batch is batch for known in self.returned):
+        if not any(known.batch is batch for known in self.returned):
             return None
         while (current := self.returned.popleft()).batch is not batch:
             pass  # a batch of a step that was skipped before its forward pass

@@ -104,7 +104,8 @@ def test_a_family_that_prepares_nothing_gets_nothing() -> None:
         def loss(self, batch: Any, *, seed: int) -> Any: ...
 
     batches = reader(Numbers(), task=Plain())
-    assert batches.inputs_of(next(batches)) is None
+    assert [batches.inputs_of(next(batches)) for _ in range(3)] == [None] * 3
+    assert not batches.returned, "no batch is kept"
 
 
 def test_data_that_end_stop_the_run_after_the_save_that_is_due(tmp_path: Path) -> None:
