@@ -94,7 +94,7 @@ def measure_preparation(tokens: int, rounds: int) -> tuple[list[float], list[flo
     here, waited = [], []
     for batch in islice(reader, rounds):
         start = time.perf_counter()
-        task.on_device(pack, seed=0)
+        task.prepare_on_device(pack, seed=0)
         here.append(time.perf_counter() - start)
         reader.inputs_of(batch)
         time.sleep(1.0)  # a step of a GPU

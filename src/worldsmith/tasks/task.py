@@ -238,8 +238,8 @@ class Task(ABC):
         """
         return None
 
-    def on_device(self, batch: Any, *, seed: int) -> Any:
-        """Returns what `prepare` returns, with its tensors on the device, for callers that have no thread for it."""
+    def prepare_on_device(self, batch: Any, *, seed: int) -> Any:
+        """Returns the result of `prepare` with its tensors on the device, for callers that prepare in no thread."""
         from worldsmith.tasks.device_copy import move_tensors
 
         return move_tensors(self.prepare(batch, seed=seed), self.model.device)
@@ -250,7 +250,7 @@ class Task(ABC):
 
         Validation calls it without gradients, with the network in eval mode. If the family overrides `prepare`, this
         method has one more keyword argument: `inputs`, its result with the tensors on the device, or None if the method
-        has to prepare them itself (`on_device`).
+        has to prepare them itself (`prepare_on_device`).
 
         Args:
             batch: A batch of the loader.

@@ -196,19 +196,19 @@ def find_alpha(
     part = layout.part or PREFIX
     if known.get(f"{part}.rank_pattern") or known.get(f"{part}.alpha_pattern"):
         raise ValueError("several ranks or alphas are not supported; expected one rank and one alpha for all layers")
-    found: Any = known.get(f"{part}.lora_alpha", alpha)
-    if found is None and (
+    stated: Any = known.get(f"{part}.lora_alpha", alpha)
+    if stated is None and (
         "ai-toolkit" in header.get("software", "") or next(iter(stored)).startswith(("diffusion_model.", "lora_unet_"))
     ):
         return rank
-    if found is None:
+    if stated is None:
         raise UserError(
             f"{file} does not state the alpha of its adapters (64 in CogVideo's finetune/ by default): create an "
             f"adapter folder that states it with `worldsmith convert {file} --to adapter --lora-alpha N -o DIR`"
         )
-    if not is_scale(found):
-        raise ValueError(f"alpha is {found}; expected a number above 0")
-    return found * math.sqrt(rank) if known.get(f"{part}.use_rslora") else found
+    if not is_scale(stated):
+        raise ValueError(f"alpha is {stated}; expected a number above 0")
+    return stated * math.sqrt(rank) if known.get(f"{part}.use_rslora") else stated
 
 
 def is_scale(alpha: Any) -> bool:

@@ -63,5 +63,5 @@ class LoraNames:
 
 def without_block(name: str) -> tuple[str, str]:
     """Returns the name of a layer with `N` instead of the number of its block, and that number, "" without a block."""
-    found = BLOCK.search(name)
-    return (name, "") if found is None else (name[: found.start()] + "N" + name[found.end() :], found[0])
+    number = BLOCK.search(name)
+    return (name, "") if number is None else (name[: number.start()] + "N" + name[number.end() :], number[0])

@@ -111,7 +111,7 @@ class Cosmos3Task(ClipTask):
         return Cosmos3Inputs(cached_latents_of(batch), pack, draws)
 
     def loss(self, batch: Sequence[VideoSample], *, seed: int, inputs: Cosmos3Inputs | None = None) -> BatchLoss:
-        inputs = self.on_device(batch, seed=seed) if inputs is None else inputs
+        inputs = self.prepare_on_device(batch, seed=seed) if inputs is None else inputs
         latents, draws = self.latents(with_latents(batch, inputs.latents)), inputs.draws
         velocities = self.model.network(inputs.pack, *self.objective.inputs(latents, draws))
         losses = self.objective.losses(velocities, latents, draws)

@@ -235,7 +235,7 @@ class PipelineTask(ClipTask):
         import torch
 
         model, objective = self.model, self.objective
-        inputs = self.on_device(batch, seed=seed) if inputs is None else inputs
+        inputs = self.prepare_on_device(batch, seed=seed) if inputs is None else inputs
         batch = with_latents(batch, inputs.latents)
         latents, draws = self.clean_latents(batch, inputs.posterior_noise), inputs.draws
         noisy, timesteps = objective.inputs(latents, draws)

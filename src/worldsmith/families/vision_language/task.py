@@ -82,7 +82,7 @@ class VisionLanguageTask(Task):
     def loss(self, batch: Sequence[ChatSample], *, seed: int, inputs: Inputs | None = None) -> BatchLoss:
         from worldsmith.families.vision_language.inputs import normalize_patches
 
-        inputs = self.on_device(batch, seed=seed) if inputs is None else inputs
+        inputs = self.prepare_on_device(batch, seed=seed) if inputs is None else inputs
         inputs = normalize_patches(inputs, lambda patches, kind: self.media.normalize(patches, kind))
         total = self.model.network.loss_of(inputs, self.objective.loss_sum)
         return BatchLoss(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))

@@ -116,9 +116,8 @@ def repeated_layer_lists(config: Trainer.Config) -> dict[str, int]:
 
     Returns:
         Number of layers by config field, such as `num_layers`, or by module name if the config has no such field or
-        other fields depend on it; {} if shortening would not save time. Layers
-        that are never compiled, such as those of a vision tower, are not shortened, because outputs of certain layers
-        can be used elsewhere.
+        other fields depend on it; {} if shortening would not save time. Layers that are never compiled, such as those
+        of a vision tower, are not shortened, because outputs of certain layers can be used elsewhere.
     """
     network = getattr(config.model.config, "network", None)
     counts = {name: getattr(network, name) for name in COUNTS if hasattr(network, name)}

@@ -32,9 +32,6 @@ NEXT = {
 }
 """Format -> arguments of the `worldsmith` command that uses the exported folder, for the output."""
 
-UNKNOWN = "…"
-"""Prompt in the output if no caption of the training data is known."""
-
 
 @dataclass(frozen=True, slots=True)
 class PreparedExport:
@@ -48,13 +45,13 @@ class PreparedExport:
 
 
 def caption_of(folder: Path) -> str:
-    """Returns a caption from the training data of the run in `folder`, as an example prompt; "…" if it is unknown."""
+    """Returns a caption from the training data of the run in `folder`, as an example prompt; "" if it is unknown."""
     from worldsmith.monitor.page.next_steps import trained_prompt
     from worldsmith.monitor.page.run_files import read_run
 
     with suppress(UserError, OSError):  # the export has succeeded
-        return trained_prompt(read_run(folder)) or UNKNOWN
-    return UNKNOWN
+        return trained_prompt(read_run(folder)) or ""
+    return ""
 
 
 class Export(WritingAction):
@@ -111,7 +108,7 @@ class Export(WritingAction):
             start = "the random weights of the run" if model.start is None else model.start.lasting
             lines.append(f"it belongs to {start}")
         if name in NEXT:
-            known = {"folder": out, "caption": caption_of(Path(config.model))}
+            known = {"folder": out, "caption": caption_of(Path(config.model)) or "…"}
             lines += ["next:", *command_lines(["worldsmith", *(word.format(**known) for word in NEXT[name])])]
         facts = {"folder": str(out), "written": written, "format": name, "dtype": config.dtype}
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
@@ -119,7 +116,7 @@ class Export(WritingAction):
     def options(self, form: Format) -> ExportOptions:
         """Returns the settings of the command that the exporter of the format `form` needs."""
         config = self.config
-        caption = caption_of(Path(config.model)).removeprefix(UNKNOWN) if form.has_caption else ""
+        caption = caption_of(Path(config.model)) if form.has_caption else ""
         return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower, caption)
 
     def describe(self, model: StoredModel) -> str:
