@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from worldsmith.distributed.offload import offload_frozen
 from worldsmith.distributed.world import ensure_process_group
 
 if TYPE_CHECKING:
@@ -99,7 +98,11 @@ def shard_network(
     for module, names in (entries or {}).items():
         for name in names:
             register_fsdp_forward_method(module, name)
-    return offload_frozen(network, units, quantized) if offload else []
+    if not offload:
+        return []
+    from worldsmith.distributed.offload import offload_frozen  # which uses internal classes of FSDP
+
+    return offload_frozen(network, units, quantized)
 
 
 def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> None:
