@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from worldsmith.tasks.device_copy import StagedTensors
 from worldsmith.tasks.task import Task
 
 if TYPE_CHECKING:
-    import torch
-
     from worldsmith.data.stream.loader import PackingDataLoader
 
 
@@ -90,8 +90,7 @@ class BatchReader(Iterator[Any]):
         while (current := self.returned.popleft()).batch is not batch:
             pass  # a batch of a step that was skipped before its forward pass
         for known in (current, *[*self.returned, *self.ahead][:1]):
-            if known.prepared is None:
-                known.prepared = self.pool.submit(self._prepare, known.batch)
+            known.prepared = known.prepared or self.pool.submit(self._prepare, known.batch)
         assert current.prepared is not None
         return current.prepared.result().move()
 
@@ -114,6 +113,4 @@ class BatchReader(Iterator[Any]):
 def use_device(device: torch.device) -> None:
     """Makes `device` the current CUDA device of this thread, so that pinned memory belongs to its context."""
     if device.type == "cuda":
-        import torch
-
         torch.cuda.set_device(device)

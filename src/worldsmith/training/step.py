@@ -167,9 +167,8 @@ def read_batches(batches: Iterator[Any], index: int, grad_accum_iter: int) -> St
     start = time.perf_counter()
     read = [next(batches) for _ in range(grad_accum_iter)]
     seconds = time.perf_counter() - start
-    if not isinstance(batches, BatchReader):
-        return StepInputs(index, read, seconds)
-    return StepInputs(index, read, seconds, batches, batches.loader_state)
+    reader = batches if isinstance(batches, BatchReader) else None
+    return StepInputs(index, read, seconds, reader, None if reader is None else reader.loader_state)
 
 
 def forward_backward(
