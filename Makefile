@@ -1,4 +1,4 @@
-# `make demo`, `make demo-cogvideox`, `make demo-wan`, `make demo-reasoner`, `make demo-loop` and `make test` set up everything that they need, and when run again do only what is left to do.
+# `make demo`, `make demo-cogvideox`, `make demo-wan`, `make demo-reasoner`, `make demo-loop`, `make demo-actions` and `make test` set up everything that they need, and when run again do only what is left to do.
 PYTHON ?= python3.11
 SHELL := /bin/bash
 VENV ?= .venv
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-cogvideox demo-wan demo-reasoner demo-loop install test lint docs slow clean
+.PHONY: demo demo-cogvideox demo-wan demo-reasoner demo-loop demo-actions install test lint docs slow clean
 
 demo: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh
@@ -23,6 +23,9 @@ demo-reasoner: $(READY)
 
 demo-loop: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo_loop.sh
+
+demo-actions: $(READY)
+	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo_actions.sh
 
 install: $(READY)
 

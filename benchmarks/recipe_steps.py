@@ -43,7 +43,7 @@ def simulate(name: str) -> tuple[StepWork, bool, StepWork, bool]:
     if now is None:
         raise ValueError(f"{name}: its parallelism degrees do not fit {ranks} GPUs")
     was_compiled = name in COMPILED_BEFORE
-    values = dict(zip(RECOMPUTE_FIELDS, ("full", "none", "false", "1.0"), strict=True))
+    values = dict(zip(RECOMPUTE_FIELDS, ("full", "none", "false", "1.0", "false"), strict=True))
     words = [*(f"{RECOMPUTE}.{field}={value}" for field, value in values.items())]
     words.append(f"{MODEL}.compile.enabled={str(was_compiled).lower()}")
     before = Setting(now.learned, tuple(words), now.options, now.slower, now.replicas, now.packs)

@@ -2,7 +2,8 @@
 # Words after the launcher's name are handed on: bash examples/launch_sft_vision_nano.sh --trainer.max_iter 10
 
 : "${NPROC_PER_NODE:=8}" "${NNODES:=1}" "${NODE_RANK:=0}"
-export DATASET_PATH BASE_CHECKPOINT_PATH WAN_VAE_PATH VIDEOPHYSICS_ROOT VLM_SAFETENSORS_PATH COGVIDEOX_PATH WAN_PATH FLUX_PATH
+export DATASET_PATH BASE_CHECKPOINT_PATH WAN_VAE_PATH VIDEOPHYSICS_ROOT VLM_SAFETENSORS_PATH COGVIDEOX_PATH WAN_PATH FLUX_PATH \
+    LIBERO_ROOT DROID_ROOT ROBOT_STATISTICS
 source "$examples/_environment.sh"
 words=(train "--sft-toml=$TOML_FILE" "$@")
 

@@ -13,7 +13,7 @@
 set -euo pipefail
 clone="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 mode=${1:-newest} python=${2:-${PYTHON:-python3.11}}
-extras=datasets,docs,evaluate,float8,gaps,lerobot,quantize,scenes,tune,wandb
+extras=datasets,docs,evaluate,float8,gaps,gcs,lerobot,quantize,ray,s3,scenes,serve,sim,tune,wandb
 
 fail() {
     echo "check_newest.sh: $*" >&2
@@ -96,7 +96,7 @@ with open(sys.argv[1], "rb") as file:
     project = tomllib.load(file)["project"]
 extras = {name: needed for name, needed in project["optional-dependencies"].items() if name != "dev"}
 for requirement in dict.fromkeys([*project["dependencies"], *sum(extras.values(), [])]):
-    print(re.fullmatch(r"([\w.-]+)>=([\w.]+)(,.*)?", requirement).expand(r"\1==\2"))
+    print(re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)(,.*)?", requirement).expand(r"\1==\2"))
 LOWER
 fi
 step pip install -c "$work/chosen.txt" "$wheel[$extras]"

@@ -113,10 +113,13 @@ def simulated(run: Run) -> dict[str, Any]:
         with simulated_run(stated.config, data.batches, ranks=run.ranks) as simulation:
             passes = Passes(simulation.tracker)
             simulation.callbacks["passes"] = passes
-            work = measure_step(simulation, start=0.0).to_json()
+            measured = measure_step(simulation, start=0.0)
+            work = measured.to_json()
         parameters = list(simulation.model.network.parameters())
         shapes = [(tuple(parameter.shape), parameter.requires_grad) for parameter in parameters]
-    del work["seconds"], work["rank"], work["model_flops"]
+    assert not measured.copied_bytes, "copies to host RAM are not scaled"
+    for name in ("seconds", "rank", "model_flops", "to_device_bytes", "to_host_bytes", "activation_copy_bytes"):
+        del work[name]
     for phase in work["phases"]:
         del phase["modules"], phase["main_memory"]
     return {

@@ -6,9 +6,11 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from warm_worldsmith import warm_programs
 
 # Before torch is imported, here and in what tests start: processes with more threads than cores get many times slower.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -35,6 +37,13 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[str]:
+    """Folders for PATH: its `worldsmith` is the real one, but for the seconds of imports before each command."""
+    with warm_programs() as folder:
+        yield f"{folder}:{Path(sys.executable).parent}"
 
 
 @pytest.fixture(scope="module", autouse=True)

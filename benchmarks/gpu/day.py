@@ -1,11 +1,13 @@
 """Everything that waits for a GPU, in one command of a few minutes, without downloads, in order of worth.
 
     python benchmarks/gpu/day.py [--seconds 540] [-o DIR]
-    python benchmarks/gpu/day.py --tiny             # two tiny networks on any device; the numbers mean nothing
+    python benchmarks/gpu/day.py --tiny             # tiny networks on any device; the numbers mean nothing
 
 1. the tests marked `gpu`;
 2. the ceilings: a bfloat16 matmul, a copy on the device, copies from the host;
-3. training steps of the model families' own recipes, eager and compiled (`recipe_step.py`), with what the plan states.
+3. training steps of the model families' own recipes, eager and compiled (`recipe_step.py`), with what the plan states;
+4. steps with the memory of a card of 24 or 48 GiB: weights in host RAM, with and without copies ahead, 8-bit optimizer
+   state, activations in host RAM (`--only "GiB"` runs only these). A case that does not fit ends with an error.
 
 Each measurement is a process of its own, and its result is in `DIR/day.json` and `DIR/day.md` as soon as it is there.
 What does not fit into `--seconds` is listed as not started.
@@ -81,9 +83,46 @@ CASES = [
     Case("LTX-Video 2B, all weights, eager", "ltx_video_2b", (EAGER,), ("--profile",)),
     *pair("Wan 2.2 5B LoRA", "wan22_ti2v_5b_lora", options=["--warm-up", "1", "--steps", "2"]),
 ]  # fmt: skip
+FULL = "model.config.activation_checkpointing.mode=full"
+FROZEN = "model.config.parallelism.offload=frozen"
+ALL = "model.config.parallelism.offload=all"
+HALF = "model.config.parallelism.offload_fraction=0.5"
+EIGHT_BITS = "optimizer.name=AdamW8bit"
+ACTIVATIONS = "model.config.activation_checkpointing.offload=true"
+FEW = ("--warm-up", "1", "--steps", "2", "--profile")
+
+
+def card(memory: int, name: str, recipe: str, *overrides: str, options: Sequence[str] = (), seconds: int = 90) -> Case:
+    """The case on a card with this memory in GiB, eager and with full recomputation."""
+    words = (*FEW, "--memory", str(memory), *options)
+    return Case(f"{memory} GiB: {name}", recipe, (*overrides, FULL, EAGER), words, seconds)
+
+
+WAN_LORA = (
+    "wan21_t2v_14b_lora",
+    "model.config.parallelism.fsdp_master_dtype=bfloat16",
+    "dataloader_train.dataset.num_video_frames=33",
+    "dataloader_train.dataset.min_frames=33",
+)
+WAN_5B = ("wan22_ti2v_5b", ONE_GPU, "model.config.ema.enabled=false", "trainer.grad_accum_iter=1")
+CARDS = [
+    card(24, "Wan 2.1 14B LoRA", *WAN_LORA),
+    card(24, "Wan 2.1 14B LoRA, frozen offloaded", *WAN_LORA, FROZEN),
+    card(24, "Wan 2.1 14B LoRA, frozen offloaded, no prefetch", *WAN_LORA, FROZEN, options=["--no-prefetch"]),
+    card(24, "Wan 2.1 14B LoRA, frozen and activations offloaded", *WAN_LORA, FROZEN, ACTIVATIONS),
+    card(48, "Wan 2.1 14B LoRA", *WAN_LORA),
+    card(48, "Wan 2.1 14B LoRA, half of the frozen offloaded", *WAN_LORA, FROZEN, HALF),
+    card(24, "Wan 2.2 5B, all offloaded", *WAN_5B, ALL, seconds=150),
+    card(24, "Wan 2.2 5B, all offloaded, no prefetch", *WAN_5B, ALL, options=["--no-prefetch"], seconds=150),
+    card(24, "Wan 2.2 5B, all and activations offloaded", *WAN_5B, ALL, ACTIVATIONS, seconds=150),
+    card(48, "Wan 2.2 5B, AdamW8bit", *WAN_5B, EIGHT_BITS),
+    card(48, "Wan 2.2 5B, half offloaded", *WAN_5B, ALL, HALF, seconds=150),
+    card(24, "Wan 2.2 5B, all offloaded, AdamW8bit", *WAN_5B, ALL, EIGHT_BITS, seconds=300),
+]
 TINY = [
     Case("Wan LoRA, eager", "wan21_t2v_tiny", (*LORA, EAGER)),
-    Case("CogVideoX, eager", "cogvideox_2b_tiny", (EAGER,)),
+    card(24, "CogVideoX, all offloaded, AdamW8bit, no prefetch", "cogvideox_2b_tiny", ALL, EIGHT_BITS, ACTIVATIONS,
+         options=["--no-prefetch"]),
 ]  # fmt: skip
 
 
@@ -209,7 +248,8 @@ def main() -> int:
         return 0
     end = time.monotonic() + options.seconds
     results = Results(options.output)
-    cases = [case for case in (TINY if options.tiny else CASES) if any(part in case.name for part in options.only)]
+    known = TINY if options.tiny else [*CASES, *CARDS]
+    cases = [case for case in known if any(part in case.name for part in options.only)]
     plans: dict[str, Any] = json.loads(options.plans.read_text()) if options.plans else {}
     pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 3))
     keys = {case.key: case for case in cases if case.key not in plans}

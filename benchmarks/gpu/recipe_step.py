@@ -6,6 +6,7 @@ The step is that of the trainer: forward and backward over the recipe's packs, g
 Weights and latents are random, and no data set and no released weights are needed. Results: seconds per step (median),
 peak memory by phase, allocator retries, synchronizations of the host with the device in one step, and with `--profile`
 the fraction of a step in which the GPU idles. `--predict` runs no step: it writes what the plan states for this one.
+`--memory 24` imitates a card of 24 GiB; `--no-prefetch` starts the copies of offloaded weights when they are needed.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from typing import Any
 
 import torch
 from nano_step import fill, synchronised
+from torch.distributed.fsdp import FSDPModule
 
 import worldsmith
 from worldsmith.config.tree.references import resolve
+from worldsmith.distributed.offload import pin_offloaded
 from worldsmith.distributed.world import start_world
 from worldsmith.families.diffusers_pipeline import model as pipeline_model
 from worldsmith.families.wan import model as wan_model
 from worldsmith.models.video_vae import posterior, wan_files
-from worldsmith.planning.estimate_memory import worst_phase
+from worldsmith.planning.estimate_memory import CONTEXT, worst_phase
 from worldsmith.planning.simulation.fake_world import replaced
 from worldsmith.planning.simulation.simulate import simulate
 from worldsmith.planning.simulation.tracked_run import TrackedRun
@@ -75,10 +78,13 @@ def predict(recipe: str, overrides: list[str]) -> dict[str, Any]:
     }
 
 
-def measure(recipe: str, overrides: list[str], *, warm_up: int, steps: int, profiled: bool) -> dict[str, Any]:
+def measure(recipe: str, overrides: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """Builds the recipe's run on this device and returns what its steps take."""
-    world = start_world()
+    world, warm_up = start_world(), options.warm_up
     on_gpu = world.device.startswith("cuda")
+    if on_gpu and options.memory:
+        total = torch.cuda.get_device_properties(world.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (options.memory * 2**30 - CONTEXT) / total))
     with ExitStack() as stack:
         config, batches = stack.enter_context(prepared(recipe, overrides))
         for module in (
@@ -92,11 +98,15 @@ def measure(recipe: str, overrides: list[str], *, warm_up: int, steps: int, prof
         tracker = DevicePhases()
         run = TrackedRun(config, world, tracker, batches.batches)
         run.build()
+        if on_gpu and run.model.in_host_ram:
+            pin_offloaded(run.model.network)
+        if not options.prefetch:
+            start_copies_late(run.model.network)
         torch.manual_seed(0)
         fill(run.model.network)
         built = synchronised(world) - start
         taken = []
-        for index in range(warm_up + steps):
+        for index in range(warm_up + options.steps):
             if index == warm_up:
                 tracker.peaks.clear()
             start = synchronised(world)
@@ -114,14 +124,23 @@ def measure(recipe: str, overrides: list[str], *, warm_up: int, steps: int, prof
             "loss": float(result.loss),
             "peaks": dict(tracker.peaks),
             "packs": batches.described,
+            "memory_limit": torch.cuda.get_per_process_memory_fraction() if on_gpu else None,
         }
         if on_gpu:
             found["reserved"] = torch.cuda.max_memory_reserved()
             found["retries"] = torch.cuda.memory_stats()["num_alloc_retries"]
             found["synchronizations"] = count_synchronizations(run)
-            if profiled:
+            if options.profile:
                 found |= profile_step(run)
     return found
+
+
+def start_copies_late(network: torch.nn.Module) -> None:
+    """Makes each FSDP unit prefetch only itself, which has no effect, so that no copy overlaps with a computation."""
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.set_modules_to_forward_prefetch([module])
+            module.set_modules_to_backward_prefetch([module])
 
 
 def count_synchronizations(run: TrackedRun) -> dict[str, int]:
@@ -170,14 +189,14 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=2, help="steps before those")
     parser.add_argument("--predict", action="store_true", help="write the plan's numbers instead of measuring")
     parser.add_argument("--profile", action="store_true", help="profile one step too")
+    parser.add_argument("--memory", type=float, help="GiB of the imitated card; no effect without a GPU")
+    parser.add_argument("--no-prefetch", dest="prefetch", action="store_false", help="copy no weights ahead")
     parser.add_argument("-o", "--output", type=Path, help="JSON file of the result")
     options = parser.parse_args()
     if options.predict:
         found = predict(options.recipe, options.overrides)
     else:
-        found = measure(
-            options.recipe, options.overrides, warm_up=options.warm_up, steps=options.steps, profiled=options.profile
-        )
+        found = measure(options.recipe, options.overrides, options)
     text = json.dumps(found, indent=1)
     print(text)
     if options.output:

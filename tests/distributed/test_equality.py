@@ -13,11 +13,11 @@ import equality
 import pytest
 import torch
 from equality import CASES, CHECKS, SLOW
-from launch import launch
+from launch import launch, without_inductor
 
 from worldsmith.distributed.world import World
 
-REFERENCES = ("qwen", "edge", "frozen", "lora", "dropout", "windows")
+REFERENCES = ("qwen", "edge", "frozen", "lora", "dropout", "windows", "actions")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,13 @@ def test_one_rank(name: str, references: dict[str, Any]) -> None:
     require_equal(equality.run_case(case, World()), references[case.reference])
 
 
+@pytest.mark.parametrize("name", ["compiled_full", "compiled_selective", "compiled_matmuls"])
+def test_layers_are_compiled_with_their_recomputation(name: str, references: dict[str, Any]) -> None:
+    with without_inductor():
+        found = equality.run_case(CASES[1][name], World())
+    require_equal(found, references["qwen"])
+
+
 @pytest.mark.parametrize("name", cases(2))
 def test_two_ranks(name: str, results: Any, references: dict[str, Any]) -> None:
     require_equal(results(2, name in SLOW)[name], references[CASES[2][name].reference])
@@ -72,11 +79,33 @@ def test_four_ranks(name: str, results: Any, references: dict[str, Any]) -> None
     require_equal(results(4)[name], references[CASES[4][name].reference])
 
 
-def test_offloaded_frozen_weights_change_no_bit(results: Any, references: dict[str, Any]) -> None:
-    alone, two = equality.run_case(CASES[1]["lora_offloaded"], World()), results(2)
-    require_same_bits(alone, references["lora"])
-    require_same_bits(two["fsdp_2_lora_offloaded"], two["fsdp_2_lora"])
-    require_same_bits(two["cp_2_lora_offloaded"], two["cp_2_lora"])
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("lora_offloaded", "lora"),
+        ("lora_all_offloaded", "lora"),
+        ("offloaded", "qwen"),
+        ("frozen_offloaded_half", "frozen"),
+    ],
+)
+def test_offloaded_weights_change_no_bit(name: str, plain: str, references: dict[str, Any]) -> None:
+    require_same_bits(equality.run_case(CASES[1][name], World()), references[plain])
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("fsdp_2_lora_offloaded", "fsdp_2_lora"),
+        ("cp_2_lora_offloaded", "cp_2_lora"),
+        ("fsdp_2_lora_all_offloaded", "fsdp_2_lora"),
+        ("fsdp_2_offloaded", "fsdp_2"),
+        ("fsdp_2_every_pack_offloaded_half", "fsdp_2_every_pack"),
+        ("replicate_2_offloaded", "replicate_2"),
+        ("cp_2_offloaded", "cp_2"),
+    ],
+)
+def test_offloaded_weights_change_no_bit_on_two_ranks(name: str, plain: str, results: Any) -> None:
+    require_same_bits(results(2)[name], results(2)[plain])
 
 
 def require_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -142,6 +171,14 @@ def test_a_frozen_understanding_tower_has_no_gradients(references: dict[str, Any
     unused = "language_model.model.layers.1."
     assert {f"{unused}self_attn.q_proj.weight", f"{unused}mlp.down_proj.weight"}.isdisjoint(whole)
     assert {f"{unused}self_attn.k_proj.weight", f"{unused}self_attn.v_proj.weight"} <= whole.keys()
+
+
+def test_ranks_without_robot_actions_reduce_the_gradients_of_the_action_heads(results: Any) -> None:
+    """The packs of the first of two ranks have no robot actions."""
+    found = results(2)["fsdp_2_actions"]["gradients"][0]
+    heads = {name for name in found if "action" in name}
+    assert len(heads) == 5
+    assert all(found[name].any() for name in heads)
 
 
 def test_weights_are_equal_bits_for_every_sharding_and_each_rank_holds_its_share(results: Any) -> None:

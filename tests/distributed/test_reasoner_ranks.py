@@ -35,6 +35,8 @@ ON_RANKS = {
         *DECODERS,
         "adapters_offloaded",
         "frozen_offloaded",
+        "packed_offloaded",
+        "tied_offloaded",
     ],
     4: ["packed", "packed_4", "padded", "padded_4", "replicated", "frozen_recomputed"],
 }
@@ -134,8 +136,8 @@ def test_two_ranks(name: str, results: Any, plain: Any) -> None:
     require_equal(results(2, name), plain(name))
 
 
-@pytest.mark.parametrize("name", ["adapters", "frozen"])
-def test_offloaded_frozen_weights_change_no_bit(name: str, results: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["adapters", "frozen", "packed", "tied"])
+def test_offloaded_weights_change_no_bit(name: str, results: Any, tmp_path: Path) -> None:
     require_same_bits(results(2, f"{name}_offloaded"), results(2, name))
     found, expected = (reasoner_ranks.run_case(CASES[case], World(), tmp_path) for case in (f"{name}_offloaded", name))
     require_same_bits(found, expected)

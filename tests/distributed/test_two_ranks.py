@@ -105,4 +105,4 @@ def test_another_number_of_ranks_is_said(folder: Path, caplog: pytest.LogCapture
     trainer = Trainer(config, run_folder=folder / "whole", resume_changed=True)
     assert trainer.iteration == 3
     assert "was saved by 2 data-parallel processes, and now there are 1" in caplog.text
-    assert "packs per step: 2, before 2 (processes" in caplog.text
+    assert "packs per step: 1 × 2 = 2, before 2 × 1 = 2 (processes" in caplog.text

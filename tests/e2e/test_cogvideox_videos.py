@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import tiny_cogvideox
 import torch
+import toy_runs
 from diffusers import CogVideoXPipeline
 
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.config import WrongValueError
 from worldsmith.config.errors import UserError
 from worldsmith.demo.measure_adherence import MeasureAdherence
+from worldsmith.models.ema import PowerEMA
 from worldsmith.sampling.generate_videos import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.write_media import write_jpeg, write_mp4
@@ -69,6 +71,24 @@ def test_run_export_and_a_folder_of_diffusers_make_the_same(models: dict[str, Pa
     request = GenerationRequest(prompt=PROMPT, height=64, width=64, num_frames=9, fps=8.0)
     latents = [generate_latents(in_float32(models[name]), [request], steps=2)[0] for name in ("export", "theirs")]
     assert torch.equal(*latents)
+
+
+def test_offloaded_weights_change_no_sample_and_no_export(tmp_path: Path) -> None:
+    """A run with 8-bit optimizer state and EMA weights, from which samples and export are made."""
+    world, files = tiny_cogvideox.make_world(tmp_path / "world"), []
+    for offload in ("none", "all"):
+        config = tiny_cogvideox.tiny_config(world, "cogvideox_5b_tiny", steps=3)
+        config.model.config.precision, config.model.config.ema = "bfloat16", PowerEMA.Config(max_decay=0.5)
+        config.model.config.parallelism.offload, config.optimizer.name = offload, "AdamW8bit"
+        config.trainer.callbacks["samples"] = DrawVideos.Config(every=2, steps=2, guidance=[3.0], prompts=[PROMPT])
+        folder = tmp_path / offload
+        Trainer(config, run_folder=folder / "run").train()
+        Export.Config(model=str(folder / "run"), dtype="float32", out=str(folder / "export")).build().run()
+        found = [*(folder / "run").rglob("*.mp4"), *(folder / "export").rglob("*.safetensors")]
+        files.append({str(path.relative_to(folder)): path.read_bytes() for path in found})
+    assert files[0] == files[1]
+    assert len(files[0]) == 5
+    assert toy_runs.read_losses(tmp_path / "none/run") == toy_runs.read_losses(tmp_path / "all/run")
 
 
 def test_settings_that_the_family_has_not_are_refused_with_the_reason(models: dict[str, Path], tmp_path: Path) -> None:

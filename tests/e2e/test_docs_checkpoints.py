@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,9 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.timeout(300)
-def test_the_commands_print_what_the_page_shows(tmp_path: Path) -> None:
+def test_the_commands_print_what_the_page_shows(tmp_path: Path, programs: str) -> None:
     ((commands, shown),) = re.findall(r"^```bash\n(.*?)^```\n\n```text\n(.*?)^```", TEXT, flags=re.M | re.S)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{programs}:{os.environ['PATH']}"}
     for name in ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT", "WORLDSMITH_LATENT_CACHE"):
         environment.pop(name, None)
     script = commands.replace("--val-clips 0", "--val-clips 0 --num-frames 5 >/dev/null")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from generator_run import write_generator_run
 from PIL import Image
+from robot_run import write_robot_run
 
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
@@ -36,7 +37,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     write_mp4("clip.mp4", clip, 8)
     Image.fromarray(clip[:, 0].permute(1, 2, 0).numpy()).save("picture.png")
     said = []
-    for line in blocks("bash")[0].strip().splitlines():
+    for line in blocks("bash")[1].strip().splitlines():
         program, *words = shlex.split(line)
         assert program == "worldsmith"
         assert main([*words, "--dryrun"]) == 0, line
@@ -82,11 +83,27 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert measured_anew_where_something_changed(capsys) == [False, True, True, True]
 
 
+def test_the_section_on_robot_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(1)
+    write_robot_run(tmp_path).rename("my_robot_run")
+    Path("other").rename("other_episodes")
+    said = []
+    for line in blocks("bash")[0].strip().splitlines():
+        assert main(shlex.split(line)[1:]) == 0, line
+        said.append([row.split()[0] for row in capsys.readouterr().out.splitlines()])
+    assert {"loss", "psnr", "action_mse", "action_mse_6", "shuffled_to_true"} <= {*said[0]}
+    assert {"psnr", "shuffled_to_true"} <= {*said[1]}
+    assert not {"loss", "action_mse"} & {*said[1]}
+
+
 def measured_anew_where_something_changed(capsys: pytest.CaptureFixture[str]) -> list[bool]:
     """After nothing, figures of others, a sheet that is gone and a sample that is gone, which is made first."""
 
     def again() -> bool:
-        assert main(shlex.split(blocks("bash")[0].strip().splitlines()[1])[1:]) == 0
+        assert main(shlex.split(blocks("bash")[1].strip().splitlines()[1])[1:]) == 0
         return "(to generate and measure them again: --force" not in capsys.readouterr().out
 
     found = [again()]

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import command_ranks
 import diffusers
+import numpy as np
 import pytest
 import tiny_cogvideox
 from launch import launch
 from tiny_generator import generator_config
 
+from worldsmith.checkpoint.formats.export_folder import ExportSource
 from worldsmith.cli.main import main
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.families.cogvideox.architecture import tiny
@@ -44,6 +46,22 @@ def save_cogvideox(folder: Path) -> None:
     (folder / "model_index.json").write_text('{"_class_name": "CogVideoXPipeline"}')
 
 
+def save_robot(folder: Path) -> None:
+    """An export of a run on robot episodes, with images of the size of the other samples."""
+    robot = {"embodiment": "pusht", "cameras": ["image"], "state": ["values state.position"]}
+    statistics = {"min": [0.0, 0.0], "max": [512.0, 512.0]}
+    data = {
+        "dataset": {
+            "robot": {**robot, "normalization": "minmax", "statistics": "statistics.json"},
+            "resolution": "96x64", "steps": 8, "modes": {"wam": 1.0, "forward_dynamics": 1.0},
+        },
+        "fps": 10.0, "columns": {"action": 2, "state.position": 2}, "views": [["image"]], "sizes": {"image": [96, 64]},
+        "statistics": statistics,
+    }  # fmt: skip
+    model = Cosmos3Generator(generator_config(action_gen=True), seed=0, defaults=Cosmos3Defaults(shift=3.0))
+    export_pipeline(model, folder, dtype="float32", source=ExportSource(robots={"": data}))
+
+
 @pytest.mark.timeout(300)
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -51,8 +69,9 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = generator_config()
     export_pipeline(Cosmos3Generator(config, seed=0, defaults=DEFAULTS), tmp_path / "my_pipeline", dtype="float32")
     save_cogvideox(tmp_path / "my_cogvideox")
-    (samples,) = blocks("yaml")
-    Path("samples.yaml").write_text(samples)
+    save_robot(tmp_path / "my_robot")
+    for name, samples in zip(("samples.yaml", "robot.yaml"), blocks("yaml"), strict=True):
+        Path(name).write_text(samples)
     for block in blocks("bash"):
         for line in block.strip().splitlines():
             program, *words = shlex.split(line, comments=True)
@@ -67,6 +86,10 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("my_samples", "shared", "halved"):
         assert [str(made.folder.relative_to(folder)) for made in find_samples(Path(folder))] == names
     assert [made.args["num_frames"] for made in find_samples(Path("shared"))] == [9, 9, 9, 1]
+    for name in ("push", "push_left"):
+        actions = json.loads(Path("my_rollouts", name, "actions.json").read_text())["actions"]
+        assert np.shape(actions) == (8, 2)
+    assert np.allclose(actions, [[240 - 10 * step, 300] for step in range(8)])
     (anew,) = find_samples(Path("anew"))
     assert (anew.args["scheduler"], anew.args["strength"], anew.args["model_mode"]) == ("ddim", 0.5, "video2video")
 

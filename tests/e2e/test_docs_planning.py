@@ -38,7 +38,7 @@ def test_what_the_commands_say_at_once(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_words_of_the_table_are_known() -> None:
     cells = re.findall(r"`([\w.]+=[\w]+)`", PAGE.partition("## Make it fit")[2])
-    assert len(cells) == 5
+    assert len(cells) == 6
     assert main(["plan", "vision_sft_nano_tiny", "--quick", "--", *cells, "optimizer.keys_to_select=[lora_]"]) == 0
 
 

@@ -15,9 +15,9 @@ TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
 
 
-def run(command: list[str], folder: Path) -> str:
+def run(command: list[str], folder: Path, programs: str) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DATASET_PATH": "clips", "COLUMNS": "100"}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    environment["PATH"] = f"{programs}:{environment['PATH']}"
     for name in ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT", "WORLDSMITH_LATENT_CACHE"):
         environment.pop(name, None)
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -25,7 +25,7 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_every_block_runs_and_every_output_is_the_one_shown(tmp_path: Path) -> None:
+def test_every_block_runs_and_every_output_is_the_one_shown(tmp_path: Path, programs: str) -> None:
     """Python blocks that begin with a file's name become that file, the others and the shell blocks are run in turn."""
     said = ""
     for language, code in BLOCKS:
@@ -33,9 +33,9 @@ def test_every_block_runs_and_every_output_is_the_one_shown(tmp_path: Path) -> N
             (tmp_path / name[1]).write_text(code)
             compile(code, name[1], "exec")
         elif language == "python":
-            run([sys.executable, "-c", code], tmp_path)
+            run([sys.executable, "-c", code], tmp_path, programs)
         elif language == "bash":
-            said = run(["bash", "-euo", "pipefail", "-c", code], tmp_path)
+            said = run(["bash", "-euo", "pipefail", "-c", code], tmp_path, programs)
         elif language == "text":
             assert said == code
         else:
@@ -58,7 +58,7 @@ def test_links_lead_somewhere() -> None:
         assert (PAGE.parent / link).exists(), link
 
 
-def test_every_flag_of_the_table_is_accepted(tmp_path: Path) -> None:
+def test_every_flag_of_the_table_is_accepted(tmp_path: Path, programs: str) -> None:
     (tmp_path / "my_callback.py").write_text(
         "from worldsmith.training.callbacks.base import Callback\nclass MyCallback(Callback):\n    pass\n"
     )
@@ -67,4 +67,8 @@ def test_every_flag_of_the_table_is_accepted(tmp_path: Path) -> None:
     for row in rows:
         for flags in row.replace("`", "").split(", --"):
             flags = flags if flags.startswith("--") else f"--{flags}"
-            run(["bash", "-c", f"worldsmith config check moving_shapes --import my_callback {flags}"], tmp_path)
+            run(
+                ["bash", "-c", f"worldsmith config check moving_shapes --import my_callback {flags}"],
+                tmp_path,
+                programs,
+            )

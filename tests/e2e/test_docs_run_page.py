@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,12 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.timeout(600)
-def test_the_commands_of_the_guide_and_of_the_page(tmp_path: Path) -> None:
+def test_the_commands_of_the_guide_and_of_the_page(tmp_path: Path, programs: str) -> None:
     (script,) = re.findall(r"^```bash\n(.*?)^```", TEXT, flags=re.M | re.S)
     script = script.replace("--val-clips 0", "--val-clips 0 --num-frames 5")
     small = "trainer.max_iter=2 scheduler.warm_up_steps=[1] dataloader_train.max_samples_per_batch=2"
     script = script.replace("trainer.max_iter=60", small)
-    done = shell(tmp_path, script)
+    done = shell(tmp_path, programs, script)
     runs = tmp_path / "outputs/train/worldsmith/demo"
     assert done.stdout.splitlines()[-2:] == [
         f"the run page: {runs / 'slow/report.html'}",
@@ -41,23 +40,19 @@ def test_the_commands_of_the_guide_and_of_the_page(tmp_path: Path) -> None:
     commands = {advice.title: advice.command for advice in next_steps(run, find_status(run))}
     assert list(commands) == ["Train longer", "Export it", "Generate", "Evaluate"]
     plans = "\n".join(f"{commands[name]} --dryrun" for name in ("Export it", "Generate", "Evaluate"))
-    shell(Path("/"), f"{plans}\n{commands['Train longer']}")  # from anywhere, without DATASET_PATH
+    shell(Path("/"), programs, f"{plans}\n{commands['Train longer']}")  # from anywhere, without DATASET_PATH
     status = find_status(read_run(runs / "slow"))
     assert (status.state, status.step, status.max_iter) == ("finished", 4, 4)
 
 
-def shell(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{programs()}:{os.environ['PATH']}"}
+def shell(folder: Path, programs: str, script: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{programs}:{os.environ['PATH']}"}
     for name in ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT", "WORLDSMITH_LATENT_CACHE", "DATASET_PATH"):
         environment.pop(name, None)
     command = ["bash", "-euo", "pipefail", "-c", script]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
-
-
-def programs() -> Path:
-    return Path(sys.executable).parent
 
 
 def test_the_numbers_of_the_guide() -> None:

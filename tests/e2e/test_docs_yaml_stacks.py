@@ -6,7 +6,6 @@ import ast
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -69,9 +68,9 @@ def test_a_dialect_takes_less_than_twenty_lines(folder: Path) -> None:
     assert str(loaded.provenance["optimizer", "lr"]) == "shapes.yaml:3"
 
 
-def test_the_commands_of_the_guide_run(folder: Path) -> None:
+def test_the_commands_of_the_guide_run(folder: Path, programs: str) -> None:
     """On three clips that the demo's data command makes."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     make_clips = "worldsmith dataset moving-shapes clips --clips 3 --val-clips 0 --num-frames 5"
     commands = [line for language, _, text in BLOCKS if language == "bash" for line in text.splitlines()]
     assert len(commands) == 3

@@ -21,11 +21,12 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 ASSETS = ROOT / "src/worldsmith/assets"
 REASONER = ("VIDEOPHYSICS_ROOT", "VLM_SAFETENSORS_PATH")
-READ = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "COGVIDEOX_PATH", "FLUX_PATH", "WORLD_SIZE", *REASONER)
+READ = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "COGVIDEOX_PATH", "FLUX_PATH", "WORLD_SIZE", *REASONER,
+        "LIBERO_ROOT", "DROID_ROOT", "ROBOT_STATISTICS")  # fmt: skip
 RECORDER = r"""#!/usr/bin/env bash
 printf '%s\n' "$(basename "$0")" "$@"
 for name in DATASET_PATH BASE_CHECKPOINT_PATH WAN_VAE_PATH WORLD_SIZE VIDEOPHYSICS_ROOT VLM_SAFETENSORS_PATH \
-    COGVIDEOX_PATH FLUX_PATH; do
+    COGVIDEOX_PATH FLUX_PATH LIBERO_ROOT DROID_ROOT ROBOT_STATISTICS; do
     echo "$name=${!name:-}"
 done
 """
@@ -60,6 +61,10 @@ def test_eight_processes_on_one_machine_with_the_scripts_own_paths(tier: str, re
 
 
 LAUNCHED = {
+    "action_fd_droid_posttrain": "action_fd_droid_posttrain",
+    "action_policy_droid_nano": "action_policy_droid_nano",
+    "action_policy_libero_10_nano": "action_policy_libero_10_nano",
+    "action_policy_libero_all_nano": "action_policy_libero_all_nano",
     "llava_ov": "llava_ov",
     "llava_ov_mapstyle_dataloader": "llava_ov_mapstyle_dataloader",
     "videophy2_edge": "videophy2_sft_edge",
@@ -70,7 +75,7 @@ LAUNCHED = {
     "vision_nano_cosmosdataloader": "vision_sft_nano_mapstyle_dataloader",
     "vision_super": "vision_sft_super",
 }
-"""Published launch scripts, but those of action recipes, and the recipe file that each starts."""
+"""Published launch scripts, and the recipe file that each starts."""
 
 
 @pytest.mark.parametrize(("script", "toml"), LAUNCHED.items())
@@ -79,6 +84,16 @@ def test_every_published_launch_script_starts_its_recipe_file(script: str, toml:
     file = EXAMPLES / f"toml/sft_config/{toml}.toml"
     assert file.is_file()
     assert f"--sft-toml={file}" in said
+
+
+def test_robots_have_their_own_paths(recorders: Path) -> None:
+    said = launch("launch_sft_action_policy_libero_10_nano.sh", path=recorders).stdout.splitlines()
+    assert f"LIBERO_ROOT={EXAMPLES}/data/LIBERO_LeRobot_v3/libero_10" in said
+    assert f"ROBOT_STATISTICS={EXAMPLES}/data/libero_statistics.json" in said
+    said = launch("launch_sft_action_policy_droid_nano.sh", path=recorders, DATASET_PATH="mine").stdout.splitlines()
+    assert "DROID_ROOT=mine" in said
+    said = launch("launch_sft_action_policy_droid_nano.sh", path=recorders, DROID_ROOT="other").stdout.splitlines()
+    assert "DROID_ROOT=other" in said
 
 
 def test_the_map_style_script_runs_60_steps_unless_arguments_say_otherwise(recorders: Path) -> None:

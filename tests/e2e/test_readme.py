@@ -23,16 +23,19 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """A copy of the clone in which `make` has been: .venv leads to the environment of this test."""
+def clone(tmp_path: Path, programs: str) -> Path:
+    """A copy of the clone in which `make` has been: .venv leads to the environment and the commands of this test."""
     clone = tmp_path / "clone"
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", "outputs", "data", "checkpoints", "tests"))
     (clone / "src/worldsmith/data").symlink_to(ROOT / "src/worldsmith/data")
-    (clone / ".venv").mkdir()
-    for path in Path(sys.prefix).iterdir():
-        (clone / ".venv" / path.name).symlink_to(path)
-    (clone / ".venv/.ready").unlink(missing_ok=True)
+    (clone / ".venv/bin").mkdir(parents=True)
+    for path in (*Path(sys.prefix).iterdir(), *Path(sys.prefix, "bin").iterdir()):
+        if path.name not in (".ready", "bin", "activate", "worldsmith"):
+            (clone / ".venv" / path.relative_to(sys.prefix)).symlink_to(path)
     (clone / ".venv/.ready").touch()
+    (clone / ".venv/bin/worldsmith").symlink_to(shutil.which("worldsmith", path=programs) or "")
+    activate = Path(sys.prefix, "bin/activate").read_text()
+    (clone / ".venv/bin/activate").write_text(activate.replace(sys.prefix, str(clone / ".venv")))
     return clone
 
 

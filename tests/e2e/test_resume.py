@@ -13,6 +13,10 @@ import torch
 import toy_runs
 from runs import Runs
 
+from worldsmith.config.sections import ParallelismConfig
+from worldsmith.models.local_part import local_part
+from worldsmith.monitor.metrics_log import read_metrics
+from worldsmith.training.optimizer import LossScaler
 from worldsmith.training.trainer import Trainer
 
 
@@ -100,6 +104,47 @@ def test_a_pipeline_that_is_stopped_ends_like_one_that_is_not(family: str, tmp_p
             config.trainer.max_iter, config.checkpoint.async_save = steps, False
             Trainer(config, run_folder=tmp_path / name).train()
     toy_runs.require_same_end(tmp_path / "stopped", tmp_path / "whole", 4)
+
+
+@pytest.mark.parametrize("setting", ["bfloat16", "float16", "bfloat16_weights", "nan"])
+@pytest.mark.parametrize("order", [("all", "none"), ("none", "all")])
+def test_a_run_resumes_with_other_weights_in_host_ram(
+    setting: str, order: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validations, EMA weights, loss scale, and gradients that are repaired or skipped, are those of one run."""
+    world = toy_runs.make_world(tmp_path / "world")
+    if setting == "nan":
+        spoil_gradients(monkeypatch)
+    for name, parts in (("whole", [(4, "none")]), ("parts", list(zip((2, 4), order, strict=True)))):
+        for steps, offload in parts:
+            config = toy_runs.validated(toy_runs.toy_config(world, steps=4, save_iter=2, layers=3), every=2)
+            model = config.model.config
+            model.precision = "bfloat16"
+            model.parallelism = ParallelismConfig(offload=offload, offload_fraction=0.5 if offload == "all" else 1)
+            if setting == "float16":
+                model.precision, config.trainer.loss_scale.init_scale = "float16", 2.0**17
+            if setting == "bfloat16_weights":
+                model.parallelism.fsdp_master_dtype = "bfloat16"
+            config.trainer.max_iter, config.checkpoint.async_save = steps, False
+            Trainer(config, run_folder=tmp_path / name, resume_changed=True).train()
+    toy_runs.require_same_end(tmp_path / "parts", tmp_path / "whole", 4)
+    validations = [toy_runs.read_validations(tmp_path / name) for name in ("parts", "whole")]
+    assert validations[0] == validations[1]
+    assert len(validations[0]) == 3
+    skipped = [line["skipped"] for line in read_metrics(tmp_path / "parts" / "metrics.jsonl") if "skipped" in line]
+    assert any(skipped) == (setting == "float16")
+
+
+def spoil_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step has a gradient with a NaN, which gradient clipping sets to zero."""
+    unscale = LossScaler.unscale
+
+    def spoil(scaler: LossScaler) -> bool:
+        gradient = scaler.optimizer.param_groups[0]["params"][0].grad
+        local_part(gradient).view(-1)[0] = torch.nan
+        return unscale(scaler)
+
+    monkeypatch.setattr(LossScaler, "unscale", spoil)
 
 
 def kill_twice(runs: Runs, workers: int) -> None:

@@ -17,8 +17,16 @@ from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import find_recipe
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.read_config import from_yaml
+from worldsmith.planning.plan import quick_plan
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples/toml/sft_config").glob("*.toml"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import one_gpu
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples/toml/sft_config").glob("*.toml"))
+BY_CARD = sorted((ROOT / "examples/toml/one_gpu").glob("*.toml"))
+QUICKEST = "ltx_video_2b_24gb"
+"""Recipe by card that is planned in the default run."""
 ENVIRONMENT = {**{name: name.lower() for name in PLACES}, "WORLD_SIZE": "8"}
 """What the recipes read; the number of processes is that of the recipes for 8 GPUs, and the others take any."""
 CHECK = """
@@ -46,10 +54,37 @@ def test_there_are_examples() -> None:
     assert sorted(experiment(path) for path in EXAMPLES) == shipped
 
 
+@pytest.mark.parametrize("path", BY_CARD, ids=lambda path: path.stem)
+def test_a_recipe_by_card_is_valid_and_its_states_fit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the documentation has its plan."""
+    for name, value in {**ENVIRONMENT, "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    loaded = load(str(path), [])
+    assert loaded.warnings == []
+    loaded.tree.check()
+    assert (loaded.tree.job.group, loaded.tree.job.name) == ("one_gpu", path.stem)
+    assert sum(quick_plan(loaded.tree, 1).states.values()) < one_gpu.card_of(path).memory
+    assert from_yaml(to_yaml(loaded.tree), type(loaded.tree)) == loaded.tree
+    table = (ROOT / "docs" / "one_gpu.md").read_text()
+    assert f"| `{path.stem}` |" in table
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path.stem == QUICKEST else pytest.mark.slow, id=path.stem) for path in BY_CARD],
+)
+@pytest.mark.timeout(1800)
+def test_a_recipe_by_card_fits_and_states_its_plan(path: Path) -> None:
+    plan = one_gpu.plan_of(path)
+    assert plan.memory.word == "fits"
+    assert f"{one_gpu.summary(plan)}.\n" in path.read_text()
+    assert one_gpu.row(path, plan) in (ROOT / "docs" / "one_gpu.md").read_text()
+
+
 def experiment(path: Path) -> str:
     """The recipe of a file; the name of the file is the recipe's, or that of the published file."""
     name: str = tomllib.loads(path.read_text())["job"]["experiment"]
-    assert path.stem in (name, name.removeprefix("pre_exp012_"))
+    assert path.stem in (name, name.removeprefix("pre_exp012_"), name.replace("libero_nano", "libero_10_nano"))
     return name
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partialmethod
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from plan_cases import FAMILIES, case_batches, case_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from worldsmith.distributed.world import World
+from worldsmith.distributed.offload import HostParam
+from worldsmith.distributed.world import World, stop_world
+from worldsmith.models.converters.quantized_layer import QuantizedLayer
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.simulate import simulate
 from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
@@ -133,6 +136,30 @@ def test_operations_are_those_that_pytorch_counts(family: str, parts: Path) -> N
         assert 0.85 < counted / predicted.model_flops < 1
     else:
         assert counted == pytest.approx(predicted.model_flops, rel=0.01)
+
+
+@pytest.mark.parametrize("case", slow([f"{name}.lora" for name in FAMILIES], ["vision_language.lora", "cosmos3.bits4"]))
+def test_copies_of_offloaded_weights_are_those_of_a_real_step(
+    case: str, parts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = case_config(f"{case}.full.offloaded")
+    batches = case_batches(case, config)
+    predicted = simulate(config, batches, ranks=1)
+    run, copied = TrackedRun(as_simulated(config), World(), MemoryTracker(), batches), list[int]()
+    run.build()
+    run.model.draw_weights(0)
+    for kind in (HostParam, QuantizedLayer):
+        monkeypatch.setattr(kind, "copy_to_device", partialmethod(copy_and_count, kind.copy_to_device, copied))
+    run.step()
+    stop_world()
+    assert sum(copied) == predicted.to_device_bytes > 0
+    assert predicted.to_host_bytes == predicted.activation_copy_bytes == 0
+
+
+def copy_and_count(owner: Any, copy: Callable[[Any], None], copied: list[int]) -> None:
+    copy(owner)
+    tensors = [owner.copied] if isinstance(owner, HostParam) else [getattr(owner, name) for name in owner.host_tensors]
+    copied.append(sum(tensor.nbytes for tensor in tensors))
 
 
 def require_equal(predicted: dict[str, Any], found: dict[str, Any], *, inside: int = 0) -> None:

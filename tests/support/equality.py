@@ -31,13 +31,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.clips.video_sample import VideoSample
+from worldsmith.data.clips.video_sample import RobotActions, VideoSample
 from worldsmith.distributed.context_parallel import divide_work, require_same_packs
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.families.cosmos3.attention.modes import NeighborhoodConfig
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.network import init_weights
+from worldsmith.families.cosmos3.robot_actions import ActionFlow
 from worldsmith.families.cosmos3.task import Cosmos3Task, layout_of
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.parameter_names import native_parameters
@@ -55,6 +56,7 @@ QWEN = NetworkConfig(
     num_key_value_heads=2, head_dim=8, mrope_section=[2, 1, 1], latent_channel=8,
 )  # fmt: skip
 EDGE = replace(QWEN, hidden_act="relu2", qk_norm_for_text=False, use_und_k_norm_for_gen=True)
+ACTING = replace(QWEN, action_gen=True, max_action_dim=6, num_embodiment_domains=3)
 WRITING_TOWER = ["_moe_gen", "vae2llm", "llm2vae", "time_embedder"]
 
 
@@ -82,6 +84,8 @@ EDGY: dict[str, Any] = {"reference": "edge", "network": EDGE}
 LORA: dict[str, Any] = {"reference": "lora", "lora": True}
 DROPOUT: dict[str, Any] = {"reference": "dropout", "lora": True, "dropout": 0.3}
 WINDOWS: dict[str, Any] = {"reference": "windows", "windows": True}
+ACTIONS: dict[str, Any] = {"reference": "actions", "network": ACTING}
+"""Only the pack with clean first frames has robot actions."""
 
 
 def context(ranks: int, **degrees: Any) -> ParallelismConfig:
@@ -95,6 +99,8 @@ def recompute(mode: str, **settings: Any) -> ActivationCheckpointingConfig:
 COMPILED = CompileConfig(enabled=True)
 MATMULS = recompute("selective", save_every_second_matmul=True)
 OFFLOADED: dict[str, Any] = {**LORA, "parallelism": ParallelismConfig(offload="frozen")}
+ALL: dict[str, Any] = {"parallelism": ParallelismConfig(offload="all")}
+HALF: dict[str, Any] = {"parallelism": ParallelismConfig(offload="all", offload_fraction=0.5, reduce_every_pack=True)}
 CASES: dict[int, dict[str, Case]] = {
     1: {
         "qwen": Case(),
@@ -103,6 +109,9 @@ CASES: dict[int, dict[str, Case]] = {
         "lora": Case(**LORA),
         "dropout": Case(**DROPOUT),
         "windows": Case(**WINDOWS),
+        "actions": Case(**ACTIONS),
+        "actions_one_pack_full": Case(**ACTIONS, one_pack=True, recompute=recompute("full")),
+        "actions_compiled": Case(**ACTIONS, compile=COMPILED),
         "one_pack": Case(one_pack=True),
         "full": Case(recompute=recompute("full", determinism_check="match")),
         "selective": Case(recompute=recompute("selective")),
@@ -119,6 +128,9 @@ CASES: dict[int, dict[str, Case]] = {
         "compiled_lora": Case(**LORA, compile=COMPILED),
         "lora_offloaded": Case(**OFFLOADED),
         "lora_offloaded_full": Case(**OFFLOADED, recompute=recompute("full", determinism_check="match")),
+        "offloaded": Case(**ALL, recompute=recompute("full", determinism_check="match")),
+        "frozen_offloaded_half": Case(**FROZEN, **HALF),
+        "lora_all_offloaded": Case(**LORA, **ALL),
     },
     2: {
         "fsdp_2": Case(),
@@ -128,12 +140,23 @@ CASES: dict[int, dict[str, Case]] = {
             **LORA, parallelism=ParallelismConfig(data_parallel_replicate_degree=2, offload="frozen")
         ),
         "cp_2_lora_offloaded": Case(**LORA, parallelism=context(2, offload="frozen")),
+        "fsdp_2_offloaded": Case(**ALL),
+        "fsdp_2_lora_all_offloaded": Case(**LORA, **ALL),
+        "fsdp_2_every_pack_offloaded_half": Case(**HALF),
+        "replicate_2_offloaded": Case(parallelism=ParallelismConfig(data_parallel_replicate_degree=2, offload="all")),
+        "cp_2_offloaded": Case(parallelism=context(2, offload="all")),
         "fsdp_2_dropout_full": Case(**DROPOUT, recompute=recompute("full")),
         "fsdp_2_one_pack_each": Case(one_pack=True),
         "fsdp_2_every_pack": Case(parallelism=ParallelismConfig(reduce_every_pack=True)),
         "fsdp_2_compiled_matmuls": Case(compile=COMPILED, recompute=MATMULS),
         "fsdp_2_frozen_every_pack_full": Case(
             **FROZEN, parallelism=ParallelismConfig(reduce_every_pack=True), recompute=recompute("full")
+        ),
+        "fsdp_2_actions": Case(**ACTIONS),
+        "fsdp_2_actions_every_pack": Case(**ACTIONS, parallelism=ParallelismConfig(reduce_every_pack=True)),
+        "cp_2_actions": Case(**ACTIONS, parallelism=context(2)),
+        "cp_2_actions_one_pack_full": Case(
+            **ACTIONS, one_pack=True, parallelism=context(2), recompute=recompute("full")
         ),
         "replicate_2": Case(parallelism=ParallelismConfig(data_parallel_replicate_degree=2)),
         "cp_2": Case(parallelism=context(2)),
@@ -157,6 +180,7 @@ CASES: dict[int, dict[str, Case]] = {
         "hsdp_2_2": Case(parallelism=ParallelismConfig(data_parallel_replicate_degree=2)),
         "cp_2_fsdp_2": Case(parallelism=context(2)),
         "cp_4": Case(parallelism=context(4)),
+        "cp_2_fsdp_2_actions": Case(**ACTIONS, parallelism=context(2)),
         "cp_2_hsdp_2_2_frozen_full": Case(
             **FROZEN, parallelism=context(2, data_parallel_replicate_degree=2), recompute=recompute("full")
         ),
@@ -166,8 +190,11 @@ CASES: dict[int, dict[str, Case]] = {
         "cp_4_edge": Case(**EDGY, parallelism=context(4)),
     },
 }
-SLOW = {"compiled_frozen", "compiled_lora", "fsdp_2_compiled_matmuls", "cp_2_compiled_full"}
-"""Compiling takes half a minute each; the shorter cases compile once for three."""
+SLOW = {
+    *("compiled_full", "compiled_selective", "compiled_matmuls", "actions_compiled", "compiled_frozen"),
+    *("compiled_lora", "fsdp_2_compiled_matmuls", "cp_2_compiled_full"),
+}
+"""Compiling takes half a minute each: once is enough, and without inductor each way of recomputing."""
 
 
 def make_packs(step: int) -> list[list[VideoSample]]:
@@ -183,6 +210,14 @@ def make_packs(step: int) -> list[list[VideoSample]]:
             samples.append(make_sample(position, shape, condition_frames=int(number == 3)))
         packs.append(samples)
     return packs
+
+
+def add_actions(samples: list[VideoSample]) -> None:
+    """Makes three samples forward dynamics, joint prediction with a state row, and inverse dynamics."""
+    for sample, clean_rows, domain in zip(samples, (4, 1, 0), (1, 0, 1), strict=True):
+        rows = torch.randn(4 + clean_rows % 4, 5 - domain, generator=torch.Generator().manual_seed(sample.position))
+        sample.actions = RobotActions(rows, clean_rows, offset=1 - clean_rows % 4, domain=domain, fps=8.0)
+    samples[-1].condition_frames = samples[-1].latent_shape[0]
 
 
 def make_sample(position: int, shape: tuple[int, int, int], *, condition_frames: int) -> VideoSample:
@@ -235,14 +270,16 @@ def prepare(case: Case, world: World, model: Cosmos3Generator.Config | None = No
 
 
 def make_task(generator: Cosmos3Generator, world: World) -> Cosmos3Task:
-    return Cosmos3Task(
-        model=generator, objective=RectifiedFlow.Config(shift=3.0), data=VideoLoader.Config(), world=world
-    )
+    objective = ActionFlow if generator.config.network.action_gen else RectifiedFlow
+    return Cosmos3Task(model=generator, objective=objective.Config(shift=3.0), data=VideoLoader.Config(), world=world)
 
 
 def rank_packs(case: Case, index: int, world: World) -> list[list[VideoSample]]:
     """What this rank's loader would give for a step."""
-    own = make_packs(index)[world.data_rank :: world.data_size]
+    packs = make_packs(index)
+    if case.network.action_gen:
+        add_actions(packs[-1])
+    own = packs[world.data_rank :: world.data_size]
     return [list(chain(*own))] if case.one_pack else own
 
 

@@ -77,6 +77,12 @@ def fixed_plan(word: str = "h100-80", **changes: Any) -> Plan:
         time=step and run_time(config, step, ranks=work.ranks, staged_bytes=staged, checkpoint_bytes=checkpoint),
         untimed="" if step else "its memory alone is known",
         assumptions=assumptions(
-            config, gpu, work.ranks, DATA, timed=step is not None, open_variables=["DATASET_PATH", "WAN_VAE_PATH"]
+            config,
+            gpu,
+            work.ranks,
+            DATA,
+            timed=step is not None,
+            copies=work.copied_bytes > 0,
+            open_variables=["DATASET_PATH", "WAN_VAE_PATH"],
         ),
     )

@@ -41,6 +41,7 @@ MATMULS = {"activation_checkpointing": ActivationCheckpointingConfig(mode="selec
 COMPILED = {"compile": CompileConfig(enabled=True)}
 ADAPTERS = {"lora_enabled": True, "lora_rank": 4}
 OFFLOADED = {"parallelism": ParallelismConfig(offload="frozen")}
+ALL_OFFLOADED = {"parallelism": ParallelismConfig(offload="all")}
 ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "full": FULL,
@@ -55,6 +56,9 @@ ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "adapters_full": {**ADAPTERS, **FULL},
     "adapters_offloaded": {**ADAPTERS, **OFFLOADED},
     "adapters_offloaded_full": {**ADAPTERS, **OFFLOADED, **FULL},
+    "adapters_all_offloaded": {**ADAPTERS, **ALL_OFFLOADED},
+    "offloaded": ALL_OFFLOADED,
+    "offloaded_full": {**ALL_OFFLOADED, **FULL},
     "every_pack": {"parallelism": ParallelismConfig(reduce_every_pack=True)},
     "replicated": {"parallelism": ParallelismConfig(data_parallel_replicate_degree=2)},
     "replicated_full": {"parallelism": ParallelismConfig(data_parallel_replicate_degree=2), **FULL},

@@ -93,6 +93,10 @@ def recomputation(mode: str) -> Callable[[Trainer.Config], None]:
     return change
 
 
+def activations(config: Trainer.Config) -> None:
+    config.model.config.activation_checkpointing.offload = True
+
+
 def parallelism(**settings: Any) -> Callable[[Trainer.Config], None]:
     def change(config: Trainer.Config) -> None:
         config.model.config.parallelism = replace(config.model.config.parallelism, **settings)
@@ -132,6 +136,10 @@ def bfloat16(config: Trainer.Config) -> None:
     config.model.config.precision = "bfloat16"
 
 
+def float16(config: Trainer.Config) -> None:
+    config.model.config.precision = "float16"
+
+
 def average(config: Trainer.Config) -> None:
     config.model.config.ema = PowerEMA.Config(enabled=True, rate=0.1)
 
@@ -147,6 +155,7 @@ ARRANGEMENTS: dict[str, Callable[[Trainer.Config], None]] = {
     "dropout": dropout,
     "bits4": rounded,
     "bf16": bfloat16,
+    "fp16": float16,
     "float8": float8,
     "adamw8bit": eight_bits,
     "average": average,
@@ -154,6 +163,9 @@ ARRANGEMENTS: dict[str, Callable[[Trainer.Config], None]] = {
     "every_pack": parallelism(reduce_every_pack=True),
     "cp2": parallelism(context_parallel_shard_degree=2),
     "offloaded": parallelism(offload="frozen"),
+    "all": parallelism(offload="all"),
+    "half": parallelism(offload_fraction=0.5),
+    "inputs_offloaded": activations,
     "hsdp": parallelism(data_parallel_replicate_degree=2),
     "fill50": lambda config: None,
     "fill20": lambda config: None,

@@ -152,7 +152,8 @@ TOGETHER = {
     "validation.enable": ("custom.val_dataset.annotation_path", "custom.val_dataset.media_path"),
 }
 """Keys that a report asks for under another key; DATA stands for the keys of data that the file has."""
-VARIABLES = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "VIDEOPHYSICS_ROOT", "VLM_SAFETENSORS_PATH")
+VARIABLES = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "VIDEOPHYSICS_ROOT", "VLM_SAFETENSORS_PATH",
+             "LIBERO_ROOT", "DROID_ROOT", "ROBOT_STATISTICS")  # fmt: skip
 
 
 def all_verdicts(folder: Path) -> dict[PublishedFile, Verdict]:

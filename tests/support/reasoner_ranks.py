@@ -61,6 +61,8 @@ FULL = {"activation_checkpointing": ActivationCheckpointingConfig(mode="full", d
 PADDED = {"sequence_packing": False}
 ADAPTERS = {"lora_enabled": True, "lora_rank": 4, "lora_target_modules": "q_proj,linear_fc1"}
 OFFLOADED = {"parallelism": ParallelismConfig(offload="frozen")}
+ALL_OFFLOADED = {"parallelism": ParallelismConfig(offload="all")}
+HALF = {"parallelism": ParallelismConfig(offload="all", offload_fraction=0.5)}
 CASES: dict[str, Case] = {
     "packed": Case(),
     "packed_4": Case(accumulate=4),
@@ -82,6 +84,8 @@ CASES: dict[str, Case] = {
     "adapters": Case(settings=ADAPTERS, steps=2),
     "adapters_offloaded": Case(settings={**ADAPTERS, **OFFLOADED}, steps=2),
     "frozen_offloaded": Case(freeze={"freeze_vision_encoder": True}, accumulate=4, settings=OFFLOADED),
+    "packed_offloaded": Case(settings=ALL_OFFLOADED),
+    "tied_offloaded": Case("qwen3_vl tied", steps=3, settings=HALF),
     "windows": Case("qwen2_5_vl", accumulate=2),
     "windows_recomputed": Case("qwen2_5_vl", settings=FULL, freeze={"freeze_vision_encoder": True}),
     **{name: Case(name, steps=5) for name in ("llama", "qwen3", "deepseek_v3", "gpt_oss", "llama4_text")},

@@ -85,6 +85,7 @@ class Runs:
         return self.folder / name / "checkpoints" / f"iter_{step:09d}"
 
     def close(self) -> None:
-        self.server.stdin.close()
+        self.server.terminate()  # processes that were forked meanwhile hold its input open
         self.server.wait()
+        self.server.stdin.close()
         self.errors.close()

@@ -89,4 +89,4 @@ def require_same_end(found: Path, expected: Path, step: int = 8) -> None:
     last = f"checkpoints/iter_{step:09d}"
     ours, theirs = read_checkpoint(found / last), read_checkpoint(expected / last)
     assert ours.keys() == theirs.keys()
-    assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []

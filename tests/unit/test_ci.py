@@ -54,7 +54,7 @@ def test_the_script_refuses_unknown_modes_and_missing_interpreters(tmp_path: Pat
 
 def test_each_dependency_has_a_lower_bound_and_each_extra_is_installed_by_the_script() -> None:
     for requirement in chain(PROJECT["dependencies"], *EXTRAS.values()):
-        assert re.fullmatch(r"[\w.-]+>=[\d.]+(,.*)?", requirement), requirement
+        assert re.fullmatch(r"[\w.-]+(\[[\w,]+\])?>=[\d.]+(,.*)?", requirement), requirement
     (installed,) = re.findall(r"^extras=(.*)$", SCRIPT.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert set(installed.split(",")) == set(EXTRAS)
 

@@ -20,11 +20,11 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 56_340,
-    "core_code_lines": 30_140,
+    "code_lines": 60_717,
+    "core_code_lines": 32_880,
     "longest_file": 325,
     "import_percent": 8.9,
-    "single_importer_files": 51,
+    "single_importer_files": 54,
     "names_defined_three_times": 5,
     "import_circles": 0,
 }

@@ -25,6 +25,7 @@ import psutil
 
 from worldsmith.actions.registry import commands
 from worldsmith.cli.commands import CommandParser, read_command, split_tail
+from worldsmith.cli.elastic import prepare_elastic, share_max_world_size
 from worldsmith.cli.run_source import COMMAND_VARIABLE, start_command
 from worldsmith.cli.slurm import MAX_MACHINES, add_options, submit
 from worldsmith.config.errors import UserError
@@ -48,6 +49,9 @@ torchrun's; these are the usual ones:
 
   --nproc-per-node N   processes on this machine, or `gpu`: one per GPU (default: 1)
   --nnodes N           machines (default: 1); run the same command on each, with its own node rank
+  --nnodes MIN:MAX     train on the machines that are there: if one is lost or joins, all resume from
+                       the last checkpoint with the same packs per step (trainer.grad_accum_iter is
+                       that of MAX machines); needs --max-restarts and --rdzv-endpoint HOST:PORT
   --node-rank R        number of this machine, from 0
   --master-addr HOST   address of machine 0, the same on all machines
   --master-port PORT   port on machine 0 (default: 29500; on one machine any free port)
@@ -114,6 +118,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         from torch.distributed import DistNetworkError
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
         from torch.distributed.run import run
 
         args, parser = read_launch_words(words)
@@ -124,15 +129,20 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         args.training_script_args = [name, *packages, *command_words]
         if getattr(args, "slurm", False):
             return submit_job(args, parser, words, plan, check, packages)
-        machines, processes = count_processes(args)
+        minimum, machines, processes = count_processes(args)
+        most = machines * processes
+        if minimum < machines:
+            prepare_elastic(args, command_words, range(minimum, machines + 1), processes)
         if plan is not None:
-            os.environ["WORLD_SIZE"] = str(machines * processes)
+            os.environ["WORLD_SIZE"] = str(most)
             return plan()
-        check()  # a mistake is reported once, before there are processes to repeat it
+        if minimum == machines:
+            check()  # a mistake is reported once, before there are processes to repeat it
         set_rendezvous(args, machines)
         logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(drop_traceback)
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(is_failure_record)
-        with desk, block_stop_signals(), share_run_name(), report_waiting(args, machines, desk):
+        shared = share_max_world_size(most if minimum < machines else None)
+        with desk, block_stop_signals(), share_run_name(), shared, report_waiting(args, minimum, machines, desk):
             try:
                 require_devices(processes)
                 run(args)
@@ -146,6 +156,10 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
                 return 1
             except DistNetworkError as error:
                 raise UserError(f"worldsmith launch: {describe_rendezvous_failure(args, error)}") from error
+            except RendezvousError as error:
+                how = f"failed ({type(error).__name__}): its machine was lost, or there are too few machines"
+                report(f"the rendezvous at {rendezvous_endpoint(args)} {how}; the same command resumes")
+                return 1
             except ValueError as error:
                 raise UserError(f"worldsmith launch: {error}") from error
         if desk.exit_code is None:
@@ -246,36 +260,42 @@ def share_run_name() -> Iterator[None]:
 
 
 @contextmanager
-def report_waiting(args: Namespace, machines: int, desk: LauncherServer) -> Iterator[None]:
+def report_waiting(args: Namespace, minimum: int, machines: int, desk: LauncherServer) -> Iterator[None]:
     """Context manager: logs at intervals that this machine waits for other machines, until processes start on this one.
 
     If launchers of other machines send no report after the processes here have ended, it logs this; after 60 s
-    (`GIVE_UP`) it exits this process with the exit code that is known so far.
+    (`GIVE_UP`) it exits this process with the exit code that is known so far. With ``--nnodes MIN:MAX`` processes that
+    were stopped start again when machines come or go, so only exit code 0 is final.
 
     Args:
         args: Parsed arguments of `worldsmith launch`, for the address in messages.
-        machines: Number of machines; with 1, no message is logged.
+        minimum: Min number of machines.
+        machines: Max number of machines; with 1, no message is logged.
         desk: Server that receives the exit code of the processes on this machine.
     """
     started_at, over = time.monotonic(), threading.Event()
     others = f"{machines - 1} other {'machine' if machines == 2 else 'machines'}"
+    elastic = minimum < machines
+    if elastic:
+        others = f"other machines ({minimum} to {machines} in all)"
 
     def watch() -> None:
         pause, started, ended = FIRST_REPORT_AFTER, False, 0.0
         while not over.wait(pause):
             now = time.monotonic()
+            code = None if elastic and desk.exit_code else desk.exit_code
             if psutil.Process().children():
                 started, pause, ended = True, FIRST_REPORT_AFTER, 0.0
-            elif desk.exit_code is not None and not ended:
+            elif code is not None and not ended:
                 ended = now
                 report(
                     f"all processes on this machine have ended; waiting for a report from {others}, at most "
                     f"{GIVE_UP:.0f} s"
                 )
-            elif desk.exit_code is not None and now - ended > GIVE_UP:
+            elif code is not None and now - ended > GIVE_UP:
                 report(f"no report from {others}; perhaps the launcher there was killed")
-                os._exit(desk.exit_code)
-            elif not started:
+                os._exit(code)
+            elif elastic or not started:
                 pause = min(2 * pause, 60)
                 report(
                     f"waiting for {others} to connect at {rendezvous_endpoint(args)} ({now - started_at:.0f} s); "
@@ -367,8 +387,8 @@ def describe_rendezvous_failure(args: Namespace, error: Exception) -> str:
     )
 
 
-def count_processes(args: Namespace) -> tuple[int, int]:
-    """Returns the maximum number of machines, and the number of processes on this machine.
+def count_processes(args: Namespace) -> tuple[int, int, int]:
+    """Returns the min and the max number of machines, and the number of processes on this machine.
 
     Raises:
         UserError: If the arguments are invalid.
@@ -379,7 +399,7 @@ def count_processes(args: Namespace) -> tuple[int, int]:
         minimum, maximum = parse_min_max_nnodes(args.nnodes)
         if not 1 <= minimum <= maximum <= MAX_MACHINES:
             raise ValueError(f"expected 1 to {MAX_MACHINES} machines")
-        return maximum, determine_local_world_size(args.nproc_per_node)
+        return minimum, maximum, determine_local_world_size(args.nproc_per_node)
     except (ValueError, RuntimeError) as error:
         words = f"--nnodes {shorten(args.nnodes)} --nproc-per-node {shorten(args.nproc_per_node)}"
         raise UserError(f"worldsmith launch: {words}: {error}") from error

@@ -20,8 +20,8 @@ from worldsmith.config.command_line.typed_flags import TypedFlag
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import Range, annotated_hints
-from worldsmith.config.declare.value_types import union_members
-from worldsmith.config.errors import ConfigError
+from worldsmith.config.declare.value_types import fits, union_members
+from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.config_draft import Loaded, finish
 from worldsmith.config.tree.references import Kept
 from worldsmith.monitor.terminal_text import print_message, print_warning
@@ -123,8 +123,13 @@ class GivenWords:
         loader = draft.tree.dataloader_train
         if type(loader.dataset) is type(dataset):
             loader.dataset.path = dataset.path
-        else:
+        elif fits(dataset, field_hints(type(loader))["dataset"]):
             loader.dataset = dataset
+        else:
+            found = type(loader.dataset).__qualname__
+            raise UserError(
+                f"{dataset.path} cannot be read with {recipe}, whose dataset is {found}: choose another recipe"
+            )
         draft.tree.trainer.run_validation = False
         return finish(draft, overrides)
 

@@ -74,13 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 read_words = run_source.read_words
 
 
-def check(args: argparse.Namespace) -> None:
-    """Loads the config that parsed arguments describe, as `run` does, without training.
+def check(args: argparse.Namespace) -> Loaded:
+    """Loads the config that parsed arguments describe, as `run` does, without training, and returns it.
 
     Raises ConfigError or UserError for what the user can fix.
     """
     adopt_parent_run(args)
-    run_source.load_run(args)
+    return run_source.load_run(args)[0]
 
 
 def run(args: argparse.Namespace) -> int:

@@ -89,12 +89,21 @@ class ParallelismConfig(Config):
     fsdp_master_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of weights, gradients and optimizer state between steps; bfloat16 rounds the updates. Adapters stay
     float32."""
-    offload: Literal["none", "frozen"] = "none"
-    """Weights that stay in host RAM. `frozen`: frozen weights, also quantized ones; those of a layer are copied to the
-    GPU while the layer before it computes, and freed after use. Adapters and other trained weights stay on the GPU."""
+    offload: Literal["none", "frozen", "all"] = "none"
+    """Weights that stay in host RAM; those of a layer are copied to the GPU while the layer before it computes, and
+    freed after use. `frozen`: frozen weights, also quantized ones. `all`: trained weights too, with their gradients,
+    optimizer state and EMA weights; the optimizer runs on the CPU."""
+    offload_fraction: Annotated[float, Range(gt=0, le=1)] = 1.0
+    """Fraction of the layers whose weights `offload` keeps in host RAM, spread evenly over the network; the weights of
+    the other layers stay on the GPU, which takes more of its memory and fewer copies."""
     reduce_every_pack: bool = False
     """Reduce gradients after each pack instead of once per step: more communication, but no rank stores all gradients
     in float32."""
+
+    def check(self) -> None:
+        if self.offload == "none" and self.offload_fraction < 1:
+            why, remedy = "no layer is offloaded", 'write offload = "frozen" or "all"'
+            raise wrong(self, "offload_fraction", "offload", why=why, remedy=remedy)
 
 
 class CompileConfig(Config):

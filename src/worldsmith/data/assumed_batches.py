@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.clips.latent_grid import LatentGrid
-    from worldsmith.data.clips.video_dataset import VideoDataset
     from worldsmith.data.conversations.chat_loader import ChatLoader
     from worldsmith.data.conversations.chat_processor import ChatSample
     from worldsmith.data.conversations.media.media_processor import MediaProcessor
@@ -26,8 +25,6 @@ CAPTION_TOKENS = 200
 """Assumed number of tokens of a caption, and of the unsupervised text of a conversation."""
 ASPECT = "16,9"
 """Assumed aspect ratio "width,height" of the clips if the config has a resolution bucket."""
-RATE = 24.0
-"""Assumed frame rate, if the dataset has none."""
 Kind = Literal["image", "video"]
 TYPES = {"image": 1, "video": 2}
 """Token type of the placeholder tokens of each media type; text is 0."""
@@ -96,19 +93,20 @@ def assumed_clips(
         fill: Fraction of the token limit of a pack, or of its number of samples if it has no token limit; 0 to 1.
         encoded: Whether the clips have latents, as from a cache; False: pixels.
     """
-    dataset, room = data.dataset, max_pack_tokens(data.max_sequence_length, fill)
-    width, height = exact_size(dataset.resolution) or RESOLUTIONS[dataset.resolution][ASPECT]
+    room = max_pack_tokens(data.max_sequence_length, fill)
+    resolution, length, fps, actions = data.dataset.assumed_clip()
+    rows = 0 if actions is None else len(actions.rows)
+    width, height = exact_size(resolution) or RESOLUTIONS[resolution][ASPECT]
     caption = min(CAPTION_TOKENS, data.max_caption_tokens)
-    frames = grid.usable_frames(assumed_frames(dataset))
-    while (tokens := grid.sample_tokens(caption, shape := grid.latent_shape(frames, height, width))) > room:
-        if frames == 1:
+    frames = grid.usable_frames(length)
+    while (tokens := grid.sample_tokens(caption, shape := grid.latent_shape(frames, height, width)) + rows) > room:
+        if frames == 1 or rows:
             break
         frames = grid.usable_frames(max(1, frames // 2))
     count = max(1, int(room // tokens)) if data.max_sequence_length else max(1, round(fill * max_samples(data)))
     if data.max_sequence_length:
         caption = min(data.max_caption_tokens, caption + max(0, int(room) // count - tokens))
-        tokens = grid.sample_tokens(caption, shape)
-    fps = dataset.conditioning_fps if dataset.conditioning_fps > 0 else RATE
+        tokens = grid.sample_tokens(caption, shape) + rows
     bare = [
         VideoSample(
             key=f"assumed_{index}",
@@ -121,10 +119,11 @@ def assumed_clips(
             size=(height, width),
             num_frames=frames,
             fps=fps,
-            condition_frames=0,
+            condition_frames=0 if actions is None else 1,
             num_tokens=tokens,
             cache_key=None,
-            resolution=dataset.resolution,
+            resolution=resolution,
+            actions=actions,
         )
         for index in range(count)
     ]
@@ -215,13 +214,6 @@ def assumed_first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, 
         latent_shape=shape,
         num_frames=clip.num_frames if opening else 1,
     )
-
-
-def assumed_frames(dataset: VideoDataset.Config) -> int:
-    """Returns the assumed frames of a clip: `num_video_frames`, else the largest frame bucket, else `min_frames`."""
-    if dataset.num_video_frames > 0:
-        return dataset.num_video_frames
-    return max(dataset.frame_buckets) if dataset.frame_buckets else dataset.min_frames
 
 
 def max_pack_tokens(cap: int | None, fill: float) -> float:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+
+from worldsmith.files.remote import is_remote, read_remote, remote_facts
 
 PIECE = 1 << 14
 """Number of bytes read at the start, in the middle and at the end of a file."""
@@ -21,7 +24,15 @@ def file_fingerprint(path: str | Path) -> str:
     """Returns a short fingerprint of a file: 12 hex digits of a hash of its size and three pieces of its content.
 
     At most 48 KiB are read. The result is "" if the file cannot be read or is not a regular file.
+
+    Args:
+        path: Path, or address of a remote file; the result does not depend on where the file is stored.
     """
+    if is_remote(str(path)):
+        try:
+            return remote_fingerprint(str(path))
+        except OSError:
+            return ""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     except (OSError, ValueError):
@@ -30,14 +41,27 @@ def file_fingerprint(path: str | Path) -> str:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             return ""
-        digest = hashlib.sha256(str(status.st_size).encode())
-        for start in (0, max(0, (status.st_size - PIECE) // 2), max(0, status.st_size - PIECE)):
-            digest.update(os.pread(handle, PIECE, start))
-        return digest.hexdigest()[:12]
+        return hash_pieces(status.st_size, lambda start: os.pread(handle, PIECE, start))
     except OSError:
         return ""
     finally:
         os.close(handle)
+
+
+@lru_cache(maxsize=65536)
+def remote_fingerprint(address: str) -> str:
+    size = remote_facts(address).size
+    if size is None:
+        return hashlib.sha256(read_remote(address)).hexdigest()[:12]
+    return hash_pieces(size, lambda start: read_remote(address, start, PIECE))
+
+
+def hash_pieces(size: int, read: Callable[[int], bytes]) -> str:
+    """Returns the fingerprint of a file of `size` bytes; `read` returns the `PIECE` bytes from a byte offset on."""
+    digest = hashlib.sha256(str(size).encode())
+    for start in (0, max(0, (size - PIECE) // 2), max(0, size - PIECE)):
+        digest.update(read(start))
+    return digest.hexdigest()[:12]
 
 
 def file_fingerprints(paths: Iterable[str]) -> dict[str, str]:

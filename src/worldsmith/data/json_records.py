@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,21 +15,27 @@ from typing import Any
 
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.json_file import object_of
+from worldsmith.files.remote import is_remote, read_remote
 
 MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """Matches JSON bytes that may contain an unpaired surrogate (invalid Unicode), which Python's parser accepts."""
 
 
-def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
+def read_lines(file: Path | str) -> Iterator[tuple[int, bytes]]:
     """Yields (1-based line number, bytes) of every non-blank line; gzip is detected from the first bytes.
+
+    Args:
+        file: Path, or address of a remote file, which is read into memory.
 
     Raises:
         DataError: If the file cannot be read to its end.
     """
     try:
-        with open(file, "rb") as raw:
+        remote = read_remote(file) if isinstance(file, str) and is_remote(file) else None
+        with io.BytesIO(remote) if remote is not None else open(file, "rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(file, "rb") if zipped else open(file, "rb") as lines:
+        with io.BytesIO(remote) if remote is not None else open(file, "rb") as raw:
+            lines = gzip.GzipFile(fileobj=raw) if zipped else raw
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, line
@@ -82,9 +90,9 @@ def find_repeat(value: Any, faults: Mapping[int, SampleError]) -> SampleError | 
     return next((fault for item in inside if (fault := find_repeat(item, faults))), None)
 
 
-def first_record(file: Path) -> Any:
+def first_record(file: Path | str) -> Any:
     """Returns the first valid record of a `.jsonl[.gz]` file; None if it has another suffix or no valid record."""
-    if ".jsonl" not in file.name:
+    if ".jsonl" not in os.path.basename(file):
         return None
     for _, line in read_lines(file):
         with suppress(SampleError):

@@ -50,6 +50,10 @@ class EncodedCache:
     """Name of the tensor in its file."""
     what: ClassVar[str]
     """Name of the encoded input, for messages."""
+    expects_hits: bool = False
+    """Whether the run has filled the cache before the training: an input that is encoded now is late."""
+    late: int = 0
+    """Number of inputs that were encoded although `expects_hits` was set; the first one is logged."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
         """Opens the cache in `folder` for an encoder with this `fingerprint`, and removes stale temporary files."""
@@ -123,6 +127,13 @@ class EncodedCache:
         """Writes a tensor to the cache in its dtype; the first failed write is logged, later ones are only counted."""
         from safetensors.torch import save
 
+        self.late += self.expects_hits
+        if self.late == 1:
+            log.warning(
+                "a %s is encoded next to the network, since it was not encoded before the training; the following ones "
+                "are only counted (cache_late). `worldsmith encode --passes N` encodes N epochs before a run",
+                self.what,
+            )
         encoded = encoded.detach().cpu().contiguous()
         try:
             self._write(key, save({self.tensor: encoded}, metadata={"crc32": checksum(encoded)}))

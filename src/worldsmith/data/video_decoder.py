@@ -1,11 +1,13 @@
 """Reads video files with PyAV: metadata, and selected frames.
 
-A path may be the address of a tar member (`shards.addresses`), which is read into memory completely.
+A path may be the address of a tar member (`shards.addresses`) or of a remote file. These are read into memory.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
+import math
 import os
 import stat
 from collections.abc import Container, Iterator, Sequence
@@ -22,7 +24,7 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from worldsmith.data.shards.addresses import is_part, read_part
+from worldsmith.data.shards.addresses import is_read_whole, read_clip
 from worldsmith.data.stream.errors import READ_ERRORS, SampleError, read_error
 
 CONTAINERS = (
@@ -76,20 +78,20 @@ class FileStatus(NamedTuple):
     st_size: int
     """Size in bytes."""
     st_mtime_ns: int
-    """Modification time in nanoseconds; 0 for a tar member."""
+    """Modification time in nanoseconds; 0 for a tar member or remote file."""
 
 
 def examine(path: str) -> tuple[FileStatus, VideoInfo]:
     """Returns (size and modification time, metadata) of a video or image file; decodes one frame.
 
     Args:
-        path: Path, or address of a tar member.
+        path: Path, or address of a tar member or remote file.
 
     Raises:
         SampleError: If the file is not a readable video.
     """
-    if is_part(path):
-        status = FileStatus(len(read_part(path)), 0)
+    if is_read_whole(path):
+        status = FileStatus(len(read_clip(path)), 0)
     else:
         found = file_status(path, "not_a_video")
         status = FileStatus(found.st_size, found.st_mtime_ns)
@@ -122,7 +124,7 @@ def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
     The result is cached, so `size` and `mtime_ns` must be those of the current version of the file.
 
     Args:
-        path: Path, or address of a tar member.
+        path: Path, or address of a tar member or remote file.
         size: Size in bytes.
         mtime_ns: Modification time in nanoseconds.
 
@@ -169,7 +171,7 @@ def pick(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFr
     All frames from the start are decoded in order: exact for every stream, also with a variable frame rate.
 
     Args:
-        path: Path, or address of a tar member.
+        path: Path, or address of a tar member or remote file.
         info: Metadata of the file, from `examine`.
         indices: Frame indices in ascending order.
 
@@ -195,7 +197,7 @@ def pick_few(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[Vid
     Frames are identified by time stamps; if these are incomplete, `pick` is used.
 
     Args:
-        path: Path, or address of a tar member.
+        path: Path, or address of a tar member or remote file.
         info: Metadata of the file, from `examine`.
         indices: Frame indices in ascending order.
 
@@ -216,6 +218,46 @@ def pick_few(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[Vid
                     if done == len(wanted):
                         return
     yield from pick(path, info, indices[done:])
+
+
+def pick_times(path: str, info: VideoInfo, times: Sequence[float], tolerance: float) -> Iterator[VideoFrame]:
+    """Yields the decoded frame at each of some times, in seconds after the first frame of the file.
+
+    Decoding begins at the last key frame before the first time. The result is exact: each frame is accepted by its
+    own time stamp.
+
+    Args:
+        path: Path, or address of a tar member or remote file.
+        info: Metadata of the file, from `examine`.
+        times: Times in ascending order.
+        tolerance: Max difference in seconds between a time and that of its frame.
+
+    Raises:
+        SampleError: If the file cannot be read or is truncated, or has no frame at one of the times (times_differ).
+    """
+    done = 0
+    with opened(path) as (container, stream):
+        base, origin = float(stream.time_base or 1), stream.start_time or 0
+        container.seek(origin + max(0, math.floor((times[0] - tolerance) / base)), stream=stream)
+        frames = decode(container, stream, info)
+        first = next(frames, None)
+        if first is None or first.pts is None or (first.pts - origin) * base > times[0] + tolerance:
+            container.seek(origin, stream=stream)
+            frames = decode(container, stream, info)
+        else:
+            frames = itertools.chain((first,), frames)
+        for frame in frames:
+            if frame.pts is None:
+                raise SampleError("times_differ", "the frames of the file have no time stamps")
+            time = (frame.pts - origin) * base
+            if time > times[done] + tolerance:
+                raise SampleError("times_differ", f"no frame at {times[done]:.4f} s; the next one is at {time:.4f} s")
+            if time >= times[done] - tolerance:
+                yield frame
+                done += 1
+                if done == len(times):
+                    return
+    raise SampleError("truncated", f"the file ends before the frame at {times[done]:.4f} s")
 
 
 def frame_stamps(container: InputContainer, stream: VideoStream) -> list[int]:
@@ -291,15 +333,15 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 
 def source_of(path: str) -> str | io.BytesIO:
-    """Returns the argument for `av.open`: the path of a video, or a buffer with the content of an image or tar member.
+    """Returns the argument for `av.open`: the path of a local video, or a buffer with the content of the file.
 
-    An image is read into memory, because FFmpeg treats image paths as patterns of an image sequence.
+    Tar members and remote files are read into memory, and images, because FFmpeg treats their paths as patterns.
 
     Raises:
         SampleError: If a JPEG is truncated, since its missing part would be decoded as gray.
     """
-    if is_part(path):
-        data = read_part(path)
+    if is_read_whole(path):
+        data = read_clip(path)
     elif path.lower().endswith(IMAGES):
         with open(path, "rb") as file:
             data = file.read()
@@ -314,12 +356,12 @@ def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
     """Returns (reason, detail) of the SampleError for an unreadable file.
 
     Args:
-        path: Path, or address of a tar member.
+        path: Path, or address of a tar member or remote file.
         reason: Reason that is returned if the file is neither missing, unreadable, empty nor a truncated MP4.
         detail: Message for `reason`.
     """
     try:
-        with io.BytesIO(read_part(path)) if is_part(path) else open(path, "rb") as file:
+        with io.BytesIO(read_clip(path)) if is_read_whole(path) else open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             if size == 0:
                 return "empty_file", "the file has 0 bytes"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from worldsmith.config.sections import ActivationCheckpointingConfig
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FUSED_ATTENTION = re.compile(
     r"scaled_dot_product|flash_attention|flash_attn|efficient_attention|varlen_attn|flex_attention"
@@ -94,7 +95,7 @@ def divide_layers(
     yield [layer for layer in layers if layer not in chosen], replace(config, mode=config.other_layers)
 
 
-def spread_evenly(modules: Sequence[nn.Module], fraction: float) -> list[nn.Module]:
+def spread_evenly(modules: Sequence[T], fraction: float) -> list[T]:
     """Returns the given fraction of the modules, rounded up, at equal distances, beginning with the first one."""
     count = math.ceil(fraction * len(modules) - 1e-9)
     return [modules[index * len(modules) // count] for index in range(count)]

@@ -70,6 +70,26 @@ class SharedStream:
         """All-gathers the token shards [own_length, …] into the stream [length, …], without padding. Collective."""
         return Gather.apply(tokens, self.group)[: self.length]
 
+    def take(self, tokens: Tensor, index: Tensor) -> Tensor:
+        """Returns the tokens with these indices in the stream, [k, …]; those of other ranks have arbitrary values.
+
+        Args:
+            tokens: This rank's tokens [own_length, …].
+            index: Indices in the stream, int64 [k].
+        """
+        return tokens.index_select(0, self.own_index(index).clamp(max=self.own_length - 1))
+
+    def place(self, tokens: Tensor, index: Tensor, values: Tensor) -> Tensor:
+        """Returns a copy of this rank's tokens in which `values` [k, …] replace those with these indices."""
+        # One more row receives the values of the tokens of other ranks.
+        spare = torch.cat((tokens, tokens.new_zeros(1, *tokens.shape[1:])))
+        return spare.index_copy(0, self.own_index(index), values)[: self.own_length]
+
+    def own_index(self, index: Tensor) -> Tensor:
+        """Converts indices in the stream to indices in this rank's shard; `own_length` for tokens of other ranks."""
+        own = index - self.group.rank() * self.own_length
+        return torch.where((own >= 0) & (own < self.own_length), own, self.own_length)
+
     def head_shares(self, tensor: Tensor) -> Tensor:
         """Reshapes [n, heads, d] to [n, ranks, heads per rank, d]; repeats heads if they are fewer than ranks."""
         if tensor.shape[1] < self.ranks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -56,8 +56,9 @@ def shard_network(
     unused: Iterable[nn.Module] = (),
     entries: Mapping[nn.Module, Sequence[str]] | None = None,
     left_alone: Iterable[nn.Parameter] = (),
-    offload: bool = False,
+    offload: Literal["none", "frozen", "all"] = "none",
     quantized: Collection[nn.Module] = (),
+    resident: Collection[nn.Module] = (),
 ) -> list[nn.Parameter]:
     """Shards `network` in place with FSDP2; each of `units` is all-gathered separately when it is used.
 
@@ -74,8 +75,9 @@ def shard_network(
             their gradients in steps with several packed batches.
         entries: Names of methods, by module, for which its parameters are all-gathered as for `forward`.
         left_alone: Parameters that are not sharded; every rank stores them completely.
-        offload: Whether the frozen sharded parameters and the layers of `quantized` stay in host RAM.
+        offload: Sharded parameters that stay in host RAM, with the weights of the layers of `quantized`.
         quantized: Quantized layers inside of `units`, see `offload.HostLayer`.
+        resident: Modules of `units` that are not offloaded.
 
     Returns:
         Offloaded parameters, which the caller allocates in host RAM.
@@ -98,11 +100,11 @@ def shard_network(
     for module, names in (entries or {}).items():
         for name in names:
             register_fsdp_forward_method(module, name)
-    if not offload:
+    if offload == "none":
         return []
-    from worldsmith.distributed.offload import offload_frozen  # which uses internal classes of FSDP
+    from worldsmith.distributed.offload import offload as move_to_host  # which uses internal classes of FSDP
 
-    return offload_frozen(network, units, quantized)
+    return move_to_host(network, units, quantized, trained=offload == "all", resident=resident)
 
 
 def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> None:

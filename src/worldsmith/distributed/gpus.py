@@ -27,6 +27,8 @@ class Gpu:
     """Memory bandwidth in bytes per second."""
     link: float = 0.0
     """Bandwidth to another GPU in the same machine, in bytes per second, one way."""
+    host_link: float = 0.0
+    """Bandwidth to host RAM (PCIe x16), in bytes per second, one way."""
     network: float = 0.0
     """Assumed network bandwidth between machines per GPU, one way, in bytes per second (not from data sheets)."""
     driver_names: tuple[str, ...] = ()
@@ -37,7 +39,9 @@ class Gpu:
     """Fraction of `peak_flops` that a large matmul reaches before power limits it: 0.8 was measured on an H200."""
 
 
-def _gpu(name: str, gib: float, tera: float, bandwidth: float, link: float, gigabits: int, *known_as: str) -> Gpu:
+def _gpu(
+    name: str, gib: float, tera: float, bandwidth: float, link: float, host_link: float, gigabits: int, *known_as: str
+) -> Gpu:
     """Builds a `Gpu` from the usual units of data sheets.
 
     Args:
@@ -46,32 +50,34 @@ def _gpu(name: str, gib: float, tera: float, bandwidth: float, link: float, giga
         tera: Peak rate in TFLOP/s.
         bandwidth: Memory bandwidth in TB/s.
         link: Bandwidth to another GPU in the machine, in bytes per second.
+        host_link: Bandwidth to host RAM, in bytes per second.
         gigabits: Network bandwidth per GPU in Gbit/s.
         known_as: Substrings by which the device name that the driver reports is recognized.
     """
     reached = 0.88 if name.startswith("a100") else 0.8
-    return Gpu(name, int(gib * GIB), tera * 1e12, bandwidth * 1e12, link, gigabits * 1e9 / 8, known_as, reached=reached)
+    network = gigabits * 1e9 / 8
+    return Gpu(name, int(gib * GIB), tera * 1e12, bandwidth * 1e12, link, host_link, network, known_as, reached=reached)
 
 
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("b200", 178.3, 2250, 8.0, NVLINK_5, 400, "B200"),
-        _gpu("h200", 139.7, 989, 4.8, NVLINK_4, 400, "H200"),
-        _gpu("h100-80", 79.1, 989, 3.35, NVLINK_4, 400, "H100", "H800"),
-        _gpu("h100-94", 93.1, 835, 3.9, PCIE_5, 200, "H100 NVL"),
-        _gpu("h100-pcie", 79.1, 756, 2.0, PCIE_5, 200, "H100 PCIe"),
-        _gpu("a100-80", 79.1, 312, 2.0, NVLINK_3, 200, "A100", "A800"),
-        _gpu("a100-40", 39.4, 312, 1.555, NVLINK_3, 200, "A100-SXM4-40GB", "A100-PCIE-40GB"),
-        _gpu("l40s", 44.4, 362, 0.864, PCIE_4, 100, "L40S"),
-        _gpu("l4", 22.0, 121, 0.3, PCIE_4, 100, "L4"),
-        _gpu("a10", 22.0, 125, 0.6, PCIE_4, 100, "A10G", "A10"),
-        _gpu("rtx-pro-6000", 94.9, 503, 1.792, PCIE_5, 100, "RTX PRO 6000"),
-        _gpu("rtx-6000-ada", 47.4, 364, 0.96, PCIE_4, 100, "RTX 6000 Ada"),
-        _gpu("rtx-a6000", 47.4, 155, 0.768, PCIE_4, 100, "RTX A6000"),
-        _gpu("rtx-5090", 31.3, 209, 1.792, PCIE_5, 100, "RTX 5090"),
-        _gpu("rtx-4090", 23.5, 165, 1.008, PCIE_4, 100, "RTX 4090"),
-        _gpu("rtx-3090", 23.5, 71, 0.936, PCIE_4, 100, "RTX 3090"),
+        _gpu("b200", 178.3, 2250, 8.0, NVLINK_5, PCIE_5, 400, "B200"),
+        _gpu("h200", 139.7, 989, 4.8, NVLINK_4, PCIE_5, 400, "H200"),
+        _gpu("h100-80", 79.1, 989, 3.35, NVLINK_4, PCIE_5, 400, "H100", "H800"),
+        _gpu("h100-94", 93.1, 835, 3.9, PCIE_5, PCIE_5, 200, "H100 NVL"),
+        _gpu("h100-pcie", 79.1, 756, 2.0, PCIE_5, PCIE_5, 200, "H100 PCIe"),
+        _gpu("a100-80", 79.1, 312, 2.0, NVLINK_3, PCIE_4, 200, "A100", "A800"),
+        _gpu("a100-40", 39.4, 312, 1.555, NVLINK_3, PCIE_4, 200, "A100-SXM4-40GB", "A100-PCIE-40GB"),
+        _gpu("l40s", 44.4, 362, 0.864, PCIE_4, PCIE_4, 100, "L40S"),
+        _gpu("l4", 22.0, 121, 0.3, PCIE_4, PCIE_4, 100, "L4"),
+        _gpu("a10", 22.0, 125, 0.6, PCIE_4, PCIE_4, 100, "A10G", "A10"),
+        _gpu("rtx-pro-6000", 94.9, 503, 1.792, PCIE_5, PCIE_5, 100, "RTX PRO 6000"),
+        _gpu("rtx-6000-ada", 47.4, 364, 0.96, PCIE_4, PCIE_4, 100, "RTX 6000 Ada"),
+        _gpu("rtx-a6000", 47.4, 155, 0.768, PCIE_4, PCIE_4, 100, "RTX A6000"),
+        _gpu("rtx-5090", 31.3, 209, 1.792, PCIE_5, PCIE_5, 100, "RTX 5090"),
+        _gpu("rtx-4090", 23.5, 165, 1.008, PCIE_4, PCIE_4, 100, "RTX 4090"),
+        _gpu("rtx-3090", 23.5, 71, 0.936, PCIE_4, PCIE_4, 100, "RTX 3090"),
     )
 }
 """GPUs by name; within a series, larger and newer GPUs come first."""

@@ -13,6 +13,8 @@ from typing import Any, Self
 
 LAUNCHER = "WORLDSMITH_LAUNCHER"
 """Environment variable of the launched processes: process ID of the launcher, its port, and a secret."""
+MAX_WORLD_SIZE = "WORLDSMITH_MAX_WORLD_SIZE"
+"""Environment variable of the processes of a launch with `--nnodes MIN:MAX`: max number of processes."""
 PATIENCE = 10.0
 """Timeout in seconds for the answer of the launcher, which runs on the same machine and usually answers at once."""
 
@@ -60,6 +62,12 @@ class LauncherServer:
             new = value not in self._printed
             self._printed.add(value)
             return "new" if new else "said"
+
+
+def max_world_size() -> int | None:
+    """Returns the max number of processes of a launch with `--nnodes MIN:MAX`; None in a run of a fixed number."""
+    known = os.environ.get(MAX_WORLD_SIZE)
+    return int(known) if known else None
 
 
 def launcher_pid() -> int | None:

@@ -90,6 +90,11 @@ def pin(buffer: Tensor) -> bool:
     return code == 0
 
 
+def pinned_bytes(size: int) -> int:
+    """Returns the bytes that PyTorch's allocator of page-locked memory takes for a tensor of `size` bytes."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
 def unpin(buffer: Tensor) -> None:
     """Reverts `pin`."""
     import torch

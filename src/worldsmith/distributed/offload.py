@@ -1,15 +1,16 @@
-"""Offload of frozen parameters: they stay in host RAM, and FSDP copies those of a unit to the device while it is used.
+"""Offload of parameters: they stay in host RAM, and FSDP copies those of a unit to the device while it is used.
 
 `CPUOffloadPolicy` of FSDP2 is not used, because it offloads all parameters of a unit, adapters and their optimizer
 state included, and because on one rank it copies parameters on the stream of the computation, so nothing overlaps.
-Here the same unit of FSDP has parameters in host RAM and on the device, and one rank copies on FSDP's copy-in stream.
+Here the same unit of FSDP can have parameters in host RAM and on the device, and one rank copies on FSDP's copy-in
+stream. Gradients of offloaded parameters are moved to host RAM by FSDP's own code, as with `CPUOffloadPolicy`: each one
+on the stream of its reduction, and at the end of the backward pass the process waits for all of them.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch import nn
@@ -34,7 +35,7 @@ class HostLayer(Protocol):
 
 
 class HostParam(FSDPParam):
-    """Frozen parameter of FSDP whose shard is in host RAM; the all-gather uses a copy of the shard on the device."""
+    """Parameter of FSDP whose shard is in host RAM; the all-gather uses a copy of the shard on the device."""
 
     copied: Tensor | None = None
     """Copy of the shard on the device; None before `copy_to_device` and after the all-gather."""
@@ -117,13 +118,19 @@ def groups_of(network: nn.Module) -> Iterator[FSDPParamGroup]:
 
 
 def host_params(group: FSDPParamGroup) -> list[HostParam]:
+    """Returns the offloaded parameters of a group."""
     return [param for param in group.fsdp_params if isinstance(param, HostParam)]
 
 
-def offload_frozen(
-    network: nn.Module, units: Collection[nn.Module], quantized: Collection[Any] = ()
+def offload(
+    network: nn.Module,
+    units: Collection[nn.Module],
+    quantized: Collection[Any] = (),
+    *,
+    trained: bool = False,
+    resident: Collection[nn.Module] = (),
 ) -> list[nn.Parameter]:
-    """Offloads the frozen sharded parameters and the quantized weights of a network, and prefetches layers, in place.
+    """Offloads sharded parameters and the quantized weights of a network, and prefetches layers, in place.
 
     The network is sharded and on the meta device. The caller allocates the returned parameters in host RAM.
 
@@ -131,35 +138,60 @@ def offload_frozen(
         network: Root module of FSDP.
         units: Modules that are separate FSDP units; those in an `nn.ModuleList` prefetch the next one of the list.
         quantized: Quantized layers (`HostLayer`) of the network.
+        trained: Whether trained parameters are offloaded too, and not only frozen ones.
+        resident: Layers whose parameters and quantized weights stay on the device.
     """
-    found = []
+    found, stays = [], {module for layer in resident for module in layer.modules()}
     for group in groups_of(network):
-        frozen = [param for param in group.fsdp_params if not param.sharded_param.requires_grad]
-        for param in frozen:
-            param.__class__, param.offload_to_cpu = HostParam, True
         unit = group.modules[0]
+        if unit in stays:
+            continue
+        offloaded = [param for param in group.fsdp_params if trained or not param.sharded_param.requires_grad]
+        for param in offloaded:
+            param.__class__, param.offload_to_cpu = HostParam, True
         held: list[Any] = [module for module in unit.modules() if module in quantized] if unit in units else []
         for layer in held:
             layer.in_host_ram = True
-        if frozen or held:
+        if offloaded or held:
             group.__class__ = StreamedGroup
             cast("StreamedGroup", group).quantized = held
-        found += [param.sharded_param for param in frozen]
+        found += [param.sharded_param for param in offloaded]
     for module in network.modules():
         if isinstance(module, nn.ModuleList):
-            for unit, following in pairwise(module):
-                if unit in units and following in units:
-                    unit.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
+            layers: list[Any] = [unit for unit in module if unit in units]
+            for layer, targets in prefetch_targets(layers, resident):
+                layer.set_modules_to_forward_prefetch(targets)
+            for layer, targets in prefetch_targets(layers[::-1], resident):
+                layer.set_modules_to_backward_prefetch(targets)
     return found
+
+
+def prefetch_targets(layers: Sequence[Any], resident: Collection[nn.Module]) -> Iterator[tuple[Any, list[FSDPModule]]]:
+    """Yields each layer except the last one with the FSDP units to prefetch when it begins.
+
+    These are the units of the next layer. An offloaded layer also prefetches the next offloaded one, so that the copy
+    has the time of all resident layers between them.
+
+    Args:
+        layers: Layers in the order in which they are used.
+        resident: Layers that are not offloaded.
+    """
+    for index, layer in enumerate(layers[:-1], start=1):
+        further = [] if layer in resident else [other for other in layers[index:] if other not in resident][:1]
+        targets = dict.fromkeys([layers[index], *further])
+        yield layer, [unit for target in targets for unit in target.modules() if isinstance(unit, FSDPModule)]
 
 
 def pin_offloaded(network: nn.Module) -> None:
     """Page-locks the offloaded parameters of a network until it is freed, so that their copies overlap with kernels.
 
-    PyTorch's allocator of page-locked memory is not used, because it rounds sizes up to powers of two.
+    PyTorch's allocator of page-locked memory is not used for them, because it rounds sizes up to powers of two. FSDP
+    uses it for the gradients of parameters that could be page-locked, see `memory.pinned_bytes`.
     """
-    params = [param for group in groups_of(network) for param in host_params(group)]
-    pinned = [param._sharded_param_data for param in params if pin(param._sharded_param_data)]
+    pinned = []
+    for param in (param for group in groups_of(network) for param in host_params(group)):
+        param.pin_memory = pin(param._sharded_param_data)
+        pinned += [param._sharded_param_data] * param.pin_memory
     weakref.finalize(network, unpin_all, pinned).atexit = False
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from worldsmith.distributed.launcher_messages import launcher_pid
+from worldsmith.distributed.launcher_messages import launcher_pid, max_world_size
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Signals that request a process to stop. SIGTERM: from a scheduler; SIGINT: Ctrl-C; SIGHUP: the terminal was closed;
@@ -99,8 +99,10 @@ def follow_launcher() -> None:
     """Makes the kernel send SIGTERM to this process when its launcher ends, so that the run saves and stops.
 
     The launcher is `worldsmith launch` or torchrun. If `worldsmith launch` has ended before this call, SIGTERM is sent
-    now. No effect without a launcher.
+    now. No effect without a launcher. With `--nnodes MIN:MAX` the signal is SIGKILL: a save and stop would be a stop of
+    the whole run, which continues with the processes of the other launchers instead.
     """
     parent = launcher_pid()
+    number = signal.SIGTERM if max_world_size() is None else signal.SIGKILL
     if parent is not None or "TORCHELASTIC_RUN_ID" in os.environ:
-        signal_at_parents_end(signal.SIGTERM, os.getppid() if parent is None else parent)
+        signal_at_parents_end(number, os.getppid() if parent is None else parent)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.distributed.coordination_group import PATIENCE
+from worldsmith.distributed.launcher_messages import max_world_size
 from worldsmith.distributed.memory import use_expandable_segments
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def join_process_group(device: str, size: int) -> None:
     """Creates the default process group of the run, and waits until all its processes have joined.
 
     Keys in the store begin with the ID and the restart count of the launch, so processes of an earlier start at the
-    same address do not join. Rank 0 logs a warning if other processes are missing after `SAY_AFTER` seconds.
+    same address do not join. With `--nnodes MIN:MAX` the counts of the launchers differ, but each start has a new
+    store. Rank 0 logs a warning if other processes are missing after `SAY_AFTER` seconds.
 
     Args:
         device: Device of this process, such as "cuda:0" or "cpu".
@@ -178,7 +180,8 @@ def join_process_group(device: str, size: int) -> None:
     import torch.distributed as dist
 
     store, rank, _ = next(dist.rendezvous("env://", timeout=PATIENCE))
-    launch = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")[: 2 if max_world_size() is None else 1]
+    launch = [os.environ.get(name, "") for name in names]
     store = dist.PrefixStore("/".join(["worldsmith", *launch]), store)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     timer = threading.Timer(SAY_AFTER, logger.warning, ("waiting for all %d processes to connect to %s", size, place))

@@ -63,10 +63,24 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     Returns:
         (low, high); None for fewer than two values.
     """
-    if len(values) < 2:
+    return ratio_interval(values, [1.0] * len(values))
+
+
+def ratio_interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, float] | None:
+    """Computes the 95 % interval of the ratio of two means, whose values belong together, as `mean_interval`.
+
+    Args:
+        above: Values of the numerator.
+        below: Values of the denominator, in the same order.
+
+    Returns:
+        (low, high); None for fewer than two pairs.
+    """
+    if len(above) < 2:
         return None
     import numpy as np
 
-    drawn = np.random.default_rng(0).integers(0, len(values), (DRAWS, len(values)))
-    low, high = np.percentile(np.asarray(values, dtype=float)[drawn].mean(axis=1), (2.5, 97.5))
+    drawn = np.random.default_rng(0).integers(0, len(above), (DRAWS, len(above)))
+    means = [np.asarray(values, dtype=float)[drawn].mean(axis=1) for values in (above, below)]
+    low, high = np.percentile(means[0] / means[1], (2.5, 97.5))
     return float(low), float(high)

@@ -1,5 +1,6 @@
 """`UserError`: base of exceptions for problems that the user can fix. `CodedError`: exceptions with a code."""
 
+import importlib.util
 import re
 
 CODE = re.compile(r"\[E(1\d\d)\] ")
@@ -23,3 +24,17 @@ class UserError(CodedError):
 
     The command line prints the message as one line without a traceback and exits with code 2.
     """
+
+
+def require_libraries(user: object, extra: str, *names: str, error: type[Exception] = UserError) -> None:
+    """Raises an error with the command that installs it, if an optional library is not installed.
+
+    Args:
+        user: What needs the libraries, such as "float8 training" or the path of a file.
+        extra: Optional dependencies of the package that contain the libraries.
+        *names: Names of the libraries, as they are imported.
+        error: Class of the error.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise error(f"{user} needs {name}, which is not installed: `pip install 'worldsmith[{extra}]'`")

@@ -113,8 +113,9 @@ class Model(Configurable, ABC):
             if (self.precision, self.parallelism.fsdp_master_dtype) == ("float16", "bfloat16"):
                 both, remedy = ("precision", "parallelism.fsdp_master_dtype"), 'use fsdp_master_dtype = "float32"'
                 raise wrong(self, *both, why="float16 requires float32 weights", remedy=remedy)
-            if self.parallelism.offload != "none" and not (self.lora_enabled or self.frozen(list(self.shapes() or ()))):
-                why, remedy = "this config freezes no weights", 'use adapters (lora_enabled = true), or write "none"'
+            is_frozen_offloaded = self.parallelism.offload == "frozen" and not self.lora_enabled
+            if is_frozen_offloaded and not self.frozen(list(self.shapes() or ())):
+                why, remedy = "this config freezes no weights", 'write "all", or use adapters (lora_enabled = true)'
                 raise wrong(self, "parallelism.offload", "lora_enabled", why=why, remedy=remedy)
             self.check_context(self.parallelism.context_parallel_shard_degree)
 
@@ -131,6 +132,11 @@ class Model(Configurable, ABC):
             """Supported generation modes of a video model, such as "text2video"; empty for other models."""
             return ()
 
+        @property
+        def action_limits(self) -> tuple[int, int] | None:
+            """Max number of channels of a robot action, and number of embodiment domains; None: no action heads."""
+            return None
+
         def check_context(self, ranks: int) -> None:
             """Raises WrongValueError if the family does not support context parallelism over `ranks` ranks."""
             if ranks != 1:
@@ -143,14 +149,15 @@ class Model(Configurable, ABC):
         def check_trained(self, patterns: Sequence[str]) -> None:
             """Raises WrongValueError if the patterns of `optimizer.keys_to_select` select no trainable parameter.
 
-            With LoRA, each pattern must select an adapter. Without it, patterns cannot be combined with offload.
+            With LoRA, each pattern must select an adapter. Without it, patterns cannot be combined with the offload of
+            frozen weights.
             """
             chosen = {"optimizer.keys_to_select": list(patterns), "model.config.lora_enabled": self.lora_enabled}
             if not self.lora_enabled:
-                if patterns and self.parallelism.offload != "none":
+                if patterns and self.parallelism.offload == "frozen":
                     chosen["model.config.parallelism.offload"] = self.parallelism.offload
                     why = "weights that only keys_to_select freezes would stay on the GPU: memory is allocated before"
-                    raise WrongValueError(chosen, why=why, remedy='use adapters, or write offload = "none"')
+                    raise WrongValueError(chosen, why=why, remedy='use adapters, or write offload = "all"')
                 if patterns and all("lora_" in pattern for pattern in patterns):
                     raise WrongValueError(
                         chosen,
@@ -260,7 +267,7 @@ class Model(Configurable, ABC):
     conversions: Sequence[Conversion]
     """Results of the converters in `config.converters`, in their order."""
     in_host_ram: Collection[str] = ()
-    """Internal names of the frozen parameters that stay in host RAM (`parallelism.offload`)."""
+    """Internal names of the parameters that stay in host RAM (`parallelism.offload`)."""
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu", seed: int | None = None) -> None:
         import torch

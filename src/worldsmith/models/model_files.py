@@ -15,6 +15,7 @@ from worldsmith.assets import asset_path
 from worldsmith.config.tree.suggest import did_you_mean_folder
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import json_type, read_json_object
+from worldsmith.files.remote import is_remote
 from worldsmith.files.untrusted_folder import listed_files
 from worldsmith.models.families import find_released
 from worldsmith.models.hub import (
@@ -239,6 +240,8 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
 
 
 def _why_not_on_the_hub(name: str) -> str:
+    if is_remote(name):
+        return "; weights are read from this machine or from the hub. Copy the folder to this machine and name the copy"
     if name.startswith(SCHEME):
         return f", and hub names have the form {SCHEME}org/name[@revision][/folder]"
     return "" if Path(name).is_absolute() or name.startswith(".") else "; hub repositories are named org/name"

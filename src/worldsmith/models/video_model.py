@@ -13,11 +13,40 @@ if TYPE_CHECKING:
 
 Mode = Literal["text2image", "text2video", "image2video", "video2video"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+RobotMode = Literal["wam", "forward_dynamics", "inverse_dynamics"]
+ROBOT_MODES: tuple[RobotMode, ...] = get_args(RobotMode)
+"""Modes in which robot actions are given or generated, with the names of `cosmos_framework`."""
 DynamicGuidance = Literal["off", "by_timestep", "by_step"]
 NOISE_LEVELS = 1000
 """Number of discrete noise levels (timesteps); with more solver steps, some levels would repeat."""
 Predict = Callable[["list[Tensor]", int], "list[Tensor]"]
 """Function (states, step) -> network outputs, with one tensor per guidance branch and sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionLayout:
+    """Number and positions of the robot actions of one sample, see `data.clips.video_sample.RobotActions`."""
+
+    rows: int
+    """Number of action rows, each of which is a token."""
+    channels: int
+    """Number of channels of a row that are used; the others of the network's input are 0."""
+    clean_rows: int
+    """Number of leading rows that are given, not predicted."""
+    offset: int
+    """Frame of row 0, in steps of `fps`."""
+    domain: int
+    """Embodiment domain, which selects the weights of the action heads."""
+    fps: float
+    """Rows per second."""
+
+    @classmethod
+    def of(cls, actions: Any) -> ActionLayout | None:
+        """Returns the layout of the `RobotActions` of a sample; None if they are None."""
+        if actions is None:
+            return None
+        rows, channels = actions.rows.shape
+        return cls(rows, channels, actions.clean_rows, actions.offset, actions.domain, actions.fps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +64,8 @@ class SampleLayout:
     """Frames per second of the video; None: temporal positions increase by 1 per latent frame."""
     condition_frames: int = 0
     """Number of clean latent frames at the start (0 text-to-video, 1 image-to-video, 2 video-to-video)."""
+    actions: ActionLayout | None = None
+    """Robot actions of the sample; None: a plain video."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +248,26 @@ class VideoSampler(ABC):
                 tensor per branch and sample: all samples of the first branch, then all samples of the next one.
         """
 
+    def add_actions(self, sample: InitialState, rows: Tensor, *, seed: int) -> InitialState:
+        """Adds robot actions to the initial state of a sample, whose layouts have them.
+
+        Args:
+            sample: Initial state from `begin`.
+            rows: Robot actions [rows, channels], of which the first `ActionLayout.clean_rows` are given.
+            seed: Seed of the initial noise of the other rows.
+
+        Raises:
+            ValueError: If the model has no robot actions.
+        """
+        raise ValueError("this model does not generate robot actions")
+
     def finish(self, sample: InitialState, state: Tensor) -> Tensor:
         """Converts the last state of a sample to the latents [C, t, h, w] that are decoded."""
         return state
+
+    def finish_actions(self, sample: InitialState, state: Tensor) -> Tensor:
+        """Returns the robot actions [rows, channels] of the last state of a sample that has some."""
+        raise NotImplementedError
 
 
 class VideoModel(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from worldsmith.config import Configurable
 
@@ -36,6 +36,10 @@ class Objective(Configurable, ABC):
 
     An objective never calls the network; the `Task` of the model family does.
     """
+
+    class Config(Configurable.Config):
+        only_family: ClassVar[str] = ""
+        """Name of the model family whose runs can have this objective; "": any that supports its base class."""
 
     @abstractmethod
     def __init__(self, config: Configurable.Config) -> None:

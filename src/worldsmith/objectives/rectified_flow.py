@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 from worldsmith.config.declare.ranges import Range
 from worldsmith.config.errors import WrongValueError
@@ -55,6 +55,9 @@ class SigmaDraws(Draws):
 
 class RectifiedFlow(NoiseObjective):
     """Rectified-flow (flow-matching) objective: the network predicts the velocity, noise minus clean latents."""
+
+    allows_clean_samples: ClassVar[bool] = False
+    """Whether all frames of a sample may be clean, since something else is predicted; its loss is then 0."""
 
     class Config(NoiseObjective.Config):
         video_distribution: Distribution = "waver"
@@ -153,9 +156,13 @@ class RectifiedFlow(NoiseObjective):
     def losses(self, answers: Sequence[Tensor], latents: Sequence[Tensor], draws: SigmaDraws) -> Tensor:
         """Returns the loss of each sample, float32 [n], from the predicted velocities `answers` of the network."""
         targets = [velocity_target(x0, noise) for x0, noise in zip(latents, draws.noise, strict=True)]
-        by_active = self.config.normalize_loss_by_active
         return per_sample_losses(
-            answers, targets, draws.condition_frames, clean=draws.clean, normalize_by_active=by_active
+            answers,
+            targets,
+            draws.condition_frames,
+            clean=draws.clean,
+            normalize_by_active=self.config.normalize_loss_by_active,
+            allow_clean=self.allows_clean_samples,
         )
 
     def weigh(self, samples: Sequence[FlowSample]) -> float:
@@ -215,6 +222,7 @@ def per_sample_losses(
     *,
     clean: Tensor | None = None,
     normalize_by_active: bool = False,
+    allow_clean: bool = False,
 ) -> Tensor:
     """Computes the mean squared velocity error of each sample; samples of equal shape are reduced together, for speed.
 
@@ -224,12 +232,13 @@ def per_sample_losses(
         condition_frames: Number of clean latent frames of each sample; their error counts as zero.
         clean: `condition_frames` as int64 [n] on the device of the targets; None: it is copied to that device here.
         normalize_by_active: Whether the mean is over the noisy frames only. False: over all elements.
+        allow_clean: Whether samples without noisy frames are allowed; their loss is 0.
 
     Returns:
         Losses, float32 [n].
 
     Raises:
-        ValueError: If lengths or shapes differ, or a sample has no noisy frame.
+        ValueError: If lengths or shapes differ, or a sample has no noisy frame although `allow_clean` is False.
     """
     import torch
 
@@ -244,7 +253,7 @@ def per_sample_losses(
             raise ValueError(
                 f"sample {index}: velocity {tuple(velocity.shape)} and target {tuple(target.shape)} differ"
             )
-        if not 0 <= frames < target.shape[1]:
+        if not 0 <= frames < target.shape[1] + allow_clean:
             raise ValueError(
                 f"sample {index}: {frames} conditioning frames of {target.shape[1]} latent frames; at least one "
                 "frame must be predicted"
@@ -286,7 +295,7 @@ def group_losses(velocity: Tensor, target: Tensor, clean: Tensor | None, normali
     num_frames = target.shape[2]
     active = torch.arange(num_frames, device=target.device) >= clean[:, None]
     total = torch.where(active, frame_errors, 0.0).sum(dim=1)
-    return total / ((num_frames - clean) if normalize_by_active else num_frames)
+    return total / ((num_frames - clean).clamp(min=1) if normalize_by_active else num_frames)
 
 
 def is_image(sample: FlowSample) -> bool:

@@ -18,19 +18,17 @@ if TYPE_CHECKING:
 BESIDE_STEPS = "on the GPU during a step, until all latents are cached"
 
 
-def encoded_first(work: StepWork) -> str:
+def encoded_first(work: StepWork, *, in_run: bool) -> str:
     """Returns the text of the plan's assumption that no encoder is on the GPU during training.
 
-    The assumption holds if `worldsmith encode` fills the latent cache before the run.
-
     Args:
-        work: Simulated step; `encode_bytes` is the peak memory of `worldsmith encode`.
+        work: Simulated step, with the memory of encoding.
+        in_run: Whether the run fills the latent cache in its first phase; False: `worldsmith encode` does before it.
     """
-    needed = CONTEXT + (1 + FRAGMENTATION) * work.encode_bytes
-    return (
-        "not on the GPU: `worldsmith encode` fills the latent cache before the run, for all epochs, and needs "
-        f"{needed / GIB:.1f} GiB of GPU memory"
-    )
+    needed = CONTEXT + (1 + FRAGMENTATION) * (work.encoding.peak if work.encoding else 0)
+    who = "the run fills the latent cache before the network gets memory, for at most one epoch"
+    who = who if in_run else "`worldsmith encode` fills the latent cache before the run, for all epochs"
+    return f"not on the GPU: {who}, and needs {needed / GIB:.1f} GiB of GPU memory"
 
 
 def assumptions(
@@ -40,6 +38,7 @@ def assumptions(
     data: PlannedBatches,
     *,
     timed: bool,
+    copies: bool = False,
     encoders: str = "",
     open_variables: Sequence[str] = (),
     substitutes: Sequence[str] = (),
@@ -52,6 +51,7 @@ def assumptions(
         ranks: Number of ranks.
         data: Batches that were simulated for the plan.
         timed: Whether the plan has time estimates; adds their assumptions.
+        copies: Whether a step copies offloaded tensors between GPU and host RAM.
         encoders: Text that states where the encoders are during training; "": no such assumption.
         open_variables: Environment variables that the config names and that are not set.
         substitutes: Texts on pretrained components that are not available and were substituted.
@@ -101,6 +101,11 @@ def assumptions(
             )
         found["links"] = (
             f"{format_percents(EFFICIENCIES['links'][0])} of {links}; overlapped with computation (fast) or not (slow)"
+        )
+    if copies:
+        found["copies"] = (
+            f"{format_percents(EFFICIENCIES['copies'][0])} of {gpu.host_link / 1e9:g} GB/s per direction to page-locked"
+            " host RAM; copies of weights overlap with computation (fast) or not (slow), those of activations never"
         )
     disk = EFFICIENCIES["disk"][0]
     found["saves"] = f"written at {disk.fast / 1000000000.0:g} to {disk.slow / 1000000000.0:g} GB/s in total"

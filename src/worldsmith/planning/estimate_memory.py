@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.distributed.degrees import Degrees
 from worldsmith.distributed.gpus import GIB, Gpu, holding
 from worldsmith.planning.work import BEFORE, PhaseMemory, StepWork
-from worldsmith.training.preflight import kept_checkpoints
+from worldsmith.training.preflight import kept_checkpoints, must_encode_first
+from worldsmith.training.run_config import why_not_encodable
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
@@ -77,16 +78,37 @@ class MemoryVerdict:
         }
 
 
-def memory_verdict(work: StepWork, gpu: Gpu, *, encoded: bool = False) -> MemoryVerdict:
+def plan_encoding(
+    config: Trainer.Config, work: StepWork, gpu: Gpu, *, states: int, encoded: bool = False
+) -> tuple[StepWork, bool]:
+    """Decides as the run itself whether it encodes its samples before the network gets memory (`trainer.encode_first`).
+
+    Args:
+        config: Config of the run.
+        work: Simulated step and other phases of one rank.
+        gpu: GPU of each rank.
+        states: Bytes of the training state of a rank.
+        encoded: Whether the latent cache is complete before the run.
+
+    Returns:
+        (`work` with the phases that encode in this run, whether the run encodes first).
+    """
+    others = [phase for phase in work.phases if phase.name != "encoding"]
+    encoders = sum(phase.kinds.get("encoders", 0) for phase in work.phases if phase.name == "encoding")
+    mode = "never" if encoded or why_not_encodable(config) or work.encoding is None else config.trainer.encode_first
+    needed = mode == "auto" and must_encode_first(states=states, encoders=encoders, memory=gpu.memory - CONTEXT)
+    if (first := mode == "always" or needed) or encoded:
+        work = replace(work, phases=[*([work.encoding] if first and work.encoding else []), *others])
+    return work, first
+
+
+def memory_verdict(work: StepWork, gpu: Gpu) -> MemoryVerdict:
     """Compares the memory of a GPU with the phase that needs the most memory.
 
     Args:
         work: Simulated step and other phases of one rank.
         gpu: GPU of each rank.
-        encoded: Whether the latent cache is complete before the run, so that no encoder is loaded.
     """
-    if encoded:
-        work = replace(work, phases=[phase for phase in work.phases if phase.name != "encoding"])
     worst, encoders = worst_phase(work)
     return MemoryVerdict(gpu, worst.peak, work.ranks, encoders)
 
@@ -146,7 +168,8 @@ def host_memory(
         per_machine: Max number of GPUs (ranks) per machine.
         staged: Bytes that a rank copies to host RAM for a save.
         loaded: Bytes of weights in host RAM of a rank while it loads them, before data loader workers start.
-        offloaded: Bytes of offloaded weights of a rank, which are in host RAM all the time.
+        offloaded: Bytes of offloaded weights of a rank, which are in host RAM all the time, and of their gradients and
+            optimizer state.
         activations: Bytes of the activations of a rank in host RAM.
         sample_bytes: Bytes of one prefetched sample.
     """
@@ -155,7 +178,8 @@ def host_memory(
     starting = {"weights being loaded": here * loaded}
     running = {"copies for saves": here * staged, "loader workers": readers}
     most = max(running, starting, key=lambda parts: sum(parts.values()))
-    always = {"processes": here * PROCESS, "offloaded weights": here * offloaded}
+    state = "training state" if config.model.config.parallelism.offload == "all" else "weights"
+    always = {"processes": here * PROCESS, f"offloaded {state}": here * offloaded}
     always["offloaded activations"] = here * activations
     return Parts({name: count for name, count in {**always, **most}.items() if count})
 

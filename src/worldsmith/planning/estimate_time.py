@@ -43,6 +43,7 @@ EFFICIENCIES = {
     "memory": (EstimateRange(0.85, 0.6), "of the bandwidth, by all other operators"),
     "unfused": (EstimateRange(0.3, 0.5), "of the bytes of all other operators remain if layers are compiled"),
     "links": (EstimateRange(0.85, 0.6), "of the link rate, by collectives of large tensors"),
+    "copies": (EstimateRange(0.85, 0.6), "of the bandwidth to host RAM, by copies of offloaded tensors"),
     "disk": (EstimateRange(4e9, 0.5e9), "bytes per second that all machines together write"),
     "staging": (EstimateRange(25e9, 8e9), "bytes per second from a GPU to host RAM"),
 }
@@ -59,11 +60,16 @@ class StepSeconds:
     """Estimated seconds of one optimizer step, without data loading and kernel launches."""
 
     total: EstimateRange
-    """Step time in s; `fast`: collectives of weights and gradients overlap with computation, `slow`: they do not."""
+    """Step time in s; `fast`: collectives of weights and gradients and copies of offloaded weights overlap with
+    computation, `slow`: they do not."""
+    overlapped: EstimateRange
+    """Step time in s if these copies overlap with computation, from high to low efficiencies."""
+    separate: EstimateRange
+    """Step time in s if these copies do not overlap with computation, from high to low efficiencies."""
     bound: str
     """Longest part of the step time, a key of `terms`."""
     terms: Mapping[str, EstimateRange]
-    """Seconds by term: matmuls, attention, memory, communication inside a machine and between machines."""
+    """Seconds by term: matmuls, attention, memory, communication inside a machine and between machines, copies."""
 
 
 def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | None:
@@ -95,8 +101,15 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
             hidden += seconds
         else:
             waited += seconds
-    total = EstimateRange(max(computed.fast, hidden.fast), computed.slow + hidden.slow) + waited
-    return StepSeconds(total, max(terms, key=lambda name: terms[name].middle), terms)
+    waited += estimate_seconds(work.activation_copy_bytes, gpu.host_link, "copies")
+    copied = estimate_seconds(max(work.to_device_bytes, work.to_host_bytes), gpu.host_link, "copies")
+    if work.copied_bytes:
+        terms["copies"] = estimate_seconds(work.copied_bytes, gpu.host_link, "copies")
+    own = EstimateRange(max(computed.fast, hidden.fast), computed.slow + hidden.slow)
+    overlapped = EstimateRange(max(own.fast, copied.fast), max(own.slow, copied.slow)) + waited
+    separate = own + estimate_seconds(work.to_device_bytes + work.to_host_bytes, gpu.host_link, "copies") + waited
+    total = EstimateRange(overlapped.fast, separate.slow)
+    return StepSeconds(total, overlapped, separate, max(terms, key=lambda name: terms[name].middle), terms)
 
 
 def estimate_seconds(amount: float, rate: float, kind: str) -> EstimateRange:

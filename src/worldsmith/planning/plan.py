@@ -7,7 +7,7 @@ or when a setting of the optimizer can change its state (`training.optimizer:par
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
@@ -15,10 +15,11 @@ from worldsmith.distributed.degrees import Degrees, plan_degrees
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
 from worldsmith.models.weights.weight_table import Table, counts, table_of, weight_table
 from worldsmith.planning.assumptions import BESIDE_STEPS, assumptions, encoded_first
-from worldsmith.planning.estimate_memory import MemoryVerdict, Parts, disk, host_memory, memory_verdict
+from worldsmith.planning.estimate_memory import MemoryVerdict, Parts, disk, host_memory, memory_verdict, plan_encoding
 from worldsmith.planning.estimate_time import EFFICIENCIES, RunTime, StepSeconds, run_time, step_seconds
 from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.training.preflight import build_optimizer, kept_checkpoints
+from worldsmith.training.run_config import why_not_encodable
 from worldsmith.training.state_bytes import checkpoint_bytes, state_bytes
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def make_plan(
         config: Config with resolved references.
         ranks: Number of ranks.
         gpu: GPU of each rank.
-        encoded: Whether the latent cache is complete before the run.
+        encoded: Whether the latent cache is complete before the run. False: `trainer.encode_first` decides.
         open_variables: Environment variables that the config names and that are not set; listed as assumptions.
 
     Raises:
@@ -160,7 +161,7 @@ def make_plan(
         UserError: If the run cannot be planned.
     """
     from worldsmith.planning.simulation.simulate import simulate
-    from worldsmith.planning.simulation_inputs import plan_batches, substitute_missing_components, why_not_encodable
+    from worldsmith.planning.simulation_inputs import plan_batches, substitute_missing_components
 
     if encoded and (reason := why_not_encodable(config)):
         raise UserError(f"--encoded: {reason}")
@@ -168,13 +169,13 @@ def make_plan(
     with substitute_missing_components(config) as stated:
         data = plan_batches(stated, ranks=ranks)
         work = simulate(stated.config, data.batches, ranks=ranks, phases=BESIDE)
-    if encoded:
-        work = replace(work, phases=[phase for phase in work.phases if phase.name != "encoding"])
+    work, first = plan_encoding(config, work, gpu, states=sum(quick.states.values()), encoded=encoded)
     memory, untimed = memory_verdict(work, gpu), why_untimed(config, gpu)
     step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
     host_bytes = {phase.name: phase.main_memory for phase in work.phases}
     offloaded, checkpoint = host_bytes["optimizer"], quick.checkpoint_bytes
     staged, inputs = host_bytes["saving"] - offloaded, max(host_bytes["forward"], host_bytes["backward"]) - offloaded
+    inputs *= config.model.config.activation_checkpointing.offload
     return Plan(
         name=config.job.name or config.model.name,
         family=config.model.name,
@@ -189,7 +190,7 @@ def make_plan(
             degrees,
             per_machine=gpu.per_machine,
             staged=staged,
-            loaded=host_bytes["loading"] - offloaded,
+            loaded=max(0, host_bytes["loading"] - offloaded),
             offloaded=offloaded,
             activations=inputs,
             sample_bytes=data.sample_bytes,
@@ -206,17 +207,12 @@ def make_plan(
             ranks,
             data,
             timed=not untimed,
-            encoders=encoded_first(work) if encoded else BESIDE_STEPS if memory.encoders else "",
+            copies=work.copied_bytes > 0,
+            encoders=encoded_first(work, in_run=first) if encoded or first else BESIDE_STEPS if memory.encoders else "",
             open_variables=open_variables,
             substitutes=stated.assumptions,
         ),
     )
-
-
-def is_offloaded(config: Trainer.Config) -> bool:
-    """Returns whether weights or activations of a run are offloaded to host RAM."""
-    model = config.model.config
-    return model.parallelism.offload != "none" or model.activation_checkpointing.offload
 
 
 def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
@@ -228,6 +224,6 @@ def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
         )
     if config.model.config.precision == "float32":
         return "the run computes in float32, but GPU speeds are known for 16-bit precision only"
-    if is_offloaded(config):
-        return "the copies between GPU and host RAM (offload) are not timed"
+    if config.model.config.parallelism.offload == "all":
+        return 'the optimizer on the CPU and the copies of gradients (offload = "all") are not timed'
     return ""

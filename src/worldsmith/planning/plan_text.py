@@ -12,6 +12,7 @@ from worldsmith.monitor.short_text import MEMORY_NAMES, format_bytes, short_numb
 from worldsmith.monitor.terminal_text import fitting_columns, text_width
 from worldsmith.planning.estimate_memory import worst_phase
 from worldsmith.planning.estimate_time import EstimateRange, StepSeconds, spans_machines
+from worldsmith.planning.work import BEFORE, ENCODING_FIRST
 
 if TYPE_CHECKING:
     from worldsmith.planning.estimate_time import RunTime
@@ -40,7 +41,7 @@ KINDS = {
     "inputs": "inputs",
 }
 """Column titles of the memory table by memory category, in order; other categories follow."""
-PHASES = ("building", "loading", "encoding", "forward", "backward", "optimizer", "average", "saving", "validation")
+PHASES = (*BEFORE, "encoding", "forward", "backward", "optimizer", "average", "saving", "validation")
 """Phases in the row order of the memory table; other phases follow."""
 
 
@@ -60,7 +61,8 @@ def quick_lines(name: str, quick: QuickPlan, gpu: Gpu, ranks: int, degrees: obje
     of_all = "all of them" if quick.trained == quick.parameters else f"{trained:.1%}"
     numbers = f"{short_number(quick.parameters)} parameters, {short_number(quick.trained)} trained ({of_all})"
     yield from wrap_row("model", numbers)
-    yield from wrap_row("states", f"{size(sum(quick.states.values()))} on each GPU: {parts_of(quick.states)}")
+    states = parts_of(quick.states) or "all in host RAM"
+    yield from wrap_row("states", f"{size(sum(quick.states.values()))} on each GPU: {states}")
     if sum(quick.states.values()) > gpu.memory:
         yield from wrap_row("", f"weights and optimizer state alone exceed the memory of {gpu.name}")
 
@@ -114,7 +116,7 @@ def memory_lines(plan: Plan) -> Iterator[str]:
 
 def activations_by_module(phase: PhaseMemory) -> Counter[str]:
     """Returns activation bytes by top-level module of a phase; modules within repeated layers are summed."""
-    found, outside = Counter[str](), "the encoders" if phase.name == "encoding" else "the rest"
+    found, outside = Counter[str](), "the encoders" if phase.name in ("encoding", ENCODING_FIRST) else "the rest"
     for name, count in phase.modules:
         layers, star, _ = name.partition(".*")
         found[layers + star or outside] += count
@@ -160,8 +162,22 @@ def time_lines(plan: Plan) -> Iterator[str]:
         return
     yield from wrap_row("step", f"{format_duration_range(step.total)} for {batch}; most of it {step.bound}")
     yield from wrap_row("", f"{done}, on each GPU: {mfu(plan, step)} model FLOPs utilization (MFU)")
+    yield from copy_lines(plan, step)
     hours, total, parts = time.total * (plan.ranks / 3600), format_duration_range(time.total), format_time_parts(time)
     yield from wrap_row("time", f"{total} for {time.count} steps, {format_range(hours)} GPU-hours{parts}")
+
+
+def copy_lines(plan: Plan, step: StepSeconds) -> Iterator[str]:
+    """Yields the lines on the copies between GPU and host RAM in a step; no lines without offload."""
+    work, speed = plan.work, f"{plan.gpu.host_link / 1e9:g} GB/s per direction"
+    moved = {"weights to the GPU": work.to_device_bytes, "gradients and weights to host RAM": work.to_host_bytes}
+    moved["activations to host RAM and back"] = work.activation_copy_bytes
+    copied = ", ".join(f"{size(count)} of {name}" for name, count in moved.items() if count)
+    if copied:
+        times = (step.terms["copies"], step.overlapped, step.separate)
+        copies, overlapped, separate = map(format_duration_range, times)
+        yield from wrap_row("copies", f"{copied} per step, at most {speed}: {copies}")
+        yield from wrap_row("", f"a step takes {overlapped} if copies of weights overlap with it, {separate} if not")
 
 
 def format_time_parts(time: RunTime) -> str:

@@ -201,21 +201,6 @@ def is_cached(config: Any) -> bool:
     return bool(getattr(config.dataloader_train, "latent_cache", ""))
 
 
-def why_not_encodable(config: Any) -> str:
-    """Returns why a run would have to encode clips even after `worldsmith encode`; "" if it would not.
-
-    The reason is a missing latent cache of the training data or of validation data.
-    """
-    data, val = config.dataloader_train, config.dataloader_val
-    if not hasattr(data, "latent_cache"):
-        return f"runs of '{config.model.name}' have no latent cache"
-    if not data.latent_cache:
-        return "dataloader_train.latent_cache is '', so every step encodes its clips; set it to a folder"
-    if val is not None and config.trainer.run_validation and not val.latent_cache:
-        return "dataloader_val.latent_cache is '', so validations encode their clips; set it to a folder"
-    return ""
-
-
 @contextmanager
 def quietly() -> Iterator[None]:
     """Context manager: suppresses log records below the level ERROR."""

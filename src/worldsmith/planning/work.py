@@ -9,8 +9,10 @@ from typing import Any, Literal
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
 BESIDE = ("loading", "encoding", "validation", "sampling", "saving")
 """Names of the phases outside of the training step."""
-BEFORE = ("building", "loading")
-"""Names of the phases before the first step, in which no encoder is loaded."""
+ENCODING_FIRST = "encoding first"
+"""Name of the phase that encodes all samples before the network gets memory."""
+BEFORE = (ENCODING_FIRST, "building", "loading")
+"""Names of the phases before the first step, after which no encoder stays loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,8 @@ class PhaseMemory:
     """Memory breakdown at the peak of one phase of a run, in bytes of tensors on the device."""
 
     name: str
-    """Name of the phase: building, loading, encoding, forward, backward, optimizer, average (EMA update), validation,
-    sampling or saving."""
+    """Name of the phase: encoding first, building, loading, encoding, forward, backward, optimizer, average (EMA
+    update), validation, sampling or saving."""
     peak: int
     kinds: Mapping[str, int]
     """Bytes by category, with the sum `peak`: parameters, gradients, `moments` (optimizer state), `average` (EMA
@@ -73,12 +75,31 @@ class StepWork:
     """Duration of the simulation in seconds."""
     skipped_flops: int = 0
     """Part of `attention_flops` that kernels do not execute: the masked half of causal attention."""
+    to_device_bytes: int = 0
+    """Bytes of offloaded weights and other training state that are copied from host RAM to the device."""
+    to_host_bytes: int = 0
+    """Bytes of training state that are copied from the device to host RAM."""
+    activation_copy_bytes: int = 0
+    """Bytes of activations that are copied to host RAM and back, counted in both directions."""
 
-    encode_bytes: int = 0
-    """Peak bytes of `worldsmith encode` on a GPU: the larger peak of video encoder and text encoder. 0: not known."""
+    encoding: PhaseMemory | None = None
+    """Phase `ENCODING_FIRST`, as in `worldsmith encode`: the larger peak of video encoder and text encoder. None: not
+    known."""
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of all copies between the device and host RAM, in both directions."""
+        return self.to_device_bytes + self.to_host_bytes + self.activation_copy_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Peak bytes of offloaded tensors in host RAM during a step."""
+        step = (phase.main_memory for phase in self.phases if phase.name in ("forward", "backward", "optimizer"))
+        return max(step, default=0)
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
+        found["encode_bytes"] = (found.pop("encoding") or {"peak": 0})["peak"]
         for entry, traffic in zip(found["traffic"], self.traffic, strict=True):
             entry["sent"] = traffic.sent
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -16,8 +16,18 @@ if TYPE_CHECKING:
 
     from worldsmith.models.video_model import InitialState, VideoModel, VideoSampler
 
-__all__ = ["BranchShare", "GenerationRequest", "generate", "generate_latents", "generate_pack", "make_packs"]
+__all__ = [
+    "BranchShare",
+    "GeneratedActions",
+    "GenerationRequest",
+    "generate",
+    "generate_actions",
+    "generate_latents",
+    "generate_pack",
+    "make_packs",
+]
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 
@@ -29,6 +39,15 @@ class BranchShare:
     """Branch that this process computes: 0 conditional, 1 unconditional."""
     gather: Callable[[Tensor], list[Tensor]]
     """Called with this process's tensor; returns the tensors of both processes, the conditional one first."""
+
+
+class GeneratedActions(NamedTuple):
+    """Result of a request with robot actions."""
+
+    latents: Tensor
+    """Latents of the video [C, t, h, w]; given frames are unchanged."""
+    rows: Tensor
+    """Robot actions [rows, channels] in the units of training; given rows are unchanged."""
 
 
 def generate(
@@ -82,6 +101,67 @@ def generate_latents(
         ValueError: If a request is invalid, or the model does not support the settings.
     """
     sampler = model.sampler(model.defaults.sampling(**settings))
+    return generate_packs(sampler, requests, sampler.finish, max_tokens=max_tokens, progress=progress, share=share)
+
+
+def generate_actions(
+    model: VideoModel,
+    requests: Sequence[GenerationRequest],
+    *,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> list[GeneratedActions]:
+    """Generates videos with robot actions: what a request gives is kept, everything else is generated.
+
+    A request gives one frame and all rows (forward dynamics), all frames (inverse dynamics), or one frame (joint
+    prediction); the first rows can be given in each case, such as the state of the robot.
+
+    Args:
+        model: The model.
+        requests: Prompts, sizes, conditioning frames, robot actions and seeds of the videos.
+        max_tokens: Max number of tokens of one forward pass; None: the model's own limit.
+        progress: Called with (completed solver steps, all solver steps), counted over all requests.
+        settings: Fields of `Sampling`, such as steps and guidance; None or missing: those of `model.defaults`.
+
+    Returns:
+        Latents and robot actions, in the order of the requests.
+
+    Raises:
+        ValueError: If a request is invalid or has no robot actions, or the model does not support the settings.
+    """
+    if any(request.actions is None for request in requests):
+        raise ValueError("a request without robot actions: use generate")
+    sampler = model.sampler(model.defaults.sampling(**settings))
+
+    def finish(sample: InitialState, state: Tensor) -> GeneratedActions:
+        return GeneratedActions(sampler.finish(sample, state), sampler.finish_actions(sample, state))
+
+    return generate_packs(sampler, requests, finish, max_tokens=max_tokens, progress=progress)
+
+
+def generate_packs(
+    sampler: VideoSampler,
+    requests: Sequence[GenerationRequest],
+    finish: Callable[[InitialState, Tensor], T],
+    *,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+    share: BranchShare | None = None,
+) -> list[T]:
+    """Generates samples in packs; the arguments are those of `generate_latents`, with a function `finish`.
+
+    Args:
+        sampler: Sampler of the model.
+        requests: The requests.
+        finish: Returns the result of a request from its initial state and the last state of its solver.
+        max_tokens: Max number of tokens of one forward pass.
+        progress: Called with (completed solver steps, all solver steps).
+        share: Division of the guidance branches between two processes.
+
+    Returns:
+        The results of `finish`, in the order of the requests.
+    """
     known = [read_request(sampler, request) for request in requests]
     done = 0
 
@@ -91,13 +171,12 @@ def generate_latents(
         if progress is not None:
             progress(done, len(known) * len(sampler.scales))
 
-    results: list[Tensor] = []
+    results: list[T] = []
     for pack in make_packs(sampler, known, max_tokens=max_tokens, shared=share is not None):
-        results += generate_pack(sampler, [known[i] for i in pack], progress=count, share=share)
+        results += [finish(*own) for own in run_pack(sampler, [known[i] for i in pack], progress=count, share=share)]
     return results
 
 
-@torch.no_grad()
 def generate_pack(
     sampler: VideoSampler,
     requests: Sequence[ReadRequest],
@@ -119,6 +198,18 @@ def generate_pack(
     Raises:
         ValueError: If the guidance scale is not finite, or is 1 at all steps although `share` is given.
     """
+    return [sampler.finish(*own) for own in run_pack(sampler, requests, progress=progress, share=share)]
+
+
+@torch.no_grad()
+def run_pack(
+    sampler: VideoSampler,
+    requests: Sequence[ReadRequest],
+    *,
+    progress: Callable[[int], None] | None = None,
+    share: BranchShare | None = None,
+) -> list[tuple[InitialState, Tensor]]:
+    """Returns the initial state and the last state of the solver for each request; arguments as of `generate_pack`."""
     if not math.isfinite(sampler.sampling.guidance):
         raise ValueError(f"the guidance scale must be finite, found {sampler.sampling.guidance}")
     if share is not None and not is_guided(sampler):
@@ -128,7 +219,7 @@ def generate_pack(
     for states in sampling_steps(sampler, samples, share):  # noqa: B007
         if progress is not None:
             progress(len(requests))
-    return [sampler.finish(sample, state) for sample, state in zip(samples, states)]
+    return list(zip(samples, states))
 
 
 def sampling_steps(

@@ -16,9 +16,10 @@ from worldsmith.data.clip_limits import require_clip
 from worldsmith.data.clips.captions import Caption, metadata_sentences, render_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import aspect_bucket
+from worldsmith.data.clips.video_sample import RobotActions
 from worldsmith.data.stream.errors import check_text
 from worldsmith.models.real_values import real_values
-from worldsmith.models.video_model import InitialState, SampleLayout, VideoSampler
+from worldsmith.models.video_model import ActionLayout, InitialState, SampleLayout, VideoSampler
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +59,10 @@ class GenerationRequest:
     caption."""
     structured_metadata: bool | None = None
     """Whether duration, frame rate, size and aspect ratio are added to a structured prompt. None: as in training."""
+    actions: RobotActions | None = None
+    """Robot actions during the video, in the units of training; the values of rows after the first `clean_rows` are
+    ignored and generated. With actions, `prompt` and `condition` are used unchanged: the frames may be larger than the
+    video, with padding at the bottom and right, and there may be all of them (inverse dynamics)."""
 
     def check(self, grid: LatentGrid, *, whole: bool = False) -> None:
         """Raises ValueError, with the prompt in the message, if the request is invalid.
@@ -95,7 +100,16 @@ class GenerationRequest:
         if self.condition is not None:
             needed = self.num_frames if whole else grid.pixel_frames(self.condition_frames)
             check_condition(self.condition, needed, where)
-            if needed >= self.num_frames and not whole:
+            if self.actions is not None:
+                _, _, height, width = self.condition.shape
+                if height < self.height or width < self.width or height % grid.pixels or width % grid.pixels:
+                    raise ValueError(
+                        f"{where}: conditioning frames of {width}x{height} do not fit a video of {self.width}x"
+                        f"{self.height} with robot actions: they must be as large or larger, and multiples of "
+                        f"{grid.pixels}"
+                    )
+            predicts_actions = self.actions is not None and self.actions.clean_rows < len(self.actions.rows)
+            if needed >= self.num_frames and not whole and not predicts_actions:
                 raise ValueError(
                     f"{where}: {needed} conditioning frames leave no frame to generate (num_frames={self.num_frames})"
                 )
@@ -135,6 +149,7 @@ def read_request(sampler: VideoSampler, request: GenerationRequest) -> ReadReque
             latent_shape=grid.latent_shape(request.num_frames, request.height, request.width),
             fps=request.fps,
             condition_frames=request.condition_frames,
+            actions=ActionLayout.of(request.actions),
         )
         for text, dropped in texts
     ]
@@ -154,10 +169,15 @@ def begin(sampler: VideoSampler, request_layouts: ReadRequest) -> InitialState:
         grid = LatentGrid(*sampler.model.latent_grid)
         frames = grid.pixel_frames(request.condition_frames) if request.condition_frames else request.num_frames
         with real_values():
-            condition = fit(condition[:, :frames], request.height, request.width)
-    return sampler.begin(
+            condition = condition[:, :frames]
+            if request.actions is None:
+                condition = fit(condition, request.height, request.width)
+    found = sampler.begin(
         request_layouts.conditional, request_layouts.unconditional, seed=request.seed, condition=condition
     )
+    if request.actions is None:
+        return found
+    return sampler.add_actions(found, request.actions.rows, seed=request.seed)
 
 
 def text_ids(sampler: VideoSampler, text: str, *, dropped: bool) -> Sequence[int]:
@@ -228,7 +248,7 @@ def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -
     wanted = request.structured_metadata
     if (defaults.structured_metadata if wanted is None else wanted) and is_structured(request.prompt):
         return add_metadata(request)
-    if not defaults.ends_captions:
+    if not defaults.ends_captions or request.actions is not None:
         return request.prompt
     return training_text(request, defaults, dropped=not request.prompt.strip())
 

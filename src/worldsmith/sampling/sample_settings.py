@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, Factor, NotNegative, PositiveFactor, Range, Seed
-from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance, Mode
+from worldsmith.data.robots.robot import Viewpoint
+from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance, Mode, RobotMode
 
 NAME_LENGTH = 100
 """Max number of characters of a sample's name, which is also the name of its folder."""
@@ -16,8 +17,9 @@ NAME_LENGTH = 100
 class SampleSettings(Config):
     """Generation settings of one sample in a sample file, or of all samples as flags. null: the setting is not set."""
 
-    model_mode: Mode | None = None
-    """Generation mode; null: it follows from vision_path and num_frames."""
+    model_mode: Mode | RobotMode | None = None
+    """Generation mode; null: it follows from vision_path and num_frames. For models with robot actions also wam (video
+    and actions are generated), forward_dynamics (the video) and inverse_dynamics (the actions)."""
     negative_prompt: str | None = None
     """Negative prompt of classifier-free guidance; null: the empty caption, as in training."""
     negative_prompt_file: str | None = None
@@ -75,6 +77,19 @@ class SampleSettings(Config):
     0.8."""
     image_save_quality: Annotated[int, Range(ge=1, le=100)] | None = None
     """JPEG quality of an image; null: 95."""
+    action_path: str | None = None
+    """JSON file with the robot actions of forward_dynamics: a list of rows, or an actions.json of a generated
+    sample."""
+    robot_dataset: str | None = None
+    """Name of the robot dataset whose robot is used, if the model was trained on several (ClipMix)."""
+    domain_name: str | None = None
+    """Embodiment of the robot; required for released weights, null: that of the training."""
+    raw_action_dim: Count | None = None
+    """Number of channels of a robot action; null: as in training, or that of domain_name."""
+    action_chunk_size: Count | None = None
+    """Number of robot actions, one less than frames; null: as in training, 16 for released weights."""
+    view_point: Viewpoint | None = None
+    """Viewpoint of the robot's camera in the JSON prompt; null: as in training, ego_view for released weights."""
 
     def check(self) -> None:
         pairs = [("negative_prompt", "negative_prompt_file")]
@@ -102,6 +117,12 @@ class Sample(SampleSettings):
     """Prompt: a caption, or a structured caption as a JSON object."""
     prompt_path: str | None = None
     """Text file with the prompt."""
+    actions: list[list[float]] | None = None
+    """Robot actions of forward_dynamics in the units of the robot, instead of action_path."""
+    state: dict[str, list[float]] | None = None
+    """State of the robot at the first frame: name of each part -> values, if the model was trained with a state."""
+    camera_paths: dict[str, str] | None = None
+    """Camera -> image or video, for a robot with several cameras, instead of vision_path with all of them."""
     defaults_file: str | None = None
     """File of default settings for this sample."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -120,14 +141,13 @@ class Sample(SampleSettings):
 
 
 OTHER_MODELS = (
-    "it is for models of sound, actions, controls or answers, but this model generates only videos and images"
+    "it is for models of sound, controls or answers, but this model generates only videos, images and robot actions"
 )
 UNIPC = "the solver is UniPC, with the same guidance scale at every step; omit it"
 NOT_HERE: dict[str, str] = {
     **dict.fromkeys(
         [
-            *("enable_sound", "sound_path", "action_path", "action_chunk_size", "domain_name", "image_size"),
-            *("raw_action_dim", "view_point", "edge", "blur", "depth", "seg", "wsm", "control_guidance"),
+            *("enable_sound", "sound_path", "edge", "blur", "depth", "seg", "wsm", "control_guidance"),
             *("control_guidance_interval", "num_video_frames_per_chunk", "num_conditional_frames", "max_frames"),
             *("show_control_condition", "show_input", "num_first_chunk_conditional_frames"),
             *("share_vision_temporal_positions", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p"),
@@ -142,6 +162,7 @@ NOT_HERE: dict[str, str] = {
     ),
     **dict.fromkeys(["prompt_upsampling"], "prompts are used unchanged; rewrite them before"),
     **dict.fromkeys(["video_save_quality"], "all videos are written with the same quality (H.264, crf 12); omit it"),
+    **dict.fromkeys(["image_size"], "the size follows from the frames in vision_path and the resolution; omit it"),
     **dict.fromkeys(["output_dir", "model"], "set it for all samples on the command line"),
     **dict.fromkeys(["tensors_file", "pickle_file"], "conditioning inputs are only text, an image or a video; omit it"),
 }

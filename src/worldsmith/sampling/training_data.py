@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.clips.captions import choose_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
+from worldsmith.data.clips.video_loader import clips_of_run
 from worldsmith.data.stream.errors import DataError, SampleError
 
 if TYPE_CHECKING:
@@ -35,14 +35,15 @@ def with_clip_size(
 
     Args:
         defaults: Settings to complete.
-        run_tree: Config of the run as plain data; None for an export, whose settings are complete already.
+        run_tree: Config of the run as plain data; None for an export, whose settings are complete already. The settings
+            of a run on robot episodes are returned unchanged.
         grid: Arguments of `LatentGrid`: frames and pixels per latent, patch size, and so on (`latent_grid` of a model).
     """
-    if run_tree is None:
+    clips = clips_of_run(run_tree)
+    if clips is None:
         return defaults
     try:
-        dataset = VideoDataset(from_dict(run_tree["dataloader_train"]["dataset"], VideoDataset.Config))
-        return use_first_clip(defaults, dataset, grid)
+        return use_first_clip(defaults, VideoDataset(clips), grid)
     except DataError as error:
         logger.warning("the training clips cannot be read, so their size is unknown: %s", error)
         return defaults

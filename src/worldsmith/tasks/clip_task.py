@@ -14,11 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from worldsmith.config.errors import UserError
+from worldsmith.config.errors import UserError, WrongValueError
 from worldsmith.data.assumed_batches import DummyBatch, assumed_clips, with_contents
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.latent_cache import LatentCache
+from worldsmith.data.latent_cache import EncodedCache, LatentCache
+from worldsmith.data.robots.robot_loader import RobotLoader
 from worldsmith.tasks.task import DummyData, SampleEncoder, Task
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,10 @@ class ClipEncoder(SampleEncoder):
             self.task.encode_part(part)
         return bool(missing)
 
+    def encode_captions(self) -> None:
+        for _, part in self.task.frozen_parts():
+            part.release()
+
     def is_cached(self, part: VideoSample) -> bool:
         """Returns whether the latents of `part` (a clip or first frame) are cached, by this or another process."""
         cache, key = self.task.latent_cache, part.cache_key
@@ -95,6 +100,9 @@ class DummyClips(DummyData):
     def encoder_size(self, sample: VideoSample) -> tuple[int, ...]:
         return (sample.num_frames, *sample.size)
 
+    def load_encoders(self) -> None:
+        getattr(self.task.model, "vae", None)  # the property builds it; a model may have none
+
     def encoder_tensors(self) -> Iterator[Tensor]:
         return self.tensors_of(*FROZEN, "image_encoder")
 
@@ -122,6 +130,19 @@ class ClipTask(Task):
     data: VideoLoader.Config
     logged_at: float | None = None
     """Time of the last log line about encoding, or of the first encoded clip."""
+
+    @classmethod
+    def check(cls, run: Any) -> None:
+        super().check(run)
+        for section in ("dataloader_train", "dataloader_val"):
+            if isinstance(getattr(run, section), RobotLoader.Config) and not cls.accepts_robots(run):
+                why = f"the model of the family '{run.model.name}' has no action heads, so it cannot use robot actions"
+                raise WrongValueError({f"{section}.type": "RobotLoader"}, why=why, remedy="use VideoLoader")
+
+    @classmethod
+    def accepts_robots(cls, run: Any) -> bool:
+        """Returns whether the model of `run`, a `RunConfig`, uses the actions of robot episodes."""
+        return False
 
     @property
     @abstractmethod
@@ -267,8 +288,19 @@ class ClipTask(Task):
             phase = "first step" if self.split == "train" else "first validation"
             logger.info("%s: %d of %d clips of the pack are encoded", phase, done, count)
 
+    @property
+    def caches(self) -> list[EncodedCache]:
+        """Caches of the run, which the loss reads and fills."""
+        return [self.latent_cache] if self.latent_cache else []
+
     def counts(self) -> dict[str, int]:
-        return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}
+        return {f"cache_{name}": sum(getattr(cache, name) for cache in self.caches) for name in ("unwritten", "late")}
+
+    def expect_cached(self) -> None:
+        for cache in self.caches:
+            cache.expects_hits = True
+        if self.first_frames == "encoded in every epoch" and self.world.is_main:
+            logger.warning("the VAE stays next to the network: it encodes first frames with noise in every step")
 
     def cached_parts(self, sample: VideoSample) -> list[VideoSample]:
         """Returns the samples that are latent cache entries: `sample` and, if it is cached too, its first frame."""

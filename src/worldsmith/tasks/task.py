@@ -69,6 +69,9 @@ class DummyData:
         """Returns a hashable value, such as the clip shape, that is equal for samples with the same encoding cost."""
         return sample.position
 
+    def load_encoders(self) -> None:
+        """Loads VAE and text encoder, to measure them; in a simulation, their tensors have no memory."""
+
     def encoder_tensors(self) -> Iterable[Any]:
         """Returns the weights and buffers of the encoders that are loaded."""
         return ()
@@ -79,7 +82,7 @@ class DummyData:
 
 
 class SampleEncoder(ABC):
-    """Fills the caches of a run before training: encodes samples with the frozen encoders (`worldsmith encode`)."""
+    """Fills the caches of a run before training: encodes samples with the frozen encoders (`encode_samples`)."""
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -108,7 +111,17 @@ class SampleEncoder(ABC):
         """Makes `encode` skip captions until `encode_captions` is called, so that only one encoder is in memory."""
 
     def encode_captions(self) -> None:  # noqa: B027 (no effect by default)
-        """Encodes the captions that `encode` skipped, without the encoder of clips in memory."""
+        """Frees the encoder of clips, encodes the captions that `encode` skipped, and frees their encoder."""
+
+    def take_captions(self) -> list[Any]:
+        """Removes the captions that `encode` skipped from the encoder and returns them, for `encode_caption`.
+
+        The captions are picklable and hashable. Another process can encode them, after the clips of all processes.
+        """
+        return []
+
+    def encode_caption(self, caption: Any) -> None:  # noqa: B027 (no effect by default)
+        """Encodes one caption of `take_captions` into the cache, unless it is cached; its encoder stays loaded."""
 
     def compile(self, tiers: Sequence[str]) -> None:
         """Compiles the encoder of raw samples for all frame sizes of some resolution buckets.
@@ -193,7 +206,8 @@ class Task(ABC):
         loaders = {name: cls.loader_class for name in ("dataloader_train", "dataloader_val")}
         for section, wanted in {"objective": cls.objective_class, **loaders}.items():
             found = type(getattr(run, section))
-            if found is not NoneType and not issubclass(found, wanted.Config):
+            is_foreign = getattr(found, "only_family", "") not in ("", run.model.name)
+            if found is not NoneType and (is_foreign or not issubclass(found, wanted.Config)):
                 name = getattr(owner_of(found), "__name__", found.__qualname__)
                 why = f"a model of the family '{run.model.name}' requires a {wanted.__name__}"
                 raise WrongValueError({f"{section}.type": name}, why=why)
@@ -302,6 +316,9 @@ class Task(ABC):
     def counts(self) -> Mapping[str, int]:
         """Returns counters of this rank to log, by metric name, in addition to those of the loader."""
         return {}
+
+    def expect_cached(self) -> None:  # noqa: B027 (no effect by default)
+        """Logs the first sample that is encoded from now on, and counts them: all were encoded before the training."""
 
     @contextmanager
     def sampling(self) -> Iterator[None]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.degrees import Degrees, plan_degrees
+from worldsmith.distributed.launcher_messages import max_world_size
 from worldsmith.distributed.world import World, start_world, world_size
 
 if TYPE_CHECKING:
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
     from worldsmith.config.sections import CompileConfig
     from worldsmith.models.model import Model
     from worldsmith.models.network_parts import NetworkParts
-    from worldsmith.training.run_config import LoopConfig
+    from worldsmith.training.run_config import LoopConfig, RunConfig
 
+Run = TypeVar("Run", bound="RunConfig")
 MAX_COMPILATIONS = 32
 """Max number of compilations of a method: one per fixed length, per set of inputs with gradients, and per grad mode."""
 
@@ -30,6 +33,32 @@ def join_world(model: Model.Config) -> World:
         ValueError: If the parallelism degrees do not fit the number of processes.
     """
     return start_world(context_parallel=plan_degrees(model.parallelism, world_size()).context)
+
+
+def keep_batch(config: Run, world: World) -> Run:
+    """Returns a config whose gradient accumulation keeps the packs per step of a launch with `--nnodes MIN:MAX`.
+
+    `trainer.grad_accum_iter` is meant for the max number of processes; fewer processes accumulate more packs each.
+
+    Args:
+        config: Config of the run; returned unchanged if the number of processes is fixed.
+        world: This process.
+
+    Raises:
+        UserError: If the packs cannot be divided evenly among the data-parallel processes.
+    """
+    most = max_world_size()
+    if most is None:
+        return config
+    loop, shards = config.trainer, plan_degrees(config.model.config.parallelism, most).data
+    packs = loop.grad_accum_iter * shards
+    if packs % world.data_size:
+        raise UserError(
+            f"trainer.grad_accum_iter = {loop.grad_accum_iter}: the {packs} packs of a step with {shards} "
+            f"data-parallel processes cannot be divided evenly among {world.data_size}; set it to a multiple of "
+            f"{world.data_size}, or give all machines the same --nproc-per-node"
+        )
+    return replace(config, trainer=replace(loop, grad_accum_iter=packs // world.data_size))
 
 
 def prepare_process(loop: LoopConfig, world: World) -> None:
@@ -55,17 +84,31 @@ def build_model(config: Model.Config, world: World) -> Model:
         ValueError: If the parallelism degrees do not fit the number of processes.
         UserError: If the model cannot be trained on the device.
     """
+    model = build_without_memory(config, world)
+    allocate_network(model, world)
+    return model
+
+
+def build_without_memory(config: Model.Config, world: World) -> Model:
+    """Builds the model on the meta device; its encoders can be used. Raises UserError if the device does not fit."""
     config.check_device(world.device)
     for converter in config.converters:
         converter.check_device(world.device)
     model: Model = config.build(device="meta")  # so that no process ever holds the whole network
+    return model
+
+
+def allocate_network(model: Model, world: World) -> None:
+    """Shards the network of a model on the meta device, and allocates it on the device of this process. Collective.
+
+    Raises ValueError if the parallelism degrees do not fit the number of processes.
+    """
     prepare_network(model, world)
     model.materialize(world.device)
     if model.in_host_ram and world.device.startswith("cuda"):
         from worldsmith.distributed.offload import pin_offloaded
 
         pin_offloaded(model.network)
-    return model
 
 
 def prepare_network(model: Model, world: World) -> None:
@@ -109,10 +152,12 @@ def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> 
         model.cast(torch.bfloat16)
     if not is_sharded(config, world.size):
         return
+    from worldsmith.distributed.activation_checkpointing import spread_evenly
     from worldsmith.distributed.fsdp import make_mesh, shard_network
     from worldsmith.models.parameter_names import native_parameters
 
     held, whole = model.quantized_layers, replicated_modules(parts)
+    offloaded_layers = spread_evenly(parts.layers, config.parallelism.offload_fraction)
     offloaded = shard_network(
         model.network,
         [*parts.layers, *parts.units],
@@ -125,8 +170,9 @@ def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> 
             *(parameter for name, parameter in native_parameters(model.network).items() if name in held),
             *(parameter for module in whole for parameter in module.parameters()),
         ],
-        offload=config.parallelism.offload == "frozen",
+        offload=config.parallelism.offload,
         quantized=list(held.values()),
+        resident=[layer for layer in parts.layers if layer not in offloaded_layers],
     )
     on_host = set(offloaded)
     model.in_host_ram = [name for name, p in native_parameters(model.network).items() if p in on_host]

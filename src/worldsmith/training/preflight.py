@@ -6,6 +6,7 @@ file.
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ from worldsmith.files.write_checks import require_writable
 from worldsmith.models.model_files import find_without_download
 from worldsmith.models.weights.weight_table import table_of
 from worldsmith.monitor.short_text import MEMORY_NAMES, format_bytes
+from worldsmith.tasks.registry import task_of
+from worldsmith.training.run_config import why_not_encodable
 from worldsmith.training.run_folder import run_path
 from worldsmith.training.state_bytes import StateBytes, checkpoint_bytes, state_bytes
 
@@ -40,8 +43,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from worldsmith.models.model import Model
+    from worldsmith.tasks.task import Task
     from worldsmith.training.optimizer import AdamW
     from worldsmith.training.run_config import RunConfig
+
+logger = logging.getLogger(__name__)
 
 
 def check_files(
@@ -226,7 +232,7 @@ def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
 def describe_states(states: StateBytes) -> str:
     """Formats the sizes of the training state of one process."""
     sizes = ", ".join(f"{MEMORY_NAMES.get(name, name)} {format_bytes(count)}" for name, count in states.parts.items())
-    offloaded = f", and {format_bytes(states.offloaded)} of frozen weights in host RAM" if states.offloaded else ""
+    offloaded = f", and {format_bytes(states.offloaded)} in host RAM" if states.offloaded else ""
     return f"{format_bytes(states.total)} on each process ({sizes}){offloaded}"
 
 
@@ -241,9 +247,9 @@ def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | No
     on_gpu = world.device.startswith("cuda")
     if on_gpu and states.offloaded * processes > (free := free_memory("cpu")):
         return (
-            f"the offloaded weights need {format_bytes(states.offloaded)} of host RAM for each of {processes} "
-            f"process(es) on this machine, but {format_bytes(free)} are free. Use a larger machine, or quantize the "
-            "frozen weights (converter FrozenBase)"
+            f"what is offloaded needs {format_bytes(states.offloaded)} of host RAM for each of {processes} "
+            f"process(es) on this machine, but {format_bytes(free)} are free. Use a larger machine, 8-bit optimizer "
+            'state (optimizer.name = "AdamW8bit"), or quantize frozen weights (converter FrozenBase)'
         )
     free, sharing = free_memory(world.device), 1 if on_gpu else processes
     if (states.total + states.offloaded * (not on_gpu)) * sharing <= free:
@@ -253,8 +259,8 @@ def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | No
     return (
         f"it needs {describe_states(states)}, before activations, but {format_bytes(free)} are free on "
         f"{where}{times}. Use more processes or a larger machine, 8-bit optimizer state "
-        '(optimizer.name = "AdamW8bit"), or train less: adapters '
-        "(model.config.lora_enabled = true), fewer weights (optimizer.keys_to_select), a smaller model"
+        '(optimizer.name = "AdamW8bit"), weights in host RAM (model.config.parallelism.offload), or train less: '
+        "adapters (model.config.lora_enabled = true), fewer weights (optimizer.keys_to_select), a smaller model"
     )
 
 
@@ -270,6 +276,59 @@ def require_memory(config: RunConfig, world: World) -> None:
     lack = next((lack for lack in lacks if lack is not None), None)
     if lack is not None:
         raise UserError(f"[E114] the run does not fit into memory: {lack}")
+
+
+def must_encode_first(*, states: int, encoders: int, memory: int) -> bool:
+    """Returns whether a run with `trainer.encode_first` = "auto" encodes its samples before the network gets memory.
+
+    It does if the encoders need more than a quarter of the memory that the training state leaves: the rest is for
+    activations, whose size is not known at the start.
+
+    Args:
+        states: Bytes of the training state of a process.
+        encoders: Bytes of VAE and text encoder together.
+        memory: Free bytes of a GPU before the run.
+    """
+    return 4 * encoders > memory - states
+
+
+def needs_encoding_first(config: RunConfig, world: World) -> bool:
+    """Returns whether the encoders of a run may not fit next to its training step on the GPU of this process.
+
+    Logs a warning if the run then cannot encode its samples first, or if the size of the encoders is not known.
+    """
+    task = task_of(config.model.name)
+    if not world.device.startswith("cuda") or task.encoder_class is None:
+        return False
+    model: Model = config.model.config.build(device="meta")
+    build_optimizer(config, model.network)
+    states, free = run_states(config, model, world.size).total, free_memory(world.device)
+    built = task(model=model, objective=config.objective, data=config.dataloader_train)
+    try:
+        encoders, why = encoder_bytes(built), why_not_encodable(config)
+    except Exception as error:
+        encoders, why = free, f"their size is not known; trainer.encode_first = 'always' loads them before it ({error})"
+    needed = must_encode_first(states=states, encoders=encoders, memory=free)
+    if needed and why and world.is_main:
+        logger.warning("the encoders may not fit next to the training step on the GPU: %s", why)
+    return needed and not why
+
+
+def encoder_bytes(task: Task) -> int:
+    """Returns the bytes of VAE and text encoder, which are built without memory.
+
+    Raises:
+        ValueError: If the model family states no encoders.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    task.model.device = "cpu"
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        task.dummy_data.load_encoders()
+        found = sum(tensor.nbytes for tensor in task.dummy_data.encoder_tensors())
+    if not found:
+        raise ValueError(f"{type(task.dummy_data).__name__} states none")
+    return found
 
 
 def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -> list[str]:

@@ -89,6 +89,11 @@ class LoopConfig(Config):
     """Loss scale with model.config.precision = "float16"; not used with other precisions."""
     cpu_threads: Count | None = None
     """CPU threads of each process. None: PyTorch's choice. Another number can change the last bits of results."""
+    encode_first: Literal["auto", "always", "never"] = "auto"
+    """Whether latents and text embeddings are written to the latent cache before the network gets memory: those of the
+    samples that the run can read, but of one epoch at most. The VAE and the text encoder are loaded one after the
+    other, and freed. "auto": only on a GPU, and if the encoders need more than a quarter of the memory that the
+    training state leaves."""
     callbacks: dict[str, Callback.Config] = field(default_factory=default_callbacks)
     """Callbacks by name; each one has a folder of that name in the run folder."""
 
@@ -172,6 +177,8 @@ class RunConfig(Configurable.Config):
                 why="only float16 uses a loss scale",
                 remedy='omit loss_scale, or use precision = "float16"',
             )
+        if self.trainer.encode_first == "always" and (why := why_not_encodable(self)):
+            raise wrong(self, "trainer.encode_first", why=why, remedy='or write "never"')
         check_best_checkpoint(self)
         model.check_trained(self.optimizer.keys_to_select)
         task_of(model.family).check(self)
@@ -205,3 +212,18 @@ def check_best_checkpoint(config: RunConfig) -> None:
     if patience is not None and metric is None:
         both = "trainer.early_stop_patience", "checkpoint.keep_best"
         raise wrong(config, *both, why="no metric defines what is better", remedy='set keep_best = "val/loss"')
+
+
+def why_not_encodable(config: Any) -> str:
+    """Returns why a run would have to encode clips even after all were encoded before the training; "" if not.
+
+    The reason is a missing latent cache of the training data or of validation data.
+    """
+    data, val = config.dataloader_train, config.dataloader_val
+    if not hasattr(data, "latent_cache"):
+        return f"runs of '{config.model.name}' have no latent cache"
+    if not data.latent_cache:
+        return "dataloader_train.latent_cache is '', so every step encodes its clips; set it to a folder"
+    if val is not None and config.trainer.run_validation and not val.latent_cache:
+        return "dataloader_val.latent_cache is '', so validations encode their clips; set it to a folder"
+    return ""

@@ -32,6 +32,7 @@ from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import append_line
 from worldsmith.files.locks import LOCK_FILE, holder, try_lock
+from worldsmith.files.remote import is_remote
 from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import Input, read_lineage, write_lineage
 from worldsmith.monitor.redaction import redact_setting
@@ -69,7 +70,7 @@ class Launch:
 def output_root() -> Path:
     """Returns the folder of all runs: `WORLDSMITH_OUTPUT_ROOT`, else `IMAGINAIRE_OUTPUT_ROOT`, else `outputs/train`.
 
-    Raises UserError if both environment variables are set and differ.
+    Raises UserError if both environment variables are set and differ, or if one is the address of an object store.
     """
     return given_root() or Path(DEFAULT_ROOT)
 
@@ -77,12 +78,18 @@ def output_root() -> Path:
 def given_root() -> Path | None:
     """Returns the folder in `WORLDSMITH_OUTPUT_ROOT` or `IMAGINAIRE_OUTPUT_ROOT`; None if neither is set.
 
-    Raises UserError if both are set and differ.
+    Raises UserError if both are set and differ, or if one is the address of an object store.
     """
     given = {name: os.environ[name] for name in ROOT_VARIABLES if os.environ.get(name)}
     if len(set(given.values())) > 1:
         both = ", ".join(f"{name}={value}" for name, value in given.items())
         raise UserError(f"the output root has two different values: {both}; unset one of them")
+    for name, root in given.items():
+        if is_remote(root):
+            raise UserError(
+                f"{name} is an address: expected a folder on this machine, found {root}. Runs and checkpoints are only "
+                "written to folders; copy the run folder to the object store afterwards"
+            )
     return Path(next(iter(given.values()))) if given else None
 
 
@@ -178,6 +185,8 @@ def write_records(
     names = {"train": dataset_record.FILE, "val": dataset_record.VALIDATION}
     for split, loader in loaders.items():
         write_text(folder / names[split], dataset_record.record_text(loader.dataset))
+        for name, content in loader.dataset.run_files().items():
+            write_text(folder / (name if split == "train" else f"{split}_{name}"), content)
     reports = {split: loader.report().facts() for split, loader in loaders.items()}
     known = {split: {k: v for k, v in facts.items() if v not in (None, "", [], {})} for split, facts in reports.items()}
     write_text(folder / "data_report.json", json.dumps(known, indent=2, ensure_ascii=False) + "\n")

@@ -260,14 +260,15 @@ class RunState:
             logger.warning("the data has changed since %s was saved; epoch %d begins:\n%s", checkpoint, number, changes)
             return
         loader.load_states(positions)
-        if len(positions) != loader.world_size:
-            now = self.config.trainer.grad_accum_iter
-            before = ((run_tree(checkpoint / "model") or {}).get("trainer") or {}).get("grad_accum_iter", now)
+        now = self.config.trainer.grad_accum_iter
+        processes, before = saved_batch(checkpoint, now)
+        if processes != loader.world_size:
             logger.warning(
                 "%s was saved by %d data-parallel processes, and now there are %d: weights, optimizer and data "
-                "loader state are redistributed; packs per step: %d, before %d (processes × "
+                "loader state are redistributed; packs per step: %d × %d = %d, before %d × %d = %d (processes × "
                 "trainer.grad_accum_iter)",
-                checkpoint, len(positions), loader.world_size, now * loader.world_size, before * len(positions),
+                checkpoint, processes, loader.world_size, loader.world_size, now, now * loader.world_size,
+                processes, before, before * processes,
             )  # fmt: skip
 
     def _counters(self) -> dict[str, Tensor]:
@@ -282,3 +283,17 @@ class RunState:
 
     def _rng_state(self) -> dict[str, Tensor]:
         return {f"rng_state_{self.world.rank}.{name}": value for name, value in rng_state().items()}
+
+
+def saved_batch(checkpoint: Path, default: int) -> tuple[int, int]:
+    """Returns the packs per step of the run that saved a checkpoint.
+
+    Args:
+        checkpoint: Checkpoint folder.
+        default: Packs per process if the checkpoint has no config.
+
+    Returns:
+        (number of data-parallel processes, packs of each process).
+    """
+    trainer = (run_tree(checkpoint / "model") or {}).get("trainer") or {}
+    return len(list((checkpoint / "dataloader").glob("rank_*.json"))), trainer.get("grad_accum_iter", default)

@@ -48,6 +48,7 @@ FREE_TO_CHANGE = (
     "trainer.run_validation_on_start",
     "trainer.early_stop_patience",
     "trainer.max_consecutive_skipped",
+    "trainer.encode_first",
     *(
         f"trainer.callbacks.{name}"
         for name in (

@@ -8,11 +8,12 @@ imported only for optimizer settings that can change its state.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worldsmith.distributed.degrees import Degrees
+from worldsmith.distributed.memory import pinned_bytes
 from worldsmith.models.weights.weight_table import Weight
 from worldsmith.training.optimizer import ParameterState, parameter_state
 from worldsmith.training.parallel import is_sharded
@@ -46,7 +47,8 @@ class StateBytes:
     """Bytes of the optimizer state, including the step count of each parameter."""
     average: int
     offloaded: int = 0
-    """Bytes of the weights in host RAM (`parallelism.offload`) and of their EMA weights, in addition to `parts`."""
+    """Bytes in host RAM (`parallelism.offload`), in addition to `parts`: weights and their EMA weights, and of trained
+    weights also gradients and optimizer state."""
 
     @property
     def parts(self) -> dict[str, int]:
@@ -80,44 +82,46 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
     model: Model.Config = run.model.config
     size = degrees.replicate * degrees.weights
     num_shards, index = degrees.weights, rank % degrees.weights
-    updated = [weight for weight in table.values() if weight.trained and weight.reached]
-    padded = sum(shard_elements(weight, num_shards) * bytes_per_number(weight, model) for weight in updated)
     stored = {
         name: shard_elements(weight, num_shards) * bytes_per_number(weight, model)
         if weight.quantized_bytes is None
         else weight.quantized_bytes
         for name, weight in table.items()
     }
-    offloaded = sum(stored[name] for name, weight in table.items() if is_offloaded(weight, model))
-    states = optimizer_states(updated, run)
-    moments = sum(
-        int(shard_elements(weight, num_shards, index) * sum(state.element_bytes)) + sum(state.other_bytes)
-        for weight, state in zip(updated, states, strict=True)
-    )
+    updated = {name: weight for name, weight in table.items() if weight.trained and weight.reached}
+    states = zip(updated, optimizer_states(list(updated.values()), run), strict=True)
+    moments = {
+        name: int(shard_elements(updated[name], num_shards, index) * sum(state.element_bytes)) + sum(state.other_bytes)
+        for name, state in states
+    }
+    average = {
+        name: FLOAT32 * shard_elements(weight, num_shards, index)
+        for name, weight in table.items()
+        if is_averaged(weight, model)
+    }
+    on_host = names_in_host_ram(table, model)
+    on_device = table.keys() - on_host
+    gradients = sum(stored[name] for name in on_device & updated.keys())
     accumulated = 0
     if run.trainer.grad_accum_iter > 1:
-        if not is_sharded(model, size):
-            accumulated = padded
-        elif not model.parallelism.reduce_every_pack:
-            accumulated = FLOAT32 * sum(weight.numbers for weight in updated)
+        if is_sharded(model, size) and not model.parallelism.reduce_every_pack:
+            accumulated = FLOAT32 * sum(weight.numbers for weight in updated.values())
+        elif is_sharded(model, size) and degrees.replicate > 1:
+            accumulated = FLOAT32 * sum(shard_elements(weight, num_shards) for weight in updated.values())
         else:
-            accumulated = (
-                FLOAT32 * sum(shard_elements(weight, num_shards) for weight in updated)
-                if degrees.replicate > 1
-                else padded
-            )
-    averaged = [weight for weight in table.values() if is_averaged(weight, model)]
-    average = FLOAT32 * sum(shard_elements(weight, num_shards, index) for weight in averaged)
-    average_offloaded = FLOAT32 * sum(
-        shard_elements(weight, num_shards, index) for weight in averaged if is_offloaded(weight, model)
-    )
+            accumulated = gradients
+
+    def sum_of(sizes: Mapping[str, int], names: Collection[str]) -> int:
+        return sum(count for name, count in sizes.items() if name in names)
+
     return StateBytes(
-        parameters=sum(stored.values()) - offloaded,
-        gradients=padded,
+        parameters=sum_of(stored, on_device),
+        gradients=gradients,
         accumulated=accumulated,
-        moments=moments,
-        average=average - average_offloaded,
-        offloaded=offloaded + average_offloaded,
+        moments=sum_of(moments, on_device),
+        average=sum_of(average, on_device),
+        offloaded=sum(sum_of(sizes, on_host) for sizes in (stored, moments, average))
+        + sum(pinned_bytes(stored[name]) for name in on_host & updated.keys()),
     )
 
 
@@ -143,9 +147,26 @@ def is_averaged(weight: Weight, model: Model.Config) -> bool:
     return model.ema.enabled and (weight.trained or not model.ema.trainable_only)
 
 
-def is_offloaded(weight: Weight, model: Model.Config) -> bool:
-    """Returns whether a weight stays in host RAM. Small frozen float32 weights count as weights on the GPU."""
-    return model.parallelism.offload != "none" and not (weight.trained or weight.exact)
+def names_in_host_ram(table: Mapping[str, Weight], model: Model.Config) -> set[str]:
+    """Returns the names of the weights in host RAM. Small frozen float32 weights count as weights on the GPU."""
+    offload, fraction = model.parallelism.offload, model.parallelism.offload_fraction
+    if offload == "none":
+        return set()
+    names = {name for name, weight in table.items() if (offload == "all" if weight.trained else not weight.exact)}
+    if fraction == 1:
+        return names
+    from worldsmith.distributed.activation_checkpointing import spread_evenly
+
+    paths = {name: layer_path(name, model.layer_lists) for name in table}
+    layers = [path for path in dict.fromkeys(paths.values()) if path]
+    resident = set(layers).difference(spread_evenly(layers, fraction))
+    return {name for name in names if paths[name] not in resident}
+
+
+def layer_path(name: str, lists: Sequence[str]) -> str:
+    """Returns the path of the layer of a weight, such as "blocks.3"; "" if it is in none of the lists of layers."""
+    found = next((path for path in lists if name.startswith(f"{path}.")), None)
+    return "" if found is None else f"{found}.{name[len(found) + 1 :].split('.')[0]}"
 
 
 @dataclass(frozen=True, slots=True)

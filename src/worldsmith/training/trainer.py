@@ -21,7 +21,7 @@ from worldsmith.monitor.process_log import begin_log
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.training.callbacks.base import Callback, Outcome
 from worldsmith.training.callbacks.grad_clip import clip_gradients
-from worldsmith.training.parallel import join_world
+from worldsmith.training.parallel import join_world, keep_batch
 from worldsmith.training.preflight import require_files, require_memory
 from worldsmith.training.run_config import RunConfig
 from worldsmith.training.run_folder import (
@@ -33,7 +33,7 @@ from worldsmith.training.run_folder import (
     write_on_main,
     write_records,
 )
-from worldsmith.training.start_checks import require_same_config
+from worldsmith.training.start_checks import require_same_config, require_same_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,6 +87,8 @@ class Trainer(Configurable):
         self.world: World = join_world(config.model.config)
         if not config.job.name and run_folder is None:
             self.run_folder = name_run(config.job, self.run_folder, self.world)
+        given = config
+        self.config = config = keep_batch(given, self.world)
         require_same_config(self.world, config)
         require_files(config, self.run_folder, self.world, launch.variables)
         require_memory(config, self.world)
@@ -111,7 +113,7 @@ class Trainer(Configurable):
                 folder=self.run_folder / "checkpoints", world=self.world, process=process
             )
             with self.messages:
-                self._start(resume_changed=resume_changed, launch=launch)
+                self._start(given, resume_changed=resume_changed, launch=launch)
             self.world.barrier()  # which waits longer than the groups of a mesh would in the first step
         except BaseException:
             self.lock.withdraw()
@@ -314,18 +316,27 @@ class Trainer(Configurable):
         """Number of completed steps, including skipped ones."""
         return self.state.iteration
 
-    def _start(self, *, resume_changed: bool, launch: Launch) -> None:
-        """Builds the run and starts or resumes it; the records in the run folder are written only if that succeeds."""
+    def _start(self, given: RunConfig, *, resume_changed: bool, launch: Launch) -> None:
+        """Builds the run and starts or resumes it; the records in the run folder are written only if that succeeds.
+
+        Args:
+            given: Config without the changes of `keep_batch`, for the comparison with the saved config and the records.
+            resume_changed: Whether a resumed run may have other settings and data.
+            launch: Start command and environment.
+        """
         from worldsmith.training.start_run import start_run
 
         config, world, folder = self.config, self.world, self.run_folder
         self.resumed = self.checkpointer.latest()
-        run = start_run(config, self.checkpointer, folder, self.resumed, resume_changed=resume_changed)
+        changes = [] if self.resumed is None else require_same_run(folder, given, resume_changed=resume_changed)
+        for line in changes:
+            logger.warning("changed since the run was started: %s", line)
+        run = start_run(config, self.checkpointer, folder, self.resumed, changes, resume_changed=resume_changed)
         self.model, self.task, self.state, self.validator = run.model, run.task, run.state, run.validator
         self.callbacks, self.memory_before = run.callbacks, run.memory_before
 
         def write() -> None:
-            write_records(folder, config, launch, run.loaders, world_size=world.size)
+            write_records(folder, given, launch, run.loaders, world_size=world.size)
             for callback in run.callbacks.values():
                 callback.folder.mkdir(exist_ok=True)
             self.messages.begin()

@@ -31,7 +31,7 @@ def test_whom_a_machine_waits_for_before_its_processes_start_and_after_their_end
     monkeypatch.setattr(launch, "FIRST_REPORT_AFTER", 0.02)
     monkeypatch.setattr(launch.psutil, "Process", lambda: SimpleNamespace(children=lambda: list(children)))
     desk = LauncherServer()
-    with launch.report_waiting(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 3, desk):
+    with launch.report_waiting(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 3, 3, desk):
         assert "waiting for 2 other machines to connect at a:1" in until("to connect")
         children.append(1)
         time.sleep(0.1)
@@ -52,7 +52,7 @@ def test_launchers_of_other_machines_that_are_no_more_are_not_waited_for(
     monkeypatch.setattr(launch.psutil, "Process", lambda: SimpleNamespace(children=lambda: []))
     monkeypatch.setattr(launch.os, "_exit", left.put)
     desk = LauncherServer()
-    with launch.report_waiting(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 2, desk):
+    with launch.report_waiting(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 2, 2, desk):
         begun = time.monotonic()
         desk.exit_code = 75
         assert left.get(timeout=20) == 75

@@ -10,7 +10,7 @@ import pytest
 
 from worldsmith.config import ConfigError, get_recipe, recipe, recipe_names
 from worldsmith.config.load import load
-from worldsmith.config.recipes.registry import find_recipe, not_available
+from worldsmith.config.recipes.registry import find_recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig, DataSettingConfig, JobConfig, ParallelismConfig
 from worldsmith.config.tree.plain import to_yaml
 
@@ -42,15 +42,6 @@ def test_an_alias_leads_to_the_recipe_under_its_name(t: ModuleType, tmp_path: Pa
         assert [name for name, _ in loaded.recipes()] == ["small", "renamed"]
     recipe("earlier", starts_from="small")(lambda config: config)  # a recipe of that name wins
     assert find_recipe("earlier").name == "earlier"
-
-
-def test_a_released_recipe_that_does_not_exist_here_has_its_reason() -> None:
-    not_available("robots come later", "released_robot")
-    with pytest.raises(ConfigError) as caught:
-        get_recipe("released_robot")
-    (problem,) = caught.value.problems
-    assert problem.message == "the recipe 'released_robot' is not available here: robots come later"
-    assert "there are:" not in str(problem.hint)
 
 
 def test_a_dump_of_a_resolved_tree_loads_back_as_the_same_run(tmp_path: Path) -> None:

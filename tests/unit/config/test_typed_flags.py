@@ -139,6 +139,17 @@ def test_a_class_that_narrows_a_nested_type_keeps_what_fits_and_names_the_rest()
     assert change_class(old, StrangeModel.Config) == (StrangeModel.Config(rank=3), ["vae.path"])
 
 
+class OwnDefaults(Model):
+    class Config(Model.Config):
+        rank: int = 8
+
+
+def test_a_class_with_other_defaults_keeps_only_what_was_set() -> None:
+    assert change_class(Model.Config(), OwnDefaults.Config)[0] == OwnDefaults.Config(rank=8)
+    assert change_class(Model.Config(rank=3), OwnDefaults.Config)[0] == OwnDefaults.Config(rank=3)
+    assert change_class(OwnDefaults.Config(), Model.Config)[0] == Model.Config(rank=1)
+
+
 def test_a_word_that_changes_a_class_names_what_is_dropped(t: ModuleType) -> None:
     tree = t.Trainer.Config(scheduler=t.Cosine.Config(power=3.0))
     warnings: list[str] = []

@@ -49,6 +49,7 @@ def slip(lines: list[str], kind: str, rng: random.Random) -> tuple[str, tuple[st
             places.append((number, section))
         elif match := re.match(r"(\w+) = ", line):
             places.append((number, (*section, match[1])))
+    places = [place for place in places if place[1][:2] != ("optimizer", "lr_multipliers")]  # any key is allowed
     number, path = rng.choice([place for place in places if kind != "section" or place[1] in KEYS])
     changed = list(lines)
     if kind == "section":

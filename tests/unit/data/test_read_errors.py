@@ -25,7 +25,7 @@ from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.media_archives import unpacked
 from worldsmith.data.json_records import read_lines, read_list
 from worldsmith.data.latent_cache import LatentCache
-from worldsmith.data.shards.addresses import part_address, read_part
+from worldsmith.data.shards.addresses import part_address, read_clip
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
 from worldsmith.tools.datasets.imports.caption_layouts import read_sidecars
@@ -131,7 +131,7 @@ def test_a_part_of_a_shard_that_cannot_be_read_is_left_out(
     shard.write_bytes(bytes(1024))
     fail(monkeypatch, shard, code, "open")
     with pytest.raises(ValueError, match="exist" if code == errno.ENOENT else os.strerror(code)) as caught:
-        read_part(part_address(str(shard), 0, 512))
+        read_clip(part_address(str(shard), 0, 512))
     assert caught.value.reason == REASONS.get(code, "unreadable")
 
 

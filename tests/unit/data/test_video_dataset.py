@@ -99,7 +99,7 @@ def test_every_unusable_line_and_window_is_listed_with_reason_and_line(
         '{"uuid": "cut',
         "[1, 2]",
         json.dumps({"uuid": "nothing"}),
-        record("remote", vision_path="s3://bucket/a.mp4"),
+        record("numbered", vision_path=5),
         record("long", duration=61.01),
         record("small", width=40),
         record("silent", t2w_windows=[window]),
@@ -115,7 +115,7 @@ def test_every_unusable_line_and_window_is_listed_with_reason_and_line(
     name = Path(dataset.name).name
     assert [w.key for w in dataset.windows] == ["good_w0"]
     assert reasons(dataset) == {
-        f"{name}:2": "bad_json", f"{name}:3": "bad_record", f"{name}:4": "bad_record", f"{name}:5": "remote_path",
+        f"{name}:2": "bad_json", f"{name}:3": "bad_record", f"{name}:4": "bad_record", f"{name}:5": "bad_record",
         "long": "too_long", "small": "too_small", "silent_w0": "no_caption", "short_w0": "too_short",
         "outside_w0": "window_out_of_range", "backwards_w0": "window_out_of_range", "beyond_w0": "window_out_of_range",
         "typed_w0": "bad_record", f"{name}:14": "bad_record", f"{name}:15": "bad_record",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -12,7 +14,7 @@ from worldsmith.families.cosmos3.network.network import Cosmos3Network
 from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.families.cosmos3.task import StepCounter
 from worldsmith.models.lora import inject_adapters
-from worldsmith.models.video_model import SampleLayout
+from worldsmith.models.video_model import ActionLayout, SampleLayout
 from worldsmith.training.optimizer import select_parameters
 
 SIZES = {
@@ -24,6 +26,7 @@ RECIPE = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
 # Equal samples: their attention is one batch without padding.
 LAYOUTS = [SampleLayout([5] * 9, (3, 4, 6), fps=24.0)] * 2
 TEXT, LATENT = [11, 11], [18, 18]
+ACTIONS = ActionLayout(rows=5, channels=4, clean_rows=1, offset=0, domain=2, fps=24.0)
 
 
 def network_of(train: list[str], *, lora: str = "", **fields) -> Cosmos3Network:
@@ -40,12 +43,14 @@ def network_of(train: list[str], *, lora: str = "", **fields) -> Cosmos3Network:
 
 def measured(network: Cosmos3Network) -> tuple[dict[str, int], dict[str, int]]:
     """What PyTorch counts in the forward pass and in the backward pass, per kind of product."""
-    pack = pack_samples(LAYOUTS, network.config, eos_id=0, vision_start_id=1)
+    layouts = [replace(layout, actions=ACTIONS) for layout in LAYOUTS] if network.config.action_gen else LAYOUTS
+    pack = pack_samples(layouts, network.config, eos_id=0, vision_start_id=1)
     latents = [torch.randn(4, *layout.latent_shape) for layout in LAYOUTS]
+    actions = torch.randn(10, 6) if network.config.action_gen else None
     counts = []
     with sdpa_kernel(SDPBackend.MATH):
         with FlopCounterMode(display=False) as counter:
-            loss = sum(v.square().mean() for v in network(pack, latents, torch.tensor([300.0, 700.0])))
+            loss = sum(v.square().mean() for v in network(pack, latents, torch.tensor([300.0, 700.0]), actions=actions))
         counts.append(counter)
         with FlopCounterMode(display=False) as counter:
             loss.backward()
@@ -73,6 +78,15 @@ def measured(network: Cosmos3Network) -> tuple[dict[str, int], dict[str, int]]:
 def test_linear_products_equal_what_pytorch_counts(network):
     network = network()
     flops = StepCounter(network, TEXT, LATENT).count()
+    forward, backward = measured(network)
+    assert flops.linear_forward == forward["linear"]
+    assert flops.linear_backward == backward["linear"]
+
+
+@pytest.mark.parametrize("train", [[], RECIPE, [*RECIPE, "action2llm", "llm2action", "action_modality_embed"]])
+def test_products_with_robot_actions_equal_what_pytorch_counts(train):
+    network = network_of(train, action_gen=True, max_action_dim=6, num_embodiment_domains=3)
+    flops = StepCounter(network, TEXT, [length + 5 for length in LATENT], action_products=10).count()
     forward, backward = measured(network)
     assert flops.linear_forward == forward["linear"]
     assert flops.linear_backward == backward["linear"]

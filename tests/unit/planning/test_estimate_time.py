@@ -146,6 +146,24 @@ def test_compiling_moves_fewer_bytes_and_nothing_else() -> None:
     }
 
 
+def test_copies_of_weights_overlap_at_best_and_those_of_activations_never() -> None:
+    """By hand: 50 and 20 GB over PCIe 5.0 x16, 64 GB/s per direction, at 85 to 60 %; both directions at once."""
+    work = replace(LLAMA_8B.step(8192, 8192, 1), traffic=[])
+    plain = seconds(work, H100, True)
+    assert plain.total == plain.overlapped == plain.separate
+    assert "copies" not in plain.terms
+    both = seconds(replace(work, to_device_bytes=50 * 10**9, to_host_bytes=20 * 10**9), H100, True)
+    assert both.overlapped.fast == pytest.approx(max(plain.total.fast, 50 / 64 / 0.85))
+    assert both.overlapped.slow == pytest.approx(max(plain.total.slow, 50 / 64 / 0.6))
+    assert both.separate.fast == pytest.approx(plain.total.fast + 70 / 64 / 0.85)
+    assert both.separate.slow == pytest.approx(plain.total.slow + 70 / 64 / 0.6)
+    assert (both.total.fast, both.total.slow) == (both.overlapped.fast, both.separate.slow)
+    waits = seconds(replace(work, activation_copy_bytes=32 * 10**9), H100, True)
+    assert waits.overlapped == waits.separate
+    assert waits.total.fast == pytest.approx(plain.total.fast + 0.5 / 0.85)
+    assert waits.terms["copies"].slow == pytest.approx(0.5 / 0.6)
+
+
 def test_collectives_of_weights_are_hidden_at_best_and_those_of_a_context_never() -> None:
     quiet = replace(LLAMA_8B.step(8192, 8192, 8), traffic=[])
     gathered = replace(quiet, traffic=[Traffic("all_gather", "dp_shard", 8, 8, 1, 10**9)])

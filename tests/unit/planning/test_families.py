@@ -29,6 +29,7 @@ SLOW_TINY = [
     "wan21_t2v_tiny",
     "wan22_ti2v_tiny",
     "falling_questions",
+    "robots_tiny",
 ]
 FULL = {
     # recipe: the settings of the network that say how deep it is

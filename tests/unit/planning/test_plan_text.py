@@ -66,6 +66,21 @@ def test_time_of_a_gpu_that_only_states_its_memory_needs_a_name() -> None:
         assert why.endswith(f"--gpu {named}")
 
 
+def test_copies_are_shown_with_and_without_overlap() -> None:
+    copies = {"to_device_bytes": 20 * GIB, "to_host_bytes": GIB, "activation_copy_bytes": 8 * GIB}
+    text = " ".join(told(fixed_plan("h100-80", **copies)).split())
+    assert (
+        "copies 20.0 GiB of weights to the GPU, 1.0 GiB of gradients and weights to host RAM, 8.0 GiB of activations "
+        "to host RAM and back per step, at most 64 GB/s per direction: 572 to 811 ms a step takes" in text
+    )
+    plan = fixed_plan("h100-80", **copies)
+    assert plan.step is not None
+    assert plan.assumptions["copies"].startswith("85 to 60 % of 64 GB/s per direction to page-locked host RAM")
+    overlapped = " ".join(format_duration_range(plan.step.overlapped).split())
+    assert f"a step takes {overlapped} if copies of weights overlap with it" in text
+    assert "copies" not in told(fixed_plan()).replace("copies for saves", "")
+
+
 @pytest.mark.parametrize(("ranks", "gpus"), [(1, "1 GPU;"), (4, "4 GPUs;"), (16, "8 GPUs;")])
 def test_a_machine_has_the_gpus_of_the_run(ranks: int, gpus: str) -> None:
     config = load("vision_sft_nano", keep_unset=True).tree
@@ -133,13 +148,18 @@ SHAPE: dict[str, Any] = {
         "tokens": int,
         "work": {
             **{name: int for name in ("rank", "ranks", "samples", "tokens", "moved_bytes", "encode_bytes")},
+            **{f"{name}_bytes": int for name in ("to_device", "to_host", "activation_copy")},
             **{f"{name}_flops": int for name in ("model", "hardware", "attention", "skipped")},
             "phases": list,
             "traffic": list,
             "seconds": float,
         },
     },
-    "seconds": {"total": {"fast": float, "slow": float}, "bound": str, "terms": dict},
+    "seconds": {
+        **{name: {"fast": float, "slow": float} for name in ("total", "overlapped", "separate")},
+        "bound": str,
+        "terms": dict,
+    },
     "time": {
         "count": int,
         **{name: {"fast": float, "slow": float} for name in ("seconds", "gpu_hours", "steps", "saves", "validation")},

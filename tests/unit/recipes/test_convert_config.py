@@ -21,6 +21,7 @@ from worldsmith.config.tree.difference import find_changes
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.read_config import from_dict, from_yaml
 from worldsmith.config.write.convert_config import convert
+from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.training.scheduler import LambdaLinear
 
 ROOT = Path(__file__).parents[3]
@@ -62,9 +63,10 @@ def words_for(name: str, words: list[str]) -> list[str]:
 
 @cache
 def unfit(name: str) -> set[str]:
-    """A reasoner has no captions."""
+    """A reasoner has no captions, and robot episodes have no such settings."""
     tree = load(name, [], keep_unset=True).raw
-    return ({MULTIPLIERS} if tree.optimizer.lr_multipliers else set()) | (set() if tree.job.task == "vfm" else OF_CLIPS)
+    has_clips = isinstance(tree.dataloader_train.dataset, VideoDataset.Config)
+    return ({MULTIPLIERS} if tree.optimizer.lr_multipliers else set()) | (set() if has_clips else OF_CLIPS)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -29,7 +29,11 @@ from worldsmith.config.write.values import write_toml
 from worldsmith.config.yaml.yaml_text import dump_yaml
 
 ROOT = Path(__file__).parents[3]
-SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]
+SHIPPED = sorted(
+    (name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")),
+    key=lambda name: name.startswith("action_"),
+)
+"""The first one has all weights and no table with keys of one's own."""
 EXAMPLES = sorted((ROOT / "examples/toml/sft_config").glob("*.toml"))
 MUTANTS = 150
 """Of the recipe TOML, and again as many of the tree."""

@@ -1,16 +1,9 @@
-"""Recipes and recipe files of the published framework: its names lead to recipes here, or to one reason.
-
-Which recipe each of its files starts, and what of its values a reader of the recipe alone would not see.
-"""
+"""The recipes of the published framework have their names here."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from worldsmith.config import ConfigError
-from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import find_recipe, get_recipe
 
 EARLIER = {
@@ -22,8 +15,6 @@ EARLIER = {
 PUBLISHED = [
     *("vision_sft_nano", "vision_sft_super", "vision_sft_edge", "vision_sft_nano_mapstyle_dataloader"),
     *("pre_exp012_llava_ov_mapstyle_dataloader", *EARLIER.values()),
-]
-ACTION = [
     *("action_policy_droid_nano", "action_policy_libero_nano", "action_policy_libero_all_nano"),
     "action_fd_droid_posttrain",
 ]
@@ -39,22 +30,6 @@ def test_a_published_recipe_has_its_name_and_its_job_name_here(name: str) -> Non
 @pytest.mark.parametrize(("earlier", "name"), EARLIER.items())
 def test_an_earlier_name_is_an_alias(earlier: str, name: str) -> None:
     assert find_recipe(earlier).name == name
-
-
-@pytest.mark.parametrize("name", ACTION)
-def test_a_file_of_an_action_recipe_gets_one_mistake_that_says_what_is_missing(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "action.toml"
-    file.write_text(
-        f'[job]\ntask = "vfm"\nexperiment = "{name}"\nproject = "cosmos3_action"\nwandb_mode = "online"\n'
-        '[model.tokenizer]\nvae_path = "${oc.env:WAN_VAE_PATH}"\n[scheduler]\ncycle_lengths = [16000]\n'
-        "[dataloader_train]\nmax_samples_per_batch = 32\n[checkpoint]\nsave_iter = 500\n"
-    )
-    with pytest.raises(ConfigError) as caught:
-        load(str(file))
-    (problem,) = caught.value.problems
-    assert "the action recipes (policy, forward dynamics) are not available yet" in problem.message
-    assert problem.place is not None
-    assert (problem.place.line, problem.place.column) == (3, 14)
 
 
 def test_map_style_recipes_differ_from_the_streamed_ones_in_their_data_alone() -> None:

@@ -65,7 +65,7 @@ def test_what_is_free_decides(world: Path, tmp_path: Path, monkeypatch: pytest.M
     offloaded, gpu = replace(states, offloaded=total), preflight.World(device="cuda:1")
     monkeypatch.setattr(preflight, "free_memory", lambda device: 4 * total if device == "cpu" else total)
     assert preflight.lack_of_memory(offloaded, gpu, 4) is None
-    assert "the offloaded weights need" in (preflight.lack_of_memory(offloaded, gpu, 5) or "")
+    assert "what is offloaded needs" in (preflight.lack_of_memory(offloaded, gpu, 5) or "")
     assert preflight.lack_of_memory(offloaded, preflight.World(), 2) is None
     assert "it needs" in (preflight.lack_of_memory(offloaded, preflight.World(), 3) or "")
     monkeypatch.setattr(preflight, "free_memory", lambda device: 1000)

@@ -33,6 +33,9 @@ def test_root_comes_from_either_variable(monkeypatch: pytest.MonkeyPatch, name: 
 
 
 def test_two_roots_that_disagree_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", "s3://bucket/runs")
+    with pytest.raises(UserError, match=r"WORLDSMITH_OUTPUT_ROOT is an address.*found s3://bucket/runs"):
+        run_path(JobConfig(project="p", name="n"))
     monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", "/a")
     monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "/b")
     with pytest.raises(UserError, match="WORLDSMITH_OUTPUT_ROOT=/a, IMAGINAIRE_OUTPUT_ROOT=/b"):

@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ from worldsmith import __version__
 from worldsmith.checkpoint.dcp.dcp_folder import METADATA
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
+from worldsmith.data.robots.robot import POLICY_FILE
 from worldsmith.files import atomic
 from worldsmith.files.checksum_manifest import (
     find_change,
@@ -56,6 +57,12 @@ class ExportSource:
     weights: Literal["ema", "live", "untrained"] = "live"
     merged: bool = False
     """Whether the LoRA adapters of the run are merged into the weights."""
+    robots: Mapping[str, Any] = field(default_factory=dict)
+    """What a robot policy needs besides the model, see `robots_of`."""
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the fields as plain data; `robots` is missing if it is empty."""
+        return {name: value for name, value in asdict(self).items() if name != "robots" or value}
 
 
 def require_place(out: Path, index: str) -> None:
@@ -144,7 +151,25 @@ def origin_of(model: StoredModel, *, merge: bool) -> ExportSource:
         merge: Whether the LoRA adapters of its run, if any, are merged into the weights.
     """
     merged = (model.has_adapters and merge) or model.adapter is not None or read_source(model.folder).merged
-    return ExportSource(run=model.run, iteration=model.iteration, weights=model.weights, merged=merged)
+    return ExportSource(model.run, model.iteration, model.weights, merged, robots_of(model))
+
+
+def robots_of(model: StoredModel) -> dict[str, Any]:
+    """Returns what a policy needs besides the model: name of the dataset -> content of its `POLICY_FILE`.
+
+    The name is "" if the run has only one dataset. The dict is empty if the model was not trained on robot episodes.
+    """
+    if model.adapter is not None or model.tree is None:
+        return dict(read_source(model.adapter or model.folder).robots)
+    run = run_folder(model)
+    members = (model.tree["dataloader_train"].get("dataset") or {}).get("datasets") or {}
+    files = {"": run / POLICY_FILE, **{name: run / f"{name}_{POLICY_FILE}" for name in members}}
+    return {name: read_json_object(file) for name, file in files.items() if file.is_file()}
+
+
+def run_folder(model: StoredModel) -> Path:
+    """Returns the run folder of a model that comes from a run."""
+    return model.folder if model.weights == "untrained" else model.folder.resolve().parent.parent
 
 
 def facts_of(model: StoredModel) -> dict[str, Any]:
@@ -156,8 +181,7 @@ def facts_of(model: StoredModel) -> dict[str, Any]:
     if model.tree is None:
         card = section(read_optional_json(model.folder / ABOUT), "card")
         return {name: card[name] for name in ("data", "clips", "windows") if name in card}
-    run = model.folder if model.weights == "untrained" else model.folder.resolve().parent.parent
-    listed = run / "dataset_windows.txt"
+    listed = run_folder(model) / "dataset_windows.txt"
     windows = [line.split(" ", 1)[-1] for line in read_lines(listed)] if listed.is_file() else []
     path = (model.tree["dataloader_train"].get("dataset") or {}).get("path")
     if not windows or not path:

@@ -198,7 +198,7 @@ def export_weights(
     present = read_about(out, CONFIG)
     about = {
         **state_versions(layout.format, *layout.packages),
-        "source": asdict(model.origin),
+        "source": model.origin.as_data(),
         "dtype": dtype,
         "weights_sha256": (present or {}).get("weights_sha256", ""),
         "generation": asdict(model.defaults) if model.defaults is not None else {},

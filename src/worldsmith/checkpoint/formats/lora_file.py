@@ -9,7 +9,6 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -355,7 +354,7 @@ def export_stored_lora(
     stem = name + suffix(model.config)
     about = {
         **state_versions("comfyui", "torch"),
-        "source": asdict(ExportSource(run=model.run, iteration=model.iteration, weights=model.weights)),
+        "source": ExportSource(run=model.run, iteration=model.iteration, weights=model.weights).as_data(),
         "base_model": lasting_name(base) if base else "",
         "dtype": options.dtype,
         "rank": rank,

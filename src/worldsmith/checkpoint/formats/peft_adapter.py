@@ -15,6 +15,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     facts_of,
     may_write,
     new_export,
+    robots_of,
     state_versions,
     weights_digest,
 )
@@ -120,7 +121,7 @@ def export_stored_adapter(layout: AdapterLayout, model: StoredModel, out: Path, 
         dropout=model.config.lora_dropout,
         base_model="" if model.start is None else model.start.path,
         average_of_base=bool((model.tree or {}).get("checkpoint", {}).get("load_ema_to_reg")),
-        source=ExportSource(run=model.run, iteration=model.iteration, weights=model.weights),
+        source=ExportSource(model.run, model.iteration, model.weights, robots=robots_of(model)),
         defaults=model.defaults,
         card=facts_of(model),
         dtype=options.dtype,
@@ -182,7 +183,7 @@ def export_adapter(
     weights = named_adapters(layout, adapters, dtype)
     about = {
         **state_versions("adapter", "torch", layout.library, "peft"),
-        "source": asdict(source or ExportSource()),
+        "source": (source or ExportSource()).as_data(),
         "base_model": lasting_name(base_model) if base_model else "",
         "dtype": dtype,
         "rank": config["r"],

@@ -28,6 +28,7 @@ from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.distributed.coordination_group import PeerError, SideGroup
 from worldsmith.distributed.world import World
+from worldsmith.files.remote import is_remote
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -90,6 +91,10 @@ class Checkpointer(Configurable):
         def check(self) -> None:
             if self.load_path == "":
                 raise wrong(self, "load_path", why="an empty name", remedy="set load_path, or use null for none")
+            for name in ("load_path", "load_adapter"):
+                if is_remote(given := getattr(self, name) or "") and not given.startswith("hf://"):
+                    why = "weights are read from this machine or from the hub, not from an object store"
+                    raise wrong(self, name, why=why, remedy="copy the folder to this machine and name the copy")
             for name, what in (("load_training_state", "training state"), ("load_ema_to_reg", "EMA weights")):
                 if getattr(self, name) and self.load_path is None:
                     remedy = f"set load_path to the checkpoint with the {what} to load"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from worldsmith.data.clips.video_loader import clips_of_run
+
 
 def clip_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Returns default generation settings from the config of a run that trains on clips.
@@ -17,16 +19,17 @@ def clip_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
         determine are missing.
     """
     loader = tree["dataloader_train"]
-    dataset = loader["dataset"]
-    return {
-        "num_frames": dataset["num_video_frames"] if dataset["num_video_frames"] > 0 else None,
-        "fps": dataset["conditioning_fps"] if dataset["conditioning_fps"] > 0 else None,
-        "append_duration_fps": dataset["append_duration_fps_timestamps"],
-        "append_resolution": dataset["append_resolution_info"],
-        "caption_suffix": dataset["caption_suffix"],
-        "unconditional_keeps_metadata": dataset["cfg_dropout_keep_metadata"],
-        "max_caption_tokens": loader["max_caption_tokens"],
-        **sample_guidance(tree),
+    found = {"max_caption_tokens": loader["max_caption_tokens"], **sample_guidance(tree)}
+    clips = clips_of_run(tree)
+    if clips is None:
+        return found | ({"num_frames": loader["dataset"]["steps"] + 1} if "steps" in loader["dataset"] else {})
+    return found | {
+        "num_frames": clips.num_video_frames if clips.num_video_frames > 0 else None,
+        "fps": clips.conditioning_fps if clips.conditioning_fps > 0 else None,
+        "append_duration_fps": clips.append_duration_fps_timestamps,
+        "append_resolution": clips.append_resolution_info,
+        "caption_suffix": clips.caption_suffix,
+        "unconditional_keeps_metadata": clips.cfg_dropout_keep_metadata,
     }
 
 
@@ -44,5 +47,8 @@ def shift_of(tree: Mapping[str, Any]) -> float | None:
     """Returns the noise schedule shift of a run (config as plain data); None if it depends on the size of each clip."""
     shift = tree["objective"]["shift"]
     if isinstance(shift, dict):
-        shift = shift.get(tree["dataloader_train"]["dataset"]["resolution"])
+        dataset = tree["dataloader_train"]["dataset"]
+        members = dataset.get("datasets", {"": dataset}).values()
+        shifts = {shift.get(member["resolution"]) for member in members}
+        shift = shifts.pop() if len(shifts) == 1 else None
     return None if shift is None else float(shift)

@@ -28,7 +28,6 @@ from worldsmith.config.tree.suggest import did_you_mean
 Tree = TypeVar("Tree", bound=Config)
 
 
-_UNAVAILABLE: dict[str, str] = {}
 _ACTIVE: list[str] = []
 
 
@@ -81,16 +80,6 @@ def recipe(
     return register
 
 
-def not_available(why: str, *names: str) -> None:
-    """Registers names of released recipes that this package does not have.
-
-    Args:
-        why: Reason that the error message gives if one of the names is used.
-        *names: Names of the recipes.
-    """
-    _UNAVAILABLE.update(dict.fromkeys(names, why))
-
-
 def recipe_names() -> list[str]:
     """Returns the names of all built-in, installed and imported recipes, sorted. Imports installed packages."""
     import_shipped()
@@ -112,9 +101,6 @@ def find_recipe(name: str) -> Recipe:
     """
     if is_recipe(name) and (found := _registered(name)):
         return found
-    if name in _UNAVAILABLE:
-        hint = "`worldsmith recipes` lists the available ones"
-        raise ConfigError([Problem("", f"the recipe '{name}' is not available here: {_UNAVAILABLE[name]}", hint=hint)])
     names = recipe_names()
     advice = did_you_mean(name, names)
     listing = f"available: {', '.join(names)}" if names else "none is registered"

@@ -106,7 +106,7 @@ EXCLUDED: dict[Path, str] = {
         ("model", "activation_checkpointing", name): ADDED_LATER
         for name in ("layer_fraction", "other_layers", "offload", "save_every_second_matmul")
     },
-    ("model", "parallelism", "offload"): ADDED_LATER,
+    **{("model", "parallelism", name): ADDED_LATER for name in ("offload", "offload_fraction")},
     ("model", "parallelism", "reduce_every_pack"): f"{ADDED_LATER}; set it with an override",
 }
 """Config fields that are not keys of the recipe TOML, although the other fields of their class are: path of the key ->

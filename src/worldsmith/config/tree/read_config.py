@@ -150,9 +150,9 @@ def untagged_class(classes: Iterable[Any]) -> type[Config] | None:
 def change_class(old: Config, cls: type[Config]) -> tuple[Config, list[str]]:
     """Converts a section to another class.
 
-    Fields that both classes inherit from their nearest common class keep their values if the new class accepts them;
-    nested sections are converted by the same rule. All other fields get the defaults of the new class. All config
-    formats use this rule.
+    Fields that both classes inherit from their nearest common class keep their values if the new class accepts them,
+    unless the value is the default of the old class and the new class has another default; nested sections are
+    converted by the same rule. All other fields get the defaults of the new class. All config formats use this rule.
 
     Args:
         old: Section.
@@ -165,10 +165,13 @@ def change_class(old: Config, cls: type[Config]) -> tuple[Config, list[str]]:
     values: dict[str, Any] = {}
     lost: list[str] = []
     defaults, before, after = class_defaults(type(old)), field_hints(type(old)), field_hints(cls)
+    new_defaults = class_defaults(cls)
     for name in field_names(type(old)):
         value = getattr(old, name)
         inner = None
         if name in field_names(common):
+            if name in defaults and value == defaults[name] and new_defaults.get(name, value) != value:
+                continue
             if before[name] == after[name] or is_reference(value) or fits(value, after[name]):
                 values[name] = value
                 continue

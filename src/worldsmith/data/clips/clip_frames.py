@@ -103,11 +103,11 @@ class Framing:
         """
         width, height = (picture.height, picture.width) if turns % 2 else (picture.width, picture.height)
         crop = cover_and_crop(width, height, self.size, self.resampling)
-        scaled = self._scale(picture, *((crop.height, crop.width) if turns % 2 else (crop.width, crop.height)))
+        scaled = self.scale(picture, *((crop.height, crop.width) if turns % 2 else (crop.width, crop.height)))
         rows, columns = slice(crop.top, crop.top + crop.crop_height), slice(crop.left, crop.left + crop.crop_width)
         return np.rot90(scaled, turns)[rows, columns].transpose(2, 0, 1)
 
-    def _scale(self, picture: VideoFrame, width: int, height: int) -> np.ndarray:
+    def scale(self, picture: VideoFrame, width: int, height: int) -> np.ndarray:
         """Returns a decoded frame, not rotated yet, resized to `width` x `height` pixels as uint8 [H, W, 3]."""
         if self.resampling == "training":
             scaled = self._reformatter.reformat(picture, width, height, "rgb24", interpolation=SCALING, threads=1)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from worldsmith.data.clips.captions import choose_caption, render_caption
+from worldsmith.data.clips.clip_dataset import ClipDataset
 from worldsmith.data.clips.clip_frames import Framing, read_frames
 from worldsmith.data.clips.inspect_clips import InspectedClip, features_of, inspect_window
 from worldsmith.data.clips.latent_grid import LatentGrid
@@ -41,7 +42,7 @@ class ClipMaker(SampleMaker[VideoSample]):
 
     def __init__(
         self,
-        dataset: VideoDataset,
+        dataset: ClipDataset,
         config: StreamSettings,
         *,
         grid: LatentGrid,
@@ -81,15 +82,10 @@ class ClipMaker(SampleMaker[VideoSample]):
     def make(self, position: int) -> SampleResult[VideoSample]:
         config, window = self.dataset.config, self.window(position)
         part = inspect_window(window, config, self.grid, sample_rng(self.seed, position, "frames"))
-        if self.required_latent_shape not in (None, part.latent_shape):
-            raise SampleError(
-                "other_shape",
-                f"{part}: expected latents of shape {self.required_latent_shape}, for which the network has "
-                "position embeddings",
-            )
+        self._check_shape(part.latent_shape, str(part))
         notes: dict[str, str] = {}
         caption = self._caption(window, position, part)
-        text_ids = self._text_ids(caption, window, notes)
+        text_ids = self._text_ids(caption, window.key, notes)
         num_tokens = self.grid.sample_tokens(len(text_ids), part.latent_shape)
         self.check_size(num_tokens, str(part))
         if part.info.variable_rate:
@@ -127,6 +123,15 @@ class ClipMaker(SampleMaker[VideoSample]):
             sample.image = self._image(sample, window, part)
         return SampleResult(sample, notes)
 
+    def _check_shape(self, shape: tuple[int, int, int], what: str) -> None:
+        """Raises SampleError (other_shape) if the network requires another latent shape; `what` names the clip."""
+        if self.required_latent_shape not in (None, shape):
+            raise SampleError(
+                "other_shape",
+                f"{what}: expected latents of shape {self.required_latent_shape}, for which the network has "
+                "position embeddings",
+            )
+
     def _image(self, sample: VideoSample, window: Window, part: InspectedClip) -> VideoSample:
         """Returns a sample of only the first frame of a clip, with the pixels or latents that `first_frames` requires.
 
@@ -158,10 +163,10 @@ class ClipMaker(SampleMaker[VideoSample]):
         framing = Framing((width, height), "training")
         return torch.from_numpy(read_frames(window.path, part.info, part.selection.indices[:count], framing))
 
-    def _text_ids(self, caption: str, window: Window, notes: dict[str, str]) -> list[int]:
+    def _text_ids(self, caption: str, key: str, notes: dict[str, str]) -> list[int]:
         ids, most = self.tokenizer(caption), self.max_caption_tokens
         if len(ids) > most:
-            notes["captions_truncated"] = f"caption of {window.key} has {len(ids)} tokens, truncated to {most}"
+            notes["captions_truncated"] = f"caption of {key} has {len(ids)} tokens, truncated to {most}"
         return list(ids[:most])
 
     def _caption(self, window: Window, position: int, part: InspectedClip) -> str:

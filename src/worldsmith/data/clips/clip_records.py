@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from worldsmith.data.json_records import first_record, parse_json, read_lines
-from worldsmith.data.shards.addresses import find_shards, part_address, shard_pattern, short_names
+from worldsmith.data.shards.addresses import TAR, find_shards, part_address, shard_pattern, short_names
 from worldsmith.data.shards.tar_index import Member, TarIndex, index_all
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.files.remote import RemoteError, is_remote, join_address, remote_exists, remote_facts
 
 FILE_NAMES = [
     folder + name + ending
@@ -48,53 +50,74 @@ def is_clips(path: str) -> bool:
     """Returns whether a path is a dataset of clips: tar shards, a folder with a dataset file, or a dataset file."""
     if has_file(path) or shard_pattern(path):
         return True
-    return isinstance(first := first_record(Path(path)), dict) and "vision_path" in first
+    return isinstance(first := first_record(path), dict) and "vision_path" in first
 
 
 def has_file(folder: str) -> bool:
-    """Returns whether a folder contains a dataset file of clips (one of `FILE_NAMES`)."""
-    return any(Path(folder, name).is_file() for name in FILE_NAMES)
+    """Returns whether a local or remote folder contains a dataset file of clips (one of `FILE_NAMES`)."""
+    return find_in(folder) is not None
 
 
-def find_file(path: str) -> Path:
+def find_in(folder: str) -> str | None:
+    """Returns the path or address of the first of `FILE_NAMES` in a folder; None if no file exists.
+
+    Raises:
+        DataError: If the storage of the folder cannot be reached or denies access.
+    """
+    if is_remote(folder) and (".json" in posixpath.basename(folder) or folder.endswith(TAR)):
+        return None
+    try:
+        files = (join_address(folder, name) for name in FILE_NAMES)
+        return next(
+            (file for file in files if (remote_exists(file) if is_remote(file) else os.path.isfile(file))), None
+        )
+    except RemoteError as error:
+        raise DataError(str(error)) from None
+
+
+def find_file(path: str) -> str:
     """Returns the dataset file at `path`, or one of `FILE_NAMES` in the folder `path`; DataError if no file exists."""
     if not path:
         raise DataError("dataset.path is empty; set it to the .jsonl file or its folder (recipes read DATASET_PATH)")
-    given = Path(path)
-    if given.is_file():
+    if (found := find_in(path)) is not None:
+        return found
+    given = path.removeprefix("file://")
+    if os.path.isfile(given) or (is_remote(path) and ".json" in posixpath.basename(path)):
         return given
-    if not given.is_dir():
+    if not os.path.isdir(given) and not is_remote(path):
         raise DataError(f"{given} does not exist; dataset.path must be a .jsonl file or its folder, or .tar shards")
-    for name in FILE_NAMES:
-        if (given / name).is_file():
-            return given / name
     raise DataError(f"{given} has no dataset file; expected {', '.join(FILE_NAMES)} or *.tar")
 
 
-def line_records(file: Path) -> Iterator[ClipRecord | Rejection]:
+def line_records(file: str) -> Iterator[ClipRecord | Rejection]:
     """Yields the clip record of each line of a dataset file; a rejection if the line is not a valid record.
+
+    Args:
+        file: Path or address of the dataset file. Paths of clips are relative to its folder.
 
     Raises:
         DataError: If the file cannot be read.
     """
     seen: set[str] = set()
+    folder, name = os.path.split(file)
+    remote_facts.cache_clear()  # files may have been replaced since this process has read another dataset
     for number, line in read_lines(file):
         try:
             record = check_record(parse_json(line))
             if record["uuid"] in seen:
                 raise SampleError("bad_record", f"the uuid '{record['uuid']}' already occurred")
         except SampleError as error:
-            yield Rejection(f"{file.name}:{number}", error.reason, error.detail, str(file), number)
+            yield Rejection(f"{name}:{number}", error.reason, error.detail, file, number)
             continue
         seen.add(record["uuid"])
-        yield ClipRecord(record, str(file.parent / record["vision_path"]), record["vision_path"], number)
+        yield ClipRecord(record, join_address(folder, record["vision_path"]), record["vision_path"], number)
 
 
 def check_record(record: Any) -> dict[str, Any]:
     """Checks the keys and types of a clip record, removes null values from it in place, and returns it.
 
     Raises:
-        SampleError: bad_record if a key is missing or has the wrong type; remote_path if the clip is a URL.
+        SampleError: bad_record if a key is missing or has the wrong type.
     """
     if not isinstance(record, dict):
         raise SampleError("bad_record", f"expected an object, found {type(record).__name__}")
@@ -112,11 +135,6 @@ def check_record(record: Any) -> dict[str, Any]:
     windows = record.get("t2w_windows")
     if not (isinstance(windows, list) and windows):
         raise SampleError("bad_record", f"'t2w_windows' must be a list with at least one window, found {windows!r}")
-    if "://" in record["vision_path"]:
-        raise SampleError(
-            "remote_path",
-            f"'{record['vision_path']}' is remote; copy the clip next to the dataset file and use its relative path",
-        )
     return record
 
 

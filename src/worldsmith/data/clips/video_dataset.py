@@ -9,20 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from worldsmith.config import Configurable, WrongValueError, wrong
+from worldsmith.config import WrongValueError, wrong
 from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, Share
 from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
-from worldsmith.data.clips.clip_records import LAST, ClipRecord, find_file, has_file, line_records, shard_records
+from worldsmith.data.clips.clip_dataset import ASSUMED_FPS, ClipDataset
+from worldsmith.data.clips.clip_records import LAST, ClipRecord, find_file, find_in, line_records, shard_records
 from worldsmith.data.clips.resolution import check_resolution
 from worldsmith.data.content_fingerprint import file_fingerprints
-from worldsmith.data.shards.addresses import shard_pattern
+from worldsmith.data.shards.addresses import absolute_path, shard_pattern
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.stream.sample_maker import StreamDataset
 
 WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
 
@@ -34,7 +33,7 @@ class Window:
     key: str
     """`<uuid>_w<window index>`."""
     path: str
-    """Path of the clip, or address of its tar member."""
+    """Path of the clip, or address of its tar member or of the remote file."""
     relative_path: str
     """Path of the clip in the dataset; independent of the location of the dataset."""
     start_frame: int
@@ -50,17 +49,17 @@ class Window:
     """Content hash of the clip; "": computed from the file."""
 
 
-class VideoDataset(Configurable, StreamDataset):
+class VideoDataset(ClipDataset):
     """Dataset of captioned windows of clips, read from a dataset file or from shards; opens no video.
 
     Unusable records are in `rejections`. `windows` are ordered by a hash of the uuid, so their order does not depend on
     the order of the lines.
     """
 
-    class Config(Configurable.Config):
+    class Config(ClipDataset.Config):
         path: str = ""
-        """The .jsonl[.gz] file, its folder (or the folder above train/), or .tar shards: clips-{000..003}.tar,
-        s3://….tar."""
+        """The .jsonl[.gz] file, its folder (or the folder above train/), or .tar shards: clips-{000..003}.tar; each
+        may be remote (s3://bucket/folder)."""
         resolution: str = "256"
         """A resolution bucket, where the size follows from the aspect ratio of each clip; or "720x480", width and
         height of every clip."""
@@ -141,20 +140,27 @@ class VideoDataset(Configurable, StreamDataset):
                 names = "frame_selection_mode", "temporal_interval_mode"
                 raise wrong(self, *names, why="the mode sat always starts at the first frame")
 
-        def check_files(self) -> None:
-            """Raises DataError if the dataset file does not exist or cannot be read; opens no video."""
-            self.build()
+        def resolutions(self) -> list[str]:
+            return [self.resolution]
+
+        def assumed_clip(self) -> tuple[str, int, float, None]:
+            frames = self.num_video_frames
+            if frames < 0:
+                frames = max(self.frame_buckets) if self.frame_buckets else self.min_frames
+            fps = self.conditioning_fps if self.conditioning_fps > 0 else ASSUMED_FPS
+            return self.resolution, frames, fps, None
 
     def __init__(self, config: Config) -> None:
         """Reads all records; raises DataError if the dataset file or a shard cannot be read."""
         self.config = config
         self.limits = f"min_frames is {config.min_frames}, max_duration {config.max_duration} s."
-        pattern = None if has_file(config.path) else shard_pattern(config.path)
-        self.name = pattern or str(find_file(config.path))
+        file = find_in(config.path) if config.path else None
+        pattern = None if file else shard_pattern(config.path)
+        self.name = pattern or file or find_file(config.path)
         self.num_records = 0
         self.rejections: list[Rejection] = []
         windows: list[Window] = []
-        for record in shard_records(pattern) if pattern else line_records(Path(self.name)):
+        for record in shard_records(pattern) if pattern else line_records(self.name):
             self.num_records += 1
             if isinstance(record, Rejection):
                 self.rejections.append(record)
@@ -193,11 +199,11 @@ class VideoDataset(Configurable, StreamDataset):
         The content is a list of the clip's fingerprint, start and end frame, interval and captions.
         """
         for w in self.windows:
-            marked = w.mark or self._marks.get(w.path) or str(Path(w.path).resolve())
+            marked = w.mark or self._marks.get(w.path) or absolute_path(w.path)
             yield w.key, [marked, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
 
     def traces(self) -> Iterator[str]:
-        return (str(Path(window.path).resolve()) for window in self.windows)
+        return (absolute_path(window.path) for window in self.windows)
 
     @cached_property
     def _marks(self) -> dict[str, str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.clips.clip_records import is_clips
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.files.remote import is_remote
 
 if TYPE_CHECKING:
     from worldsmith.data.clips.inspect_clips import DatasetSummary
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from worldsmith.data.data_report import DataReport
     from worldsmith.data.latent_cache import LatentCache
     from worldsmith.data.stream.quarantine import Quarantine
+    from worldsmith.data.stream.sample_maker import SampleMaker
 
 
 class VideoLoader(PackingDataLoader):
@@ -36,6 +40,12 @@ class VideoLoader(PackingDataLoader):
         latent_cache: str = ""
         """Cache folder for the latents of clips, and for hidden states of captions from a text encoder; "" = no
         cache."""
+
+        def check(self) -> None:
+            super().check()
+            if is_remote(self.latent_cache):
+                why = "the cache is read and written by all processes as a folder, not in an object store"
+                raise wrong(self, "latent_cache", why=why, remedy="write a folder")
 
     def __init__(
         self,
@@ -66,8 +76,6 @@ class VideoLoader(PackingDataLoader):
         Raises:
             DataError: If no window is usable.
         """
-        from worldsmith.data.clips.clip_maker import ClipMaker
-
         config.dataset.check()
         config.check()
         if config.latent_cache and latent_cache is None:
@@ -77,7 +85,7 @@ class VideoLoader(PackingDataLoader):
             )
         self.grid = grid
         dataset = config.dataset.build()
-        maker = ClipMaker(
+        maker = self.build_maker(
             dataset,
             config,
             grid=grid,
@@ -88,6 +96,13 @@ class VideoLoader(PackingDataLoader):
             required_latent_shape=required_latent_shape,
         )
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)
+
+    @classmethod
+    def build_maker(cls, dataset: Any, config: Any, **settings: Any) -> SampleMaker[Any]:
+        """Returns the sample builder of a dataset; `settings` are arguments of `ClipMaker`."""
+        from worldsmith.data.clips.clip_maker import ClipMaker
+
+        return ClipMaker(dataset, config, **settings)
 
     @classmethod
     def dataset_at(cls, path: str) -> VideoDataset.Config | None:
@@ -109,3 +124,12 @@ class VideoLoader(PackingDataLoader):
         from worldsmith.data.clips.inspect_clips import summarize_dataset
 
         return summarize_dataset(self.dataset, self.grid, max_tokens=self.config.max_sequence_length)
+
+
+def clips_of_run(tree: Mapping[str, Any] | None) -> VideoDataset.Config | None:
+    """Returns the dataset settings of a run that trains on clips only; None for robot episodes, and for an export.
+
+    `tree` is the config of the run as plain data; None for an export.
+    """
+    dataset = None if tree is None else from_dict(tree["dataloader_train"], VideoLoader.Config).dataset
+    return dataset if isinstance(dataset, VideoDataset.Config) else None

@@ -19,6 +19,27 @@ pixels replace latents that are not cached."""
 
 
 @dataclass(slots=True)
+class RobotActions(ThroughPipe):
+    """Actions of a robot during the frames of a clip: rows of numbers, which the network sees as one token each.
+
+    The first `clean_rows` rows are given (history, state of the robot, or all rows of forward dynamics); the others are
+    predicted.
+    """
+
+    rows: Tensor
+    """Normalized values, float32 [rows, channels]."""
+    clean_rows: int
+    """Number of leading rows that get no noise and have no loss."""
+    offset: int
+    """Frame of row 0, in steps of `fps`: 1, since the first action leads to frame 1; 0 if row 0 is the state of the
+    robot; below 0 with history."""
+    domain: int
+    """Embodiment domain, which selects the weights of the action heads."""
+    fps: float
+    """Rows per second."""
+
+
+@dataclass(slots=True)
 class VideoSample(ThroughPipe):
     """Training sample of a clip window: caption, and either pixels (`video`) or cached latents (`latents`)."""
 
@@ -44,7 +65,8 @@ class VideoSample(ThroughPipe):
     fps: float
     """Frame rate that the model gets: that of the used frames, or `conditioning_fps` of the config."""
     condition_frames: int
-    """Number of clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
+    """Number of clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video; with robot actions
+    also all frames (inverse dynamics)."""
     num_tokens: int
     """Tokens that count toward the token limit of a pack (`LatentGrid.sample_tokens`)."""
     cache_key: str | None
@@ -53,3 +75,5 @@ class VideoSample(ThroughPipe):
     """Resolution of the dataset: a bucket such as "256", or a size such as "720x480"."""
     image: VideoSample | None = None
     """The first frame as a separate sample, if the task conditions on it (see `FirstFrames`)."""
+    actions: RobotActions | None = None
+    """Actions of a robot during the clip; None: a plain video."""

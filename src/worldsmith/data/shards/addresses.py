@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import posixpath
 import re
-import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.data.stream.errors import DataError, SampleError, read_error
+from worldsmith.files.remote import is_remote, open_system, read_remote, retry
 
 TAR = ".tar"
 COMPRESSED = re.compile(r"\.(tgz|tar\.[a-z0-9]+)$", re.IGNORECASE)
@@ -21,9 +21,6 @@ MAX_DIGITS = 18
 """Max digits of a number in braces."""
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 PART = re.compile(r"(.+\.tar)#(\d+)\+(\d+)", re.DOTALL)
-ATTEMPTS = 4
-PAUSE = 1.0
-"""Seconds before the second attempt to read from remote storage; doubled for each further attempt."""
 
 
 def shard_pattern(path: str) -> str | None:
@@ -31,9 +28,16 @@ def shard_pattern(path: str) -> str | None:
 
     Args:
         path: A tar file, a pattern or URL of tar files, or a folder that has shards or a subfolder train/ with shards.
+
+    Raises:
+        DataError: If `path` is a remote folder that cannot be listed.
     """
     if path.endswith(TAR) or COMPRESSED.search(path):
         return path
+    if is_remote(path):
+        address = path.rstrip("/")
+        patterns = (f"{address}/train/*{TAR}", f"{address}/*{TAR}")
+        return None if ".json" in posixpath.basename(address) else next(filter(list_matches, patterns), None)
     if path and Path(path).is_dir():
         for folder in (Path(path, "train"), Path(path)):
             if any(folder.glob(f"*{TAR}")):
@@ -99,16 +103,16 @@ def too_many(pattern: str) -> DataError:
 
 def list_matches(pattern: str) -> list[str]:
     """Returns the paths or URLs that match a pattern with `*` or `[…]`, sorted; [pattern] if it has no wildcards."""
-    import fsspec
-
     if not any(sign in pattern for sign in "*["):
         return [pattern]
     chain, sign, last = pattern.rpartition("::")
     try:
-        system, path = fsspec.url_to_fs(last)
-        found = sorted(str(match) for match in system.glob(path))
+        system, path = open_system(last)
+        found = sorted(str(match) for match in retry(lambda: system.glob(path), last))
+    except FileNotFoundError:  # the bucket or folder
+        return []
     except Exception as error:  # each storage has errors of its own
-        raise DataError(f"{pattern} cannot be listed: {type(error).__name__}: {error}") from None
+        raise DataError(f"{pattern} cannot be listed: {error}") from None
     return [chain + sign + (system.unstrip_protocol(match) if "://" in last else match) for match in found]
 
 
@@ -124,45 +128,47 @@ def part_address(file: str, start: int, size: int) -> str:
     return f"{file}#{start}+{size}"
 
 
-def is_part(path: str) -> bool:
-    """Returns whether a path is the address "FILE#START+SIZE" of a tar member."""
-    return PART.fullmatch(path) is not None
+def is_read_whole(path: str) -> bool:
+    """Returns whether a clip is read into memory completely: `path` is the address of a tar member or remote file."""
+    return is_remote(path) or PART.fullmatch(path) is not None
+
+
+def absolute_path(path: str) -> str:
+    """Returns a local path as an absolute path without links; an address of a remote file is returned unchanged."""
+    return path if is_remote(path) else str(Path(path).resolve())
 
 
 def read_range(file: str, start: int, stop: int) -> bytes:
-    """Reads bytes `start` to `stop` (exclusive) of a local or remote file.
-
-    The file system is looked up at each call, since fsspec keeps one per process.
-    """
-    import fsspec
-
-    system, path = fsspec.url_to_fs(file)
+    """Reads bytes `start` to `stop` (exclusive) of a local or remote file."""
+    system, path = open_system(file)
     return bytes(system.cat_file(path, start=start, end=stop))
 
 
 @lru_cache(maxsize=1)
-def read_part(path: str) -> bytes:
-    """Returns the content of the tar member with the address `path`, read in one request; the last result is cached.
+def read_clip(path: str) -> bytes:
+    """Returns the content of a clip that is a tar member or a remote file; the last result is cached in memory.
 
-    Requests to remote storage are repeated after errors, since networks fail temporarily.
+    Remote files, and members of remote tar files, are read through the cache on disk (`worldsmith.files.remote`).
+
+    Args:
+        path: Address "FILE#START+SIZE" of a tar member, or address of a remote file.
 
     Raises:
         SampleError: missing_file, unreadable, or truncated if the tar file is shorter than the address states.
     """
-    if (found := PART.fullmatch(path)) is None:
-        raise ValueError(f"{path} is not the address of a tar member")
-    file, start, size = found[1], int(found[2]), int(found[3])
-    attempts = ATTEMPTS if "://" in file else 1
-    for attempt in range(1, attempts + 1):
-        try:
-            data = read_range(file, start, start + size)
-            break
-        except FileNotFoundError:
-            raise SampleError("missing_file", f"{file} does not exist") from None
-        except Exception as error:  # each storage has errors of its own
-            if attempt == attempts:
-                raise SampleError("unreadable", f"{type(error).__name__}: {error} ({attempt} attempts)") from None
-            time.sleep(PAUSE * 2 ** (attempt - 1))
-    if len(data) != size:
+    found = PART.fullmatch(path)
+    file, start, size = (found[1], int(found[2]), int(found[3])) if found else (path, 0, None)
+    try:
+        if is_remote(file):
+            data = read_remote(file, start, size)
+        elif size is None:
+            raise ValueError(f"{path} is not the address of a tar member or remote file")
+        else:
+            data = retry(lambda: read_range(file, start, start + size), file)
+    except FileNotFoundError as error:
+        raise SampleError("missing_file", str(error)) from None
+    except OSError as error:
+        raise read_error(error) from None
+    if size is not None and len(data) != size:
         raise SampleError("truncated", f"expected {size} bytes, found {len(data)}; {file} has changed during the run")
     return data

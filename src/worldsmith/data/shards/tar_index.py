@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import tarfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from worldsmith.data.shards.addresses import read_range
 from worldsmith.data.stream.errors import READ_ERRORS, DataError
 from worldsmith.files.atomic import replacing
+from worldsmith.files.remote import cache_folder, open_system
 
 FORMAT_VERSION = 1
 TEXTS = (".json", ".txt")
@@ -73,16 +73,15 @@ def index_of(file: str) -> TarIndex:
     Raises:
         DataError: If the shard does not exist or its storage cannot be reached or has no random access.
     """
-    import fsspec
-
     try:
-        system, path = fsspec.url_to_fs(file)
+        system, path = open_system(file)
         facts = system.info(path)
         size = facts.get("size")
         if facts.get("type") != "file" or size is None:
             raise DataError(unseekable(file) if size is None else f"{file} is not a file")
-        key = hashlib.sha256(repr((FORMAT_VERSION, file, size, system.ukey(path), etag(facts))).encode()).hexdigest()
-        cached = cache_folder() / f"{key}.json"
+        etag = str(facts.get("ETag") or facts.get("etag") or "")
+        key = hashlib.sha256(repr((FORMAT_VERSION, file, size, system.ukey(path), etag)).encode()).hexdigest()
+        cached = cache_folder("shards") / f"{key}.json"
         if (known := read_cached(cached, file)) is not None:
             return known
         if size and len(read_range(file, 0, 1)) != 1:
@@ -111,10 +110,6 @@ def unseekable(file: str) -> str:
     return (
         f"{file}: the server does not support range requests; put `filecache::` before the address to use a local copy"
     )
-
-
-def etag(facts: dict[str, Any]) -> str:
-    return str(facts.get("ETag") or facts.get("etag") or "")
 
 
 def read_headers(file: str, raw: BinaryIO, size: int) -> TarIndex:
@@ -174,11 +169,6 @@ def member_of(raw: BinaryIO, header: tarfile.TarInfo) -> Member:
 def printable(name: str) -> str:
     """Returns a member name with escape sequences instead of bytes that are not UTF-8."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def cache_folder() -> Path:
-    """Returns the folder in which indices are cached: `worldsmith/shards` in the user's cache folder (XDG)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worldsmith" / "shards"
 
 
 def read_cached(path: Path, file: str) -> TarIndex | None:

@@ -14,7 +14,7 @@ from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.packing import AlikePacker, Packer, PaddedPacker, PoolPacker, SequentialPacker, check_caps
 from worldsmith.data.stream.positions import Cursor, merge_positions
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
-from worldsmith.data.stream.sample_maker import SampleMaker, StreamDataset
+from worldsmith.data.stream.sample_maker import SampleMaker, SampleResult, StreamDataset
 from worldsmith.data.stream.workers import fetch
 
 log = logging.getLogger(__name__)
@@ -292,25 +292,38 @@ class PackingDataLoader(Configurable):
         )
         for position, made in zip(positions, found):
             cursor.advance(position, self.world_size)
-            self._count(made.notes)
-            if not isinstance(made.item, Rejection):
+            if self.receive(made):
                 rejected_in_a_row = 0
                 unusable.discard(made.item.key)
-                self.counts["samples"] += 1
                 yield made.item
                 continue
-            if self.quarantine.add(made.item):
-                self.check_quarantine()
             unusable.add(made.item.key)
             rejected_in_a_row += 1
             if rejected_in_a_row >= limit or len(unusable) == self.dataset.num_samples:
-                raise DataError(f"[E102] no sample of {self.dataset.name} can be used: {self.quarantine.describe()}")
+                raise self.unusable()
 
-    def _count(self, notes: Mapping[str, str]) -> None:
-        for name, words in notes.items():
+    def receive(self, made: SampleResult[Any]) -> bool:
+        """Counts the result for a stream position, quarantines a rejection, and returns whether it is a sample.
+
+        Results that were built elsewhere can be passed too, in any order, to apply the limits of this loader.
+
+        Raises:
+            DataError: If too many samples are broken.
+        """
+        for name, words in made.notes.items():
             if words and not self.counts[name]:
                 log.warning("%s", words)
             self.counts[name] += 1
+        if not isinstance(made.item, Rejection):
+            self.counts["samples"] += 1
+            return True
+        if self.quarantine.add(made.item):
+            self.check_quarantine()
+        return False
+
+    def unusable(self) -> DataError:
+        """Returns the error for a dataset with samples of which each was rejected."""
+        return DataError(f"[E102] no sample of {self.dataset.name} can be used: {self.quarantine.describe()}")
 
     def check_quarantine(self) -> None:
         """Raises DataError if more samples are broken than the config allows."""

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 Split = Literal["train", "val"]
 LOGGED_PER_REASON = 3
-FILTER_REASONS = frozenset({"too_short", "too_long", "too_small", "other_shape", "over_token_cap"})
+FILTER_REASONS = frozenset({"too_short", "too_long", "too_small", "other_shape", "over_token_cap", "idle"})
 
 
 @dataclass(slots=True, frozen=True)

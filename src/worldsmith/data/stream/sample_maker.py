@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
@@ -82,6 +82,10 @@ class StreamDataset(ABC):
         """Returns the warnings (`DataFlag`) about the records of the dataset; reads no sample."""
         return ()
 
+    def run_files(self) -> Mapping[str, str]:
+        """Returns the files to store in the run folder, as content by name."""
+        return {}
+
 
 def digest(facts: Any) -> str:
     """Returns the first 12 hex digits of the SHA-256 of JSON data."""
@@ -128,6 +132,8 @@ class SampleMaker(ABC, Generic[S]):
         self.cap_text = f"{config.sample_cap_field} is {getattr(config, config.sample_cap_field)}"
         self.decodes = True
         """Whether images and videos are decoded; if not, a sample has only its tokens and sizes."""
+        self.find_index: Callable[[int], int] | None = None
+        """Returns the dataset index of a stream position in a mix of datasets; None: the dataset is not mixed."""
         self.measured: int | None = None
         """Number of tokens of the sample that `check_size` has checked last; None before the first one."""
 
@@ -179,6 +185,8 @@ class SampleMaker(ABC, Generic[S]):
 
     def index(self, position: int) -> int:
         """Returns the dataset index of the sample at a stream position."""
+        if self.find_index is not None:
+            return self.find_index(position)
         return sample_index(position, len(self.dataset), seed=self.seed, shuffle=self.shuffle)
 
     def check_size(self, num_tokens: int, what: str = "") -> None:

@@ -194,7 +194,8 @@ def zero_sharding(t: SpecTranslation) -> None:
         )
     for key in (f"{ZERO}cpu_offload", f"{ZERO}offload_optimizer.device", f"{ZERO}offload_param.device"):
         if t.get(key) not in (False, None, "none"):
-            t.refuse(key, "offloading to host RAM is not supported", f"~{key}; with more processes each needs less")
+            why = "offloading to host RAM is not translated"
+            t.refuse(key, why, f"~{key}; model.config.parallelism.offload=all keeps weights and optimizer state there")
         else:
             t.report(key, "kept", "unchanged")
 

@@ -6,19 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.answer_text import normalize, token_f1
 from worldsmith.evaluation.intervals import fraction_with_interval, mean_interval
+from worldsmith.files.errors import require_libraries
 
 if TYPE_CHECKING:
     from worldsmith.evaluation.answers.bert_score import BertScore
 
 Metric = Literal["bleu", "rouge", "bertscore"]
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-MISSING = (
-    "{metric} needs the library '{library}', which is not installed: `pip install 'worldsmith[evaluate]'`, or omit "
-    "it from --metrics"
-)
 
 
 def is_exact(answer: str, truth: str) -> bool:
@@ -88,20 +84,18 @@ def bleu(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
 
     Raises UserError if sacrebleu is not installed.
     """
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-    except ImportError:
-        raise UserError(MISSING.format(metric="BLEU", library="sacrebleu")) from None
+    require_libraries("bleu in --metrics", "evaluate", "sacrebleu")
+    from sacrebleu.metrics.bleu import BLEU
+
     metric = BLEU()
     score = metric.corpus_score(list(answers), [list(truths)]).score
     return {"bleu": score, "bleu_signature": str(metric.get_signature())}
 
 
 def rouge(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        raise UserError(MISSING.format(metric="ROUGE", library="rouge-score")) from None
+    require_libraries("rouge in --metrics", "evaluate", "rouge_score")
+    from rouge_score.rouge_scorer import RougeScorer
+
     scorer = RougeScorer(list(ROUGE))
     scores = [scorer.score(truth, answer) for answer, truth in zip(answers, truths)]
     figures: dict[str, Any] = {}

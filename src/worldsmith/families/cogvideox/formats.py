@@ -258,7 +258,7 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
     kept = model.has_adapters and not options.merge
     about = {
         **state_versions("sat", "torch"),
-        "source": asdict(origin_of(model, merge=options.merge)),
+        "source": origin_of(model, merge=options.merge).as_data(),
         "dtype": options.dtype,
         "weights_sha256": weights_digest(tensors),
         "lora": {"r": config.lora_rank, "lora_alpha": config.lora_alpha} if kept else {},

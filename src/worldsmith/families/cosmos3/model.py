@@ -26,6 +26,7 @@ from worldsmith.families.cosmos3.network.architecture import (
     names_without_gradients,
     parameter_shapes,
 )
+from worldsmith.families.cosmos3.robot_actions import ACTION_NOISE_STREAM
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.families.diffusers_pipeline.sampling import SchedulerSolver, make_unipc_scheduler
 from worldsmith.models.model import Model
@@ -119,6 +120,11 @@ class Cosmos3Generator(Model):
         @property
         def modes(self) -> tuple[Mode, ...]:
             return MODES
+
+        @property
+        def action_limits(self) -> tuple[int, int] | None:
+            network = self.network
+            return (network.max_action_dim, network.num_embodiment_domains) if network.action_gen else None
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:
@@ -265,10 +271,11 @@ class Cosmos3Generator(Model):
         )
 
     def num_tokens(self, layout: SampleLayout) -> int:
-        """Returns the number of text and latent tokens of a packed sample, including EOS and vision-start."""
-        from worldsmith.families.cosmos3.network.sequence import ADDED_TOKENS, token_grid
+        """Returns the number of tokens of a packed sample: text with EOS and vision-start, latents, robot actions."""
+        from worldsmith.families.cosmos3.network.sequence import ADDED_TOKENS, count_rows, token_grid
 
-        return len(layout.text_ids) + ADDED_TOKENS + math.prod(token_grid(layout.latent_shape, self.config.network))
+        latents = math.prod(token_grid(layout.latent_shape, self.config.network))
+        return len(layout.text_ids) + ADDED_TOKENS + latents + sum(count_rows([layout]))
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
         return Cosmos3Sampler(self, sampling)
@@ -354,57 +361,108 @@ class Cosmos3Sampler(VideoSampler):
             seed: Seed of the noise.
             condition: Conditioning frames, uint8 [3, T, H, W]; None: text only.
         """
-        shape = (self.model.config.network.latent_channel, *conditional.latent_shape)
-        start = seeded_noise(seed, shape).to(self.model.device)
-        if condition is not None:
-            start[:, : conditional.condition_frames] = self.model.encode(condition)
-        solver = CleanFramesSolver(self.make_scheduler(), start[:, : conditional.condition_frames].clone())
-        return InitialState(start, solver, conditional, unconditional)
+        import torch
+
+        frames, height, width = conditional.latent_shape
+        start = seeded_noise(seed, self.latent_size(conditional)).to(self.model.device)
+        if condition is not None:  # with robot actions, it may be padded at the bottom and right
+            start[:, : conditional.condition_frames] = self.model.encode(condition)[..., :height, :width]
+        clean = (torch.arange(frames, device=start.device) < conditional.condition_frames)[:, None, None]
+        return InitialState(start, CleanValuesSolver(self.make_scheduler(), start, clean), conditional, unconditional)
+
+    def latent_size(self, layout: SampleLayout) -> tuple[int, int, int, int]:
+        return (self.model.config.network.latent_channel, *layout.latent_shape)
+
+    def add_actions(self, sample: InitialState, rows: Tensor, *, seed: int) -> InitialState:
+        """Returns the state as a vector of the latents and robot actions; UniPC treats each number separately."""
+        import torch
+
+        assert sample.conditional.actions is not None
+        assert isinstance(sample.solver, CleanValuesSolver)
+        given = rows.float().to(self.model.device)
+        noise = seeded_noise(seed, tuple(rows.shape), stream=(ACTION_NOISE_STREAM,)).to(given.device)
+        is_given = torch.arange(len(rows), device=given.device) < sample.conditional.actions.clean_rows
+        clean = is_given[:, None].expand_as(given)
+        state = torch.cat((sample.state.flatten(), torch.where(clean, given, noise).flatten()))
+        clean = torch.cat((sample.solver.clean.expand_as(sample.state).flatten(), clean.flatten()))
+        return replace(sample, state=state, solver=CleanValuesSolver(self.make_scheduler(), state, clean))
+
+    def split_state(self, layout: SampleLayout, state: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the latents [C, t, h, w] and the robot actions [rows, channels] (None: it has none) of a state."""
+        if layout.actions is None:
+            return state, None
+        size = self.latent_size(layout)
+        latents, rows = state.split([math.prod(size), layout.actions.rows * layout.actions.channels])
+        return latents.view(size), rows.view(layout.actions.rows, layout.actions.channels)
+
+    def finish(self, sample: InitialState, state: Tensor) -> Tensor:
+        return self.split_state(sample.conditional, state)[0]
+
+    def finish_actions(self, sample: InitialState, state: Tensor) -> Tensor:
+        _, rows = self.split_state(sample.conditional, state)
+        assert rows is not None
+        return rows
 
     def predictor(self, samples: Sequence[InitialState], branches: Sequence[int]) -> Predict:
         import torch
+        from torch.nn.functional import pad
 
         layouts = [(s.conditional, s.unconditional)[branch] for branch in branches for s in samples]
+        channels = self.model.config.network.max_action_dim
         pack = self.model.pack(layouts)
         memory = self.model.network.read_text(pack)
 
         def velocities(states: list[Tensor], step: int) -> list[Tensor]:
             timestep = float(self.timesteps[step])
             timesteps = torch.full((len(layouts),), timestep, device=self.model.device)
-            found: list[Tensor] = self.model.network(pack, states, timesteps, memory)
-            return found
+            latents, actions = zip(*map(self.split_state, layouts, states), strict=True)
+            rows = [pad(own, (0, channels - own.shape[1])) for own in actions if own is not None]
+            found: list[Tensor] = self.model.network(
+                pack, latents, timesteps, memory, torch.cat(rows) if rows else None
+            )
+            if not rows:
+                return found
+            answers = iter(found[-1].split([len(own) for own in rows]))
+            return [
+                velocity if own is None else torch.cat((velocity.flatten(), next(answers)[:, : own.shape[1]].flatten()))
+                for velocity, own in zip(found, actions)
+            ]
 
         return velocities
 
 
-class CleanFramesSolver(SchedulerSolver):
-    """Diffusion solver of one sample that restores the clean conditioning frames after each step.
+class CleanValuesSolver(SchedulerSolver):
+    """Diffusion solver of one sample that restores clean values (conditioning frames, given actions) after each step.
 
     Args:
         scheduler: UniPC scheduler of diffusers.
-        clean: Clean latents [C, frames, h, w] of the conditioning frames, which are the first latent frames.
+        start: Initial state of the sample.
+        clean: Mask that is True at clean values, broadcastable to the shape of `start`.
     """
 
-    def __init__(self, scheduler: Any, clean: Tensor) -> None:
+    def __init__(self, scheduler: Any, start: Tensor, clean: Tensor) -> None:
         import torch
 
         super().__init__(scheduler, torch.Generator())
-        self.clean_frames = clean
+        self.start, self.clean = start, clean
 
     def step(self, answer: Tensor, state: Tensor) -> Tensor:
-        state = super().step(answer, state)
-        # The velocity is 0 there, so this only removes the solver's rounding.
-        state[:, : self.clean_frames.shape[1]] = self.clean_frames
-        return state
+        # The velocity of clean values is 0, so this only removes the solver's rounding.
+        return super().step(answer, state).where(~self.clean, self.start)
 
 
-def seeded_noise(seed: int, shape: tuple[int, ...]) -> Tensor:
-    """Returns standard normal float32 noise that depends only on seed and shape.
+def seeded_noise(seed: int, shape: tuple[int, ...], *, stream: tuple[int, ...] = ()) -> Tensor:
+    """Returns standard normal float32 noise that depends only on the arguments.
 
     It is sampled with numpy's Philox generator, which gives the same values on every CPU.
+
+    Args:
+        seed: Seed of the sample.
+        shape: Shape of the noise.
+        stream: Number of the random stream; (): that of the latents.
     """
     import numpy as np
     import torch
 
-    stream = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
-    return torch.from_numpy(stream.standard_normal(shape, dtype=np.float32))
+    values = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=stream)))
+    return torch.from_numpy(values.standard_normal(shape, dtype=np.float32))

@@ -11,11 +11,11 @@ from typing import cast
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import recipe, ref, toml_keys
 from worldsmith.config.declare.configurable import field_names
-from worldsmith.config.recipes.registry import not_available
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, JobConfig, ParallelismConfig
 from worldsmith.data.clips.captions import CAPTION_KEYS
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.families.cosmos3 import robot_recipes  # noqa: F401 (registers the recipes with robot actions)
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import edge, nano, super_, tiny
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
@@ -41,11 +41,11 @@ toml_keys(
     *("layer_fraction", "other_layers", "offload", "save_every_second_matmul"),
     at="model.config.activation_checkpointing",
 )
-toml_keys("model.parallelism", ParallelismConfig, "offload", at="model.config.parallelism")
+toml_keys("model.parallelism", ParallelismConfig, "offload", "offload_fraction", at="model.config.parallelism")
 toml_keys("model.tokenizer", WanVAE.Config, "vae_path", at="model.config.tokenizer", only="vfm")
 toml_keys("optimizer", AdamW.Config)
 toml_keys("trainer", LoopConfig, "seed", "run_validation", "validation_iter", "max_val_iter", "run_validation_on_start")
-toml_keys("trainer", LoopConfig, "early_stop_patience")
+toml_keys("trainer", LoopConfig, "early_stop_patience", "encode_first")
 toml_keys(
     "trainer.callbacks.compile_tokenizer",
     CompileTokenizer.Config,
@@ -58,12 +58,6 @@ toml_keys("dataloader_train", VideoDataset.Config, "min_frames", at="dataloader_
 toml_keys("dataloader_train", VideoLoader.Config, "max_caption_tokens", "num_workers", "latent_cache", only="vfm")
 toml_keys("dataloader_val", VideoDataset.Config, "path", at="dataloader_val.dataset", only="vfm")
 toml_keys("dataloader_val", VideoLoader.Config, "max_samples_per_batch", "max_sequence_length", "seed", only="vfm")
-
-not_available(
-    "the action recipes (policy, forward dynamics) are not available yet",
-    *("action_policy_droid_nano", "action_policy_libero_nano", "action_policy_libero_all_nano"),
-    "action_fd_droid_posttrain",
-)
 
 GENERATION_TOWER = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
 """Substrings of the names of all parameters that only generation uses; the others are the understanding tower."""

@@ -291,7 +291,7 @@ def export_stored_pipeline(model: StoredModel, out: Path, options: ExportOptions
     about = {
         **state_versions("diffusers", "torch", "diffusers", "transformers"),
         "pipeline": formats.pipeline_class(model.config),
-        "source": asdict(origin_of(model, merge=True)),
+        "source": origin_of(model, merge=True).as_data(),
         "dtype": options.dtype,
         "weights_sha256": weights_digest(weights),
         "vae": generator.latent_fingerprint,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config import WrongValueError
 from worldsmith.data.assumed_batches import AssumedTexts
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
-from worldsmith.data.latent_cache import TextCache
+from worldsmith.data.latent_cache import EncodedCache, TextCache
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_objective import Draws, NoiseObjective
@@ -73,18 +73,28 @@ class PipelineEncoder(ClipEncoder):
         self.deferred = {}
 
     def encode_captions(self) -> None:
-        deferred, self.deferred = self.deferred, None
-        model = self.task.model
-        model.vae.release()
-        for ids in deferred or ():
-            model.read([ids], self.task.text_cache)
-        model.text_encoder.release()
+        super().encode_captions()
+        for ids in self.take_captions():
+            self.encode_caption(ids)
+        self.deferred = None
+        self.task.model.text_encoder.release()
+
+    def take_captions(self) -> list[tuple[int, ...] | None]:
+        deferred, self.deferred = self.deferred, {}
+        return list(deferred or ())
+
+    def encode_caption(self, caption: tuple[int, ...] | None) -> None:
+        self.task.model.read([caption], self.task.text_cache)
 
 
 class DummyPipelineClips(DummyClips):
     """Dummy clips for simulated runs; `assume_cached` also simulates a text cache that contains every caption."""
 
     task: PipelineTask
+
+    def load_encoders(self) -> None:
+        super().load_encoders()
+        self.task.model.text_encoder.load(self.task.model.device)
 
     def sample_bytes(self, sample: VideoSample) -> tuple[int, int]:
         memory, disk = super().sample_bytes(sample)
@@ -192,10 +202,9 @@ class PipelineTask(ClipTask):
         finally:
             self.model.text_cache = None
 
-    def counts(self) -> dict[str, int]:
-        found = super().counts()
-        found["cache_unwritten"] += self.text_cache.unwritten if self.text_cache else 0
-        return found
+    @property
+    def caches(self) -> list[EncodedCache]:
+        return [*super().caches, *([self.text_cache] if self.text_cache else [])]
 
     def weigh(self, batch: Sequence[VideoSample]) -> float:
         return self.objective.weigh(batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import WrongValueError
 from worldsmith.config.errors import UserError
+from worldsmith.files.errors import require_libraries
 from worldsmith.models.converters.converter import Converter, linear_layers
 
 if TYPE_CHECKING:
@@ -52,10 +52,7 @@ class Float8(Converter):
 
         def check_files(self) -> None:
             """Raises UserError if torchao is not installed."""
-            if importlib.util.find_spec("torchao") is None:
-                raise UserError(
-                    "float8 training needs torchao, which is not installed: `pip install 'worldsmith[float8]'`"
-                )
+            require_libraries("float8 training", "float8", "torchao")
 
         def check_device(self, device: str) -> None:
             import torch

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import WrongValueError
-from worldsmith.config.errors import UserError
+from worldsmith.files.errors import require_libraries
 from worldsmith.models.converters.converter import Converter, linear_layers, replace_modules
 from worldsmith.models.real_values import real_values
 
@@ -62,10 +61,7 @@ class FrozenBase(Converter):
 
         def check_files(self) -> None:
             """Raises UserError if compressed-tensors is not installed."""
-            if importlib.util.find_spec("compressed_tensors") is None:
-                raise UserError(
-                    "frozen_base needs compressed-tensors, which is not installed: `pip install 'worldsmith[quantize]'`"
-                )
+            require_libraries("frozen_base", "quantize", "compressed_tensors")
 
         def quantized_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
             kept = {path: shape for path, shape in layers.items() if not any(part in path for part in self.leave_out)}

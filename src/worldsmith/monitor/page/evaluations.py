@@ -1,4 +1,4 @@
-"""Reads the results of `worldsmith evaluate` in a run folder: metrics with intervals, and images."""
+"""Reads the results of evaluations and rollouts in a run folder: metrics with intervals, images and videos."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.monitor.page.formats import format_float, plural, words
-from worldsmith.monitor.page.run_files import RunFiles
-from worldsmith.monitor.page.samples import PageBudget
+from worldsmith.monitor.page.run_files import RunFiles, lookup
+from worldsmith.monitor.page.samples import PageBudget, Shown, media
 from worldsmith.monitor.short_text import FEW_SAMPLES, WEIGHTS_NAMES
 
 PICTURES = {"confusion.png": "confusion matrix", "contact_sheet.png": "videos of each model"}
@@ -23,7 +23,7 @@ Rows = dict[str, list[str]]
 
 @dataclass(slots=True)
 class Evaluation:
-    """Table of metrics, and images, of one result folder of `worldsmith evaluate`."""
+    """Table of metrics, and media, of one result folder of `worldsmith evaluate` or `worldsmith rollout`."""
 
     name: str
     """Path of the result folder, relative to the run folder."""
@@ -34,6 +34,8 @@ class Evaluation:
     rows: Rows
     pictures: list[tuple[str, str, bool]] = field(default_factory=list)
     """(`src`, description, whether the image needs the full width of the report) of each image."""
+    videos: list[Shown] = field(default_factory=list)
+    """Videos of the episodes of a rollout."""
 
 
 def evaluations(run: RunFiles, budget: PageBudget | None) -> list[Evaluation]:
@@ -50,8 +52,18 @@ def evaluations(run: RunFiles, budget: PageBudget | None) -> list[Evaluation]:
         if rows:
             sources = {name: budget and budget.picture(run, str(folder / name)) for name in PICTURES}
             pictures = [(source, PICTURES[name], name == WIDE) for name, source in sources.items() if source]
-            found.append(Evaluation(str(folder), describe_evaluation(facts), columns, rows, pictures))
+            videos = list(episode_videos(run, folder, facts, budget)) if budget else []
+            found.append(Evaluation(str(folder), describe_evaluation(facts), columns, rows, pictures, videos))
     return found
+
+
+def episode_videos(run: RunFiles, folder: Path, facts: Mapping[str, Any], budget: PageBudget) -> Iterator[Shown]:
+    """Yields the videos of the episodes in `facts`, the parsed results file of a rollout in `folder` of the run."""
+    for episode in get_episodes(facts):
+        file, score = folder / f"videos/seed_{episode.get('seed')}.mp4", format_metric(episode.get("score"))
+        if run.find_media(str(file)):
+            outcome = "success" if episode.get("success") else episode.get("failure") or "no success"
+            yield media(run, str(file), budget, f"seed {episode['seed']} · {outcome} · best {score}")
 
 
 def compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Evaluation]:
@@ -76,6 +88,8 @@ def read_table(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
     """Returns (column titles, rows) of the table for a parsed results file; no rows if it has no known metrics."""
     if isinstance(facts.get("figures"), Mapping):
         return video_table(facts["figures"])
+    if "success_rate" in facts:
+        return [""], {name: [text] for name, text in rollout_metrics(facts)}
     if "task" in facts:
         return [""], {name: [text] for name, text in answer_metrics(facts)}
     models = {
@@ -110,6 +124,19 @@ def video_table(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
     return columns, rows
 
 
+def rollout_metrics(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields (metric, formatted value) of a rollout; `facts` is the parsed results file."""
+    score = lookup(facts, "settings.score") or "reward"
+    for name, label in (("success_rate", "success rate"), ("mean_score", f"mean best {score}")):
+        yield f"{label} (higher is better)", format_metric(facts.get(name), facts.get(f"{name}_interval"))
+    failures = get_table(facts, "failures")
+    kinds = ", ".join(f"{words(str(kind))} {count}" for kind, count in failures.items())
+    yield "failed episodes", f"{sum(filter(is_number, failures.values()))}{f' ({kinds})' if kinds else ''}"
+    yield "mean steps of an episode", format_metric(facts.get("mean_steps"))
+    if facts.get("clipped_actions"):
+        yield "actions outside of the action space", format_metric(facts["clipped_actions"])
+
+
 def answer_metrics(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields (metric, formatted value) of an evaluation of answers: overall, by task type and by data slice.
 
@@ -135,7 +162,12 @@ def answer_metrics(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def describe_evaluation(facts: Mapping[str, Any]) -> str:
-    """Summarizes a parsed results file in one line: number of records by status, step, weights and dataset."""
+    """Summarizes a parsed results file in one line: number of records by status, step, weights and dataset.
+
+    For a rollout: environment, policy and settings.
+    """
+    if "success_rate" in facts:
+        return describe_rollout(facts)
     status = ", ".join(f"{words(str(name))} {count}" for name, count in get_table(facts, "status").items())
     iteration, weights = facts.get("iteration"), facts.get("weights")
     parts = [
@@ -145,6 +177,20 @@ def describe_evaluation(facts: Mapping[str, Any]) -> str:
         f"data {facts['dataset']}" if facts.get("dataset") else "",
     ]
     return " · ".join(filter(None, parts))
+
+
+def describe_rollout(facts: Mapping[str, Any]) -> str:
+    """Summarizes the parsed results file of a rollout in one line; settings that are None are omitted."""
+    settings, about = get_table(facts, "settings"), get_table(get_table(facts, "policy_info"), "about")
+    named = {
+        f"{plural(len(get_episodes(facts)), 'episode')} of": settings.get("environment"),
+        "policy": about.get("run") or facts.get("policy"),
+        "step": about.get("iteration"),
+        "weights": about.get("weights"),
+        **{"solver steps": about.get("steps"), "guidance": about.get("guidance"), "shift": about.get("shift")},
+        **{words(name): settings.get(name) for name in ("seed", "horizon", "max_steps", "instruction")},
+    }
+    return " · ".join(f"{name} {value}" for name, value in named.items() if value not in (None, ""))
 
 
 def format_metric(value: Any, interval: Any = None) -> str:
@@ -160,6 +206,11 @@ def format_metric(value: Any, interval: Any = None) -> str:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def get_episodes(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = facts.get("episodes")
+    return [episode for episode in found if isinstance(episode, Mapping)] if isinstance(found, list) else []
 
 
 def get_table(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from worldsmith.config.write.values import LAUNCH_WORD, write
+from worldsmith.files.json_file import read_json_object
 from worldsmith.monitor.page.run_files import RunFiles, lookup
 from worldsmith.monitor.page.status import Status
 
@@ -20,6 +21,8 @@ TRAINED = "training caption"
 """Label of a sample in samples.jsonl whose caption the run was trained on."""
 CAPTION = "a caption of your training clips"
 """Placeholder for a prompt."""
+POLICY_FILE = "robot_policy.json"
+"""End of the names of files in a run folder with what a policy of the run needs."""
 PACKAGES = ("--import", "--trust")
 """Options of the start command that all other commands on the run also need."""
 
@@ -117,7 +120,10 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
             "other prompts give blurred videos."
         )
         given = trained_prompt(run) or CAPTION
-        yield Advice("Generate", text, make("generate", folder, "--prompt", given, "-o", folder / "videos"))
+        if robots := sorted(folder.glob(f"*{POLICY_FILE}")):
+            yield from serve_policy(robots, partial(make, "serve", "policy", folder))
+        else:
+            yield Advice("Generate", text, make("generate", folder, "--prompt", given, "-o", folder / "videos"))
         if prompts := prompts_file(run):
             text = "Measures the generated videos, and compares them with those of the untrained network."
             options = ("--untrained", folder, "--prompts", prompts, "-o", folder / "evaluation")
@@ -140,6 +146,21 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
             questions = ("--dataset", kind, "--dataset.path", path or OTHER_DATA, "-o", folder / "evaluation")
             text = "Answers all questions of a dataset and compares the answers with the ground truth."
             yield Advice("Evaluate", text, make("evaluate", folder, *questions))
+
+
+def serve_policy(robots: Sequence[Path], make: Callable[..., str]) -> Iterator[Advice]:
+    """Yields the command that serves a run as a policy, if it was trained to predict the actions of a robot.
+
+    Args:
+        robots: The policy files of the run, one per robot dataset.
+        make: Formats the command with further arguments.
+    """
+    for file in robots:
+        if {"wam", "policy"} & read_json_object(file)["dataset"]["modes"].keys():
+            name = file.name.removesuffix(POLICY_FILE).rstrip("_")
+            text = "Serves the run as a policy of its robot, until it is interrupted."
+            yield Advice("Serve it", text, make(*(("--dataset", name) if len(robots) > 1 else ())))
+            return
 
 
 def full_precision(run: RunFiles) -> tuple[str, ...]:

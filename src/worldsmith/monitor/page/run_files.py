@@ -26,8 +26,8 @@ EXPECTED = {
     "EveryNDrawSample/samples.jsonl": "no samples have been generated",
 }
 """Files that every report lists, each with what is missing in the report without it."""
-MEASURED = ("metrics.json", "evaluation.json", "adherence.json")
-"""File names of evaluation results, in subfolders of the run folder."""
+MEASURED = ("metrics.json", "evaluation.json", "adherence.json", "rollout.json")
+"""File names of the results of evaluations and rollouts, in subfolders of the run folder."""
 SHOWN_OUTSIDE = 3
 """Max number of files outside the run folder that the message about them names."""
 NEWEST = 400
@@ -64,7 +64,7 @@ class RunFiles:
     parameters: dict[str, Any] = field(default_factory=dict)
     """Number of parameters, and of trained ones."""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Results of `worldsmith evaluate`, by file."""
+    """Results of `worldsmith evaluate` and `worldsmith rollout`, by file."""
     checkpoints: list[str] = field(default_factory=list)
     """Names of the checkpoint folders, oldest first."""
     absent: dict[str, str] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -26,7 +26,7 @@ from worldsmith.models.real_values import real_values
 from worldsmith.planning.simulation.fake_world import replaced
 from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.planning.simulation.phase_peaks import Change, memory_after
-from worldsmith.planning.simulation.traffic import TrafficRecorder
+from worldsmith.planning.simulation.traffic import TrafficRecorder, nbytes
 from worldsmith.planning.work import PhaseMemory
 
 COMMUNICATED = "communication"
@@ -83,7 +83,7 @@ class MemoryTracker(TorchDispatchMode):
         self.traffic = TrafficRecorder()
         self.operations = OperationCounter()
         self._phase = ""
-        self._in_host_ram = False
+        self._in_host_ram: bool | None = None
         self._modules: list[str] = []
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._numbers: dict[int, tuple[int, weakref.ref[Any]]] = {}
@@ -104,8 +104,11 @@ class MemoryTracker(TorchDispatchMode):
     def in_host_ram(self, enabled: bool = True) -> Iterator[None]:
         """Context manager: counts new storages as host RAM and not as memory of the run's device.
 
+        Outside of such a block, outputs of an operator are in host RAM if one of its inputs is, except for copies to a
+        device.
+
         Args:
-            enabled: False: count them as device memory again (for use inside such a block).
+            enabled: False: count them as device memory.
         """
         before, self._in_host_ram = self._in_host_ram, enabled
         try:
@@ -257,15 +260,40 @@ class MemoryTracker(TorchDispatchMode):
         recomputed = self._phase == "backward" and torch.is_grad_enabled()
         before = [self._number(tensor, "inputs") for tensor in inputs]
         kind = "activations" if recomputed or self._phase in PASSES else "other"
-        after = [self._number(tensor, kind) for tensor in outputs]
+        is_moved = func is aten._to_copy.default and kwargs.get("device") is not None
+        is_host = not is_moved and any(self.storages[number].in_host_ram for number in before)
+        with self.in_host_ram(is_host if self._in_host_ram is None else self._in_host_ram):
+            after = [self._number(tensor, kind) for tensor in outputs]
         if self.traffic.note(func, args, kwargs, self.module):
             for number in (*before, *after):
                 self.tags.setdefault(number, COMMUNICATED)
             return result
         is_view = not func._schema.is_mutable and bool(after) and all(number in before for number in after)
-        if not is_view:
+        if not is_view and not self._record_copy(outputs, before, after):
             self.operations.record(func, args, kwargs, result, [*inputs, *outputs], recomputed=recomputed)
         return result
+
+    def _record_copy(self, outputs: Sequence[Tensor], before: Sequence[int], after: Sequence[int]) -> bool:
+        """Counts the bytes of a copy between host RAM and the device; returns whether the operator is such a copy.
+
+        Args:
+            outputs: Tensors that the operator returned.
+            before: Indices of the storages of its arguments.
+            after: Indices of the storages of `outputs`.
+        """
+        to_host = {self.storages[number].in_host_ram for number in after}
+        sources = [number for number in before if {not self.storages[number].in_host_ram} == to_host]
+        if not sources:
+            return False
+        size, counts = sum(map(nbytes, outputs)), self.operations
+        in_host_ram = after if True in to_host else sources
+        if all(self.storages[number].kind == "activations" for number in in_host_ram):
+            counts.activation_copy_bytes += size
+        elif False in to_host:
+            counts.to_device_bytes += size
+        else:
+            counts.to_host_bytes += size
+        return True
 
     def _is_ours(self, tensor: Tensor) -> bool:
         if self.fake_mode is None:
@@ -281,7 +309,7 @@ class MemoryTracker(TorchDispatchMode):
         if known is not None and known[1]() is storage:
             return known[0]
         number = len(self.storages)
-        self.storages.append(TrackedStorage(storage.nbytes(), self._phase, self.module, kind, self._in_host_ram))
+        self.storages.append(TrackedStorage(storage.nbytes(), self._phase, self.module, kind, bool(self._in_host_ram)))
         self._numbers[key] = number, weakref.ref(storage, partial(self._freed, key, number))
         self.events.append((number, storage.nbytes(), self._phase))
         return number

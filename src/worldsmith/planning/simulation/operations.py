@@ -35,6 +35,12 @@ class OperationCounter:
     """Part of `attention_flops` that kernels do not execute: the masked half of causal attention."""
     moved_bytes: int = 0
     """Bytes read and written by all operators except matmuls, convolutions and attention."""
+    to_device_bytes: int = 0
+    """Bytes of offloaded weights and other training state that are copied from host RAM to the device."""
+    to_host_bytes: int = 0
+    """Bytes of training state that are copied from the device to host RAM."""
+    activation_copy_bytes: int = 0
+    """Bytes of activations that are copied to host RAM and back, counted in both directions."""
 
     def extrapolate(self, start: OperationCounter, end: OperationCounter, repeats: int) -> OperationCounter:
         """Returns the counts as if the work between the snapshots `start` and `end` ran `repeats` more times."""

@@ -25,7 +25,8 @@ LAYERS = 3
 from that in a deep network."""
 LAYERS_AFTER_TOWER = 5
 """Number of layers to simulate if outputs of a vision tower are added to the first three layers."""
-COUNTED = ("model_flops", "hardware_flops", "attention_flops", "skipped_flops", "moved_bytes", "samples", "tokens")
+COUNTED = ("model_flops", "hardware_flops", "attention_flops", "skipped_flops", "moved_bytes", "samples", "tokens",
+           "to_device_bytes", "to_host_bytes", "activation_copy_bytes")  # fmt: skip
 
 
 def short_work(

@@ -24,7 +24,7 @@ from worldsmith.planning.simulation.fake_world import replaced
 from worldsmith.planning.simulation.phase_peaks import Timeline, weighted_sum
 from worldsmith.planning.simulation.tracked_run import TrackedRun, simulated_run
 from worldsmith.planning.simulation.traffic import nbytes
-from worldsmith.planning.work import BEFORE, PhaseMemory, StepWork
+from worldsmith.planning.work import BEFORE, ENCODING_FIRST, PhaseMemory, StepWork
 from worldsmith.training.callbacks.samples.draw_answers import BATCH, DrawAnswers
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
 from worldsmith.training.callbacks.samples.draw_videos import FROM_TEXT, DrawVideos
@@ -40,8 +40,8 @@ STEPS, NEW_TOKENS = 1, 2
 """Number of solver steps and of answer tokens to simulate; more of them hardly change the peak memory."""
 
 
-Encodings = dict[tuple[Any, ...], tuple[PhaseMemory, int]]
-"""Cache: sizes of the clips -> (memory of the encoding phase only, peak bytes of `worldsmith encode`)."""
+Encodings = dict[tuple[Any, ...], tuple[PhaseMemory, PhaseMemory]]
+"""Cache: sizes of the clips -> (phase `encoding` without the network, phase `ENCODING_FIRST`)."""
 
 
 def simulate(
@@ -79,7 +79,7 @@ def simulate(
             timelines.append(Timeline(run.tracker.stretches()))
         others = other_phases(run, [name for name in phases if name != "loading"], encodings)
         found = [*work.phases, *others]
-        return replace(work, phases=found, encode_bytes=run.encode_bytes, seconds=time.perf_counter() - start)
+        return replace(work, phases=found, encoding=run.encoding, seconds=time.perf_counter() - start)
 
 
 def select_different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
@@ -121,6 +121,9 @@ def measure_step(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork
         attention_flops=operations.attention_flops,
         skipped_flops=operations.skipped_flops,
         moved_bytes=operations.moved_bytes,
+        to_device_bytes=operations.to_device_bytes,
+        to_host_bytes=operations.to_host_bytes,
+        activation_copy_bytes=operations.activation_copy_bytes,
         samples=step.samples // run.world.data_size * (batches + repeats) // batches,
         tokens=step.tokens // run.world.data_size * (batches + repeats) // batches,
         seconds=time.perf_counter() - start,
@@ -142,7 +145,7 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
         before, sizes = run.tracker.held_now(), tuple(sorted(map(dummies.encoder_size, run.batches[0])))
         shared = encodings if name == "encoding" and run.finds_all_encoded else None
         if shared is not None and sizes in shared:
-            alone, run.encode_bytes = shared[sizes]
+            alone, run.encoding = shared[sizes]
             found.append(weighted_sum([alone, before], [1, 1]))
             dummies.assume_cached()
             continue
@@ -152,13 +155,26 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
         phases = [phase for phase in run.tracker.phases() if phase.name == name]
         if name == "encoding":
             alone, texts = weighted_sum([phases[0], before], [1, -1]), sum(map(nbytes, dummies.caption_tensors()))
-            run.encode_bytes = max(alone.peak - texts, texts)
+            run.encoding = first_phase(alone, texts)
             if shared is not None:
-                shared[sizes] = alone, run.encode_bytes
+                shared[sizes] = alone, run.encoding
         found += phases
         if run.finds_all_encoded:
             dummies.assume_cached()
     return found
+
+
+def first_phase(encoding: PhaseMemory, texts: int) -> PhaseMemory:
+    """Returns the phase `ENCODING_FIRST`, in which the encoders are loaded one after the other: its larger peak.
+
+    Args:
+        encoding: Phase `encoding` without the network, in which the text encoder is loaded all the time.
+        texts: Bytes of the text encoder.
+    """
+    peak, kinds = encoding.peak - texts, {**encoding.kinds, "encoders": encoding.kinds.get("encoders", 0) - texts}
+    if peak < texts:
+        peak, kinds = texts, {"encoders": texts}
+    return replace(encoding, name=ENCODING_FIRST, peak=peak, kinds=kinds)
 
 
 def find_phases(run: TrackedRun) -> dict[str, Callable[[], None]]:

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,12 @@ from worldsmith.checkpoint.sources import warm_start
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.sections import CompileConfig
 from worldsmith.distributed import activation_checkpointing
+from worldsmith.distributed.adamw_8bit import AdamW8bit
 from worldsmith.distributed.degrees import plan_degrees
+from worldsmith.distributed.memory import pinned_bytes
 from worldsmith.distributed.world import World
 from worldsmith.models.fill_parameters import fill
+from worldsmith.models.local_part import local_part
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.throughput import Throughput
@@ -44,9 +48,12 @@ if TYPE_CHECKING:
     from worldsmith.distributed.degrees import Degrees
     from worldsmith.models.converters.quantized_layer import QuantizedLayer
     from worldsmith.models.model import Model
+    from worldsmith.planning.work import PhaseMemory
     from worldsmith.tasks.task import Task
     from worldsmith.training.step import StepResult
 
+SIMULATED_CALLS = 2
+"""Number of calls with the same sizes that are simulated; the others cost as much as the last one of them."""
 STORED = torch.bfloat16
 """Assumed dtype of the weights in checkpoint files of released models."""
 
@@ -80,8 +87,10 @@ class TrackedRun(Trainer):
         self.pace = Throughput()
         self.begun: list[tuple[int, OperationCounter]] = []
         """(number of collectives so far, copy of the operation counts) at the start of each batch of the last step."""
-        self.encode_bytes = 0
-        """Peak bytes of `worldsmith encode`; set after the encoding phase was simulated."""
+        self.encoding: PhaseMemory | None = None
+        """Phase `ENCODING_FIRST`; set after the encoding phase was simulated."""
+        self.costs: dict[Hashable, list[CallCost]] = {}
+        """Costs of encoding a clip, by the size of its video, and of updating a weight; at most two per size."""
         self.model: Model = config.model.config.build(device="meta")
         prepare(self.model)
         prepare_network(self.model, world)
@@ -108,8 +117,12 @@ class TrackedRun(Trainer):
             )
             if self.finds_all_encoded:
                 self.task.dummy_data.assume_cached()
+            if tracker.fake_mode is not None and hasattr(self.task, "encode_part"):
+                self.task.encode_part = partial(self._encode_part, self.task.encode_part)
             stub: Any = SimpleNamespace(world=self.world)
             self.state = RunState(config, model=self.model, loader=None, checkpointer=stub, run_folder=None)  # type: ignore[arg-type]
+        if isinstance(self.state.optimizer, AdamW8bit) and tracker.fake_mode is not None and not tracker.only_traffic:
+            vars(self.state.optimizer)["_update"] = partial(self._update_part, self.state.optimizer._update)
         if loads:
             load_initial_weights(self, EmptyWeights(self.model) if tracker.fake_mode is not None else None)
         self.callbacks = {
@@ -119,9 +132,7 @@ class TrackedRun(Trainer):
         }
         self.tag_weights()
         if self.state.ema is not None:
-            averages = self.state.ema.ema_weights
-            tracker.tag("average", averages.values())
-            tracker.move_to_host_ram([averages[name] for name in self.model.in_host_ram if name in averages])
+            tracker.tag("average", self.state.ema.ema_weights.values())
             tracker.wrap_as_phase("average", self.state.ema, "update")
         tracker.wrap_as_phase("forward", self.task, "loss", before=self._begin_batch)
         tracker.wrap_as_phase("optimizer", self.state.optimizer, "step")
@@ -140,9 +151,26 @@ class TrackedRun(Trainer):
             if not name.startswith(names_without_gradients):
                 parameter.grad = torch.zeros_like(parameter)
         self.state.optimizer.step()
+        if self.model.config.parallelism.offload == "all":
+            self._hold_gradients()
         self.state.optimizer.zero_grad(set_to_none=True)
         states = [value for state in self.state.optimizer.state.values() for value in state.values()]
         self.tracker.tag("moments", filter(torch.is_tensor, states))
+
+    def _hold_gradients(self) -> None:
+        """Allocates page-locked memory for gradients in host RAM; FSDP copies them there, as from a GPU.
+
+        PyTorch keeps this memory between steps.
+        """
+        from worldsmith.distributed.offload import groups_of, host_params
+
+        for param in (param for group in groups_of(self.model.network) for param in host_params(group)):
+            if (gradient := param.sharded_param.grad) is not None:
+                local = local_part(gradient)
+                with self.tracker.in_host_ram():
+                    pinned = torch.empty(pinned_bytes(local.nbytes) // local.itemsize, dtype=local.dtype)
+                held = pinned[: local.numel()].view(local.shape)
+                vars(param)["to_sharded_dtensor"] = copied_first(param.to_sharded_dtensor, held)
 
     def tag_weights(self) -> None:
         """Tags parameters, buffers and quantized base weights as "parameters"."""
@@ -161,9 +189,57 @@ class TrackedRun(Trainer):
         self.tracker.tag("gradients", [parameter.grad for parameter in self.state.parameters])
         return super().measure_gradients(step)
 
+    def _encode_part(self, encode: Callable[[Any], Tensor], part: Any) -> Tensor:
+        """Encodes a clip; from the third clip of a size on, only its cost is counted (the first loads the VAE)."""
+        if part.video is None or self.tracker.only_traffic:
+            return encode(part)
+        latents, cost = self._call_or_count(tuple(part.video.shape), partial(encode, part))
+        if latents is None:
+            return torch.empty(cost.shape, dtype=cost.dtype)
+        cost.shape, cost.dtype = latents.shape, latents.dtype
+        return latents
+
+    def _update_part(self, update: Callable[..., None], weight: Tensor, grad: Tensor, state: Any, *others: Any) -> None:
+        """Updates rows of a weight in 8 bits; from the third weight of a size on, only the cost is counted."""
+        tensors = (weight, grad, *state.values())
+        sizes = tuple((tuple(tensor.shape), tensor.dtype, tensor.is_contiguous()) for tensor in tensors)
+        self._call_or_count((sizes, *state), partial(update, weight, grad, state, *others))
+
+    def _call_or_count(self, key: Hashable, call: Callable[[], Any]) -> tuple[Any, CallCost]:
+        """Calls a function, or only counts the cost of its last call if there were enough with the same `key`.
+
+        Returns:
+            The result, or None if the function was not called, and the cost of the call.
+        """
+        tracker, known = self.tracker, self.costs.setdefault(key, [])
+        if len(known) == SIMULATED_CALLS:
+            cost = known[-1]
+            tracker.operations = tracker.operations.extrapolate(cost.before, cost.after, 1)
+            torch.empty(cost.peak, dtype=torch.uint8)
+            return None, cost
+        before, events = copy(tracker.operations), len(tracker.events)
+        result = call()
+        totals = accumulate((change for _, change, _ in tracker.events[events:]), initial=0)
+        known.append(CallCost(before, copy(tracker.operations), max(totals)))
+        return result, known[-1]
+
     def _begin_batch(self) -> None:
         self.tracker.tag_survivors("gradients", "backward")
         self.begun.append((len(self.tracker.traffic.trace), copy(self.tracker.operations)))
+
+
+@dataclass(slots=True)
+class CallCost:
+    """Operations and memory of encoding one clip or updating one weight."""
+
+    before: OperationCounter
+    after: OperationCounter
+    peak: int
+    """Max bytes allocated during the call, in addition to those before."""
+    shape: Sequence[int] = ()
+    """Shape of the resulting latents."""
+    dtype: torch.dtype = STORED
+    """Dtype of the resulting latents."""
 
 
 @contextmanager
@@ -222,6 +298,11 @@ def saved_in_host_ram(tracker: MemoryTracker, *, pin_memory: bool) -> saved_tens
             return tensor.clone()
 
     return saved_tensors_hooks(pack, unpack)
+
+
+def copied_first(function: Callable[[Tensor], Any], target: Tensor) -> Callable[[Tensor], Any]:
+    """Returns a function that copies its argument to `target` and calls `function` with that."""
+    return lambda value: function(target.copy_(value))
 
 
 class EmptyWeights(WeightSource):

@@ -19,6 +19,7 @@ from worldsmith.config.errors import Place, UserError
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.paths import format_path
 from worldsmith.data.data_report import EXAMPLES, DataReport
+from worldsmith.data.robots.robot_loader import RobotLoader
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Tally
 from worldsmith.distributed.degrees import plan_degrees
@@ -329,6 +330,14 @@ def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
         dataset = task.loader_class.dataset_at(source)
         if dataset is not None and (recipe or task.small_recipe):
             return dataset, recipe or task.small_recipe
+    robots = RobotLoader.dataset_at(source)
+    if robots is not None and recipe is not None:
+        return robots, recipe
+    if robots is not None:
+        raise UserError(
+            f"{source} contains robot episodes: add --recipe with the recipe or config file that states their columns "
+            "and cameras. `worldsmith dataset statistics` lists unusable episodes and the values of the actions"
+        )
     if Path(source).is_dir():
         raise UserError(
             f"{source} is neither a run folder nor a Worldsmith dataset: expected video_dataset_file.jsonl or *.tar "

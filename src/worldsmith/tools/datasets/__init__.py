@@ -10,6 +10,7 @@ COMMANDS = {
             "videophy2": "worldsmith.tools.datasets.videophy2:PrepareVideoPhy2",
             "preview": "worldsmith.tools.datasets.preview_chats:PreviewChats",
             "annotate-fps": "worldsmith.tools.datasets.annotate_fps:AnnotateFps",
+            "statistics": "worldsmith.tools.datasets.statistics:ComputeStatistics",
         },
         by="word",
     ),

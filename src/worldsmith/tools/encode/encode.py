@@ -1,7 +1,7 @@
 """`worldsmith encode`: fills the latent cache of a run before the run starts.
 
 Every sample is encoded once, with bitwise the same result as in the run. Several processes of this or another command
-can fill the same cache.
+can fill the same cache, on this machine or on Ray.
 
 Exit codes: 0 done, 1 a process was killed, 2 a mistake of the user.
 """
@@ -10,33 +10,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.actions.action import Result, make_progress_reporter
-from worldsmith.actions.processes import run_in_processes
+from worldsmith.actions.processes import FailedItem, connect_ray, is_ray, map_on_ray, run_in_processes
 from worldsmith.actions.run_action import RunAction
-from worldsmith.config.declare.ranges import Count
+from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Count, NotNegative, PositiveFactor
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.read_config import from_dict
 from worldsmith.distributed.world import World, launched_as, take_device
 from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.short_text import format_duration
-from worldsmith.tasks.registry import task_of
+from worldsmith.tasks.encode_samples import (
+    Encoded,
+    PositionEncoder,
+    encode_samples,
+    require_written,
+    sample_encoders,
+)
 
 if TYPE_CHECKING:
-    from worldsmith.models.model import Model
     from worldsmith.tasks.task import SampleEncoder
-
-
-@dataclass(slots=True)
-class Encoded:
-    """Numbers of samples that a process encoded, that were already in the latent cache, and that were skipped."""
-
-    encoded: int = 0
-    found: int = 0
-    """Number of samples that were already cached, or that another process encoded meanwhile."""
-    left_out: int = 0
 
 
 class Encode(RunAction):
@@ -45,11 +44,28 @@ class Encode(RunAction):
     The same command continues after a stop; `worldsmith launch … encode …` shares the work among its processes.
     """
 
+    metavars: ClassVar[Mapping[str, str]] = {"on": "WHERE", "record_timeout": "SECONDS"}
+
     class Config(RunAction.Config):
         processes: Count = 1
-        """Number of processes on this machine that share the work."""
+        """Number of processes that share the work, on this machine or on Ray."""
+        on: str = "local"
+        """Where the processes run: "local", "ray" (a Ray that is started on this machine) or "ray://HOST:PORT" (the
+        Ray cluster with this head; this machine must be one of its nodes)."""
         passes: Count = 1
         """Number of epochs to encode, each with other random frames or windows."""
+        max_failures: NotNegative = 0
+        """Number of samples that may fail with an error of the encoder before the command ends with an error."""
+        record_timeout: PositiveFactor | None = None
+        """Time limit in seconds for reading and encoding a sample, above which it has failed; only with --on ray. The
+        first sample of a process includes loading the encoder."""
+
+        def check(self) -> None:
+            if self.on != "local" and not is_ray(self.on):
+                raise wrong(self, "on", allowed="local, ray or ray://HOST:PORT")
+            if self.record_timeout is not None and self.on == "local":
+                why = "local processes read samples ahead, so that a sample has no time of its own"
+                raise wrong(self, "record_timeout", why=why, remedy="add --on ray")
 
     config: Config
 
@@ -63,6 +79,8 @@ class Encode(RunAction):
         start, count, here = time.monotonic(), self.config.processes, f"process {rank} of {size}: " if size > 1 else ""
         if size > 1 and count > 1:
             raise UserError(f"the launch already has {size} processes, which share the work: omit --processes")
+        if size > 1 and is_ray(self.config.on):
+            raise UserError(f"--on {self.config.on} starts its processes itself: use it without `worldsmith launch`")
         show, total, last = make_progress_reporter(f"{here}encoding"), self.total(rank, size), 0
 
         def shown(done: int) -> None:
@@ -71,17 +89,21 @@ class Encode(RunAction):
                 show(done, total)
             last = done
 
-        if count > 1:
+        if is_ray(self.config.on):
+            shares = [self.encode_on_ray(shown)]
+        elif count > 1:
             shares = run_in_processes(self.encode_share, count, shown)
         else:
             shares = [self.encode_share(rank, size, shown, local_rank=local_rank)]
         done = Encoded(*(sum(column) for column in zip(*(asdict(share).values() for share in shares))))
+        self.require_few_failures(done)
         folders = ", ".join(dict.fromkeys(str(each.require_cache()) for each in self.encoders(World()).values()))
+        failed = f", {done.failed} failed" if done.failed else ""
         summary = (
-            f"{here}{done.encoded} samples encoded, {done.found} already cached, {done.left_out} skipped; "
+            f"{here}{done.encoded} samples encoded, {done.found} already cached, {done.left_out} skipped{failed}; "
             f"{format_duration(time.monotonic() - start)}; cache: {folders}"
         )
-        return Result([summary], {**asdict(done), "processes": size * count, "cache": folders})
+        return Result([summary], {**asdict(done), "on": self.config.on, "processes": size * count, "cache": folders})
 
     def check(self) -> None:
         """Raises UserError if the run has no latent cache, or if the folder of the latent cache is not writable."""
@@ -95,24 +117,7 @@ class Encode(RunAction):
 
     def encoders(self, world: World) -> dict[str, SampleEncoder]:
         """Returns a process's sample encoders by split: "train", and "val" if the run validates with a latent cache."""
-        tree = self.tree
-        model: Model = tree.model.config.build(device="meta")
-        model.device = device_of(world)  # the encoder goes there; the network stays without memory
-        splits = ["train", *["val"] * bool(tree.trainer.run_validation and tree.dataloader_val)]
-        make = task_of(tree.model.name)
-        found = {
-            split: make(
-                model=model,
-                objective=tree.objective,
-                data=getattr(tree, f"dataloader_{split}"),
-                world=world,
-                split="val" if split == "val" else "train",
-            ).encoder
-            for split in splits
-        }
-        for encoder in found.values():
-            encoder.keep_all_samples()
-        return {name: each for name, each in found.items() if name == "train" or each.task.data.latent_cache}
+        return sample_encoders(self.tree, self.tree.model.config.build(device="meta"), world)
 
     def encode_share(
         self, rank: int, size: int, shown: Callable[[int], None], *, local_rank: int | None = None
@@ -129,36 +134,87 @@ class Encode(RunAction):
 
         torch.set_num_threads(self.tree.trainer.cpu_threads or max(1, torch.get_num_threads() // self.config.processes))
         place = rank if local_rank is None else local_rank
-        done, before = Encoded(), 0
         world = World(rank=rank, size=size, local_rank=place, device=take_device(place))
-        for encoder in self.encoders(world).values():
-            loader, count = encoder.task.loader(), 0
-            encoder.defer_captions()
-            share = range(rank, self.config.passes * len(loader.dataset), size)
-            for sample in loader.first_samples(self.config.passes):
-                if encoder.encode(sample):
-                    done.encoded += 1
+        return encode_samples(
+            self.encoders(world),
+            self.config.passes,
+            lambda done, total: shown(done),
+            max_failures=self.config.max_failures,
+        )
+
+    def encode_on_ray(self, shown: Callable[[int], None]) -> Encoded:
+        """Encodes the samples of each split and epoch in processes on Ray, then their captions; returns the counts.
+
+        Args:
+            shown: Called with the number of finished samples, to report progress.
+
+        Raises:
+            DataError: If too many samples are broken, or no sample can be used.
+            UserError: If more than `max_failures` samples cannot be encoded, or one caption.
+        """
+        import torch
+
+        count, done, captions = self.config.processes, Encoded(), dict[tuple[str, Any], None]()
+        loaders = {split: encoder.task.loader(dry=True) for split, encoder in self.encoders(World()).items()}
+        places = [(split, p) for split, each in loaders.items() for p in range(self.config.passes * len(each.dataset))]
+        threads = self.tree.trainer.cpu_threads or max(1, torch.get_num_threads() // count)
+        process = ProcessOnRay(to_dict(self.tree, custom=True), threads)
+        with connect_ray(self.config.on, count):
+            found = map_on_ray(process.encode_positions, places, count, timeout=self.config.record_timeout)
+            for number, each in enumerate(found, 1):
+                if isinstance(each, FailedItem):
+                    done.count_failure("sample {1} of dataloader_{0}".format(*each.item), each.reason)
+                    self.require_few_failures(done)
+                elif loaders[each.split].receive(each.made):
+                    done.encoded, done.found = done.encoded + each.is_new, done.found + (not each.is_new)
+                    captions |= {(each.split, caption): None for caption in each.captions}
                 else:
-                    done.found += 1
-                count += 1
-                shown(before + share.index(sample.position) + 1)
-                require_written(encoder)
-            encoder.encode_captions()
-            require_written(encoder)
-            done.left_out += len(share) - count
-            before += len(share)
-            shown(before)
+                    done.left_out += 1
+                shown(number)
+            for loader in loaders.values():
+                if not loader.counts["samples"] and not done.failed:
+                    raise loader.unusable()
+            for each in map_on_ray(process.encode_captions, list(captions), count):
+                if isinstance(each, FailedItem):
+                    raise UserError(f"a caption of dataloader_{each.item[0]} cannot be encoded: {each.reason}")
         return done
 
+    def require_few_failures(self, done: Encoded) -> None:
+        """Raises UserError if more samples have failed than `max_failures` allows."""
+        if done.failed > self.config.max_failures:
+            raise UserError(
+                f"{done.failed} samples cannot be encoded (see above), {self.config.max_failures} are allowed: fix the "
+                "cause, or raise --max-failures; the same command continues"
+            )
 
-def require_written(encoder: SampleEncoder) -> None:
-    """Raises UserError if the encoder could not write some samples to the latent cache."""
-    if lost := encoder.task.counts().get("cache_unwritten"):
-        raise UserError(f"{lost} encoded samples cannot be written to {encoder.require_cache()}: free disk space")
+
+@dataclass(frozen=True, slots=True)
+class ProcessOnRay:
+    """A process on Ray that encodes samples or captions of a run."""
+
+    run: dict[str, Any]
+    """Resolved config of the run, as plain data."""
+    threads: int
+    """Number of threads of PyTorch on the CPU."""
+
+    def encode_positions(self) -> PositionEncoder:
+        """Returns the function that encodes the sample at (split, position), but not its captions."""
+        return PositionEncoder(self.load())
+
+    def encode_captions(self) -> Callable[[tuple[str, Any]], None]:
+        """Returns a function that encodes the caption in (split, caption)."""
+        return partial(encode_caption, self.load())
+
+    def load(self) -> dict[str, SampleEncoder]:
+        import torch
+
+        torch.set_num_threads(self.threads)
+        run = from_dict(self.run)
+        return sample_encoders(run, run.model.config.build(device="meta"), World(device=take_device(0)))
 
 
-def device_of(world: World) -> Any:
-    """Returns the torch device of a rank."""
-    import torch
-
-    return torch.device(world.device)
+def encode_caption(encoders: Mapping[str, SampleEncoder], item: tuple[str, Any]) -> None:
+    """Encodes a caption that was skipped with its clip, `item` = (split, caption), into the cache of its split."""
+    split, caption = item
+    encoders[split].encode_caption(caption)
+    require_written(encoders[split])

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +16,7 @@ from worldsmith.actions.model_action import VideoAction, find_device, require_ou
 from worldsmith.actions.registry import command_class_for_flag
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
-from worldsmith.config import wrong
+from worldsmith.config import WrongValueError, wrong
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
@@ -24,7 +25,7 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
-from worldsmith.evaluation.metrics.registry import LOSS, METRICS, Evaluator, MetricOptions
+from worldsmith.evaluation.metrics.registry import LOSS, METRICS, ROBOTS, Evaluator, MetricOptions
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.write_checks import require_writable
@@ -34,6 +35,7 @@ from worldsmith.monitor.page.run_page import refresh_page
 from worldsmith.monitor.run_record import package_versions
 from worldsmith.sampling.sample_files import read_files
 from worldsmith.tools.evaluate.held_out import SAMPLES, HeldOutClips, HeldOutLoss, choose_mode, write_samples
+from worldsmith.tools.evaluate.held_out_episodes import HeldOutEpisodes, robot_modes
 from worldsmith.tools.evaluate.video_metrics import (
     REAL,
     RESULT,
@@ -61,7 +63,8 @@ class EvaluateVideos(VideoAction):
     With --dataset DIR, it measures the loss on clips that were not trained on, and compares videos that are generated
     from their captions with the clips. With -i FILE, it measures videos of sample files as for `worldsmith generate`.
     With --prompts FILE, it counts the videos that show the shape in the prompts of a moving-shapes dataset. Videos are
-    generated once per model; the results are evaluation.json, a table and a contact sheet.
+    generated once per model; the results are evaluation.json, a table and a contact sheet. A run on robot episodes is
+    measured on held-out episodes: its loss, its actions from true frames, and its videos from true actions.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {**VideoAction.aliases, "-i": "input_files"}
@@ -69,9 +72,11 @@ class EvaluateVideos(VideoAction):
     class Config(MetricOptions, VideoAction.Config):
         dataset: str | None = None
         """Dataset of clips, which is read with the settings of the training data: its video_dataset_file.jsonl, its
-        folder, or .tar shards."""
+        folder, or .tar shards. For a run on robot episodes: the folder of a LeRobot dataset, or the name of one of the
+        run's datasets; null: the held-out episodes of the run."""
         max_videos: Count = 16
-        """With --dataset: number of clips for which videos are generated; no effect with --evaluators loss."""
+        """With --dataset: number of clips for which videos are generated; no effect with --evaluators loss. With robot
+        episodes: number of windows for which videos and actions are generated."""
         model_mode: Mode | None = None
         """With --dataset: generation mode; null: text-to-video if the model supports it, otherwise image-to-video."""
         input_files: list[str] = field(default_factory=list)
@@ -91,20 +96,24 @@ class EvaluateVideos(VideoAction):
         """Metrics to compute; empty: all that are available."""
 
         def check(self) -> None:
-            if sum((self.prompts is not None, bool(self.input_files), self.dataset is not None)) != 1:
-                raise wrong(self, "dataset", "input_files", "prompts", why="one of them selects what is measured",
-                            remedy="give one")  # fmt: skip
+            if sum((self.prompts is not None, bool(self.input_files), self.dataset is not None)) > 1:
+                raise self.source_error()
             defaults = class_defaults(type(self))
             for name in ("baseline", "evaluators", *field_names(MetricOptions)):
                 if self.prompts is not None and getattr(self, name) != defaults[name]:
                     raise wrong(self, name, "prompts", why="the former needs sample files or a dataset",
                                 remedy="use sample files with --input-files instead of --prompts")  # fmt: skip
-            if self.dataset is None and "loss" in self.evaluators:
-                raise wrong(self, "evaluators", "dataset", why="the loss needs a dataset of clips",
+            if self.input_files and {LOSS, *ROBOTS} & {*self.evaluators}:
+                raise wrong(self, "evaluators", "dataset", why="the loss and actions need a dataset",
                             remedy="give --dataset DIR")  # fmt: skip
-            if self.dataset is None and self.model_mode is not None:
+            if (self.input_files or self.prompts is not None) and self.model_mode is not None:
                 raise wrong(self, "model_mode", "dataset", why="sample files set the generation mode",
                             remedy="set model_mode in the sample files")  # fmt: skip
+
+        def source_error(self) -> WrongValueError:
+            """Returns the error for none or several data."""
+            return wrong(self, "dataset", "input_files", "prompts", why="one of them selects what is measured",
+                         remedy="give one")  # fmt: skip
 
     config: Config
     mode: Mode | None = None
@@ -118,8 +127,8 @@ class EvaluateVideos(VideoAction):
             yield from self.on_prompts().plan()
             return
         self.evaluators.require_folders()
-        if self.config.dataset is not None:
-            yield from self.plan_clips(self.config.dataset)
+        if not self.config.input_files:
+            yield from self.plan_clips()
         else:
             for name, (order, _) in self.orders().items():
                 self.samples(order)
@@ -129,10 +138,10 @@ class EvaluateVideos(VideoAction):
         yield from (f"{'skipped':<12}{name}: {reason}" for name, reason in self.evaluators.skipped.items())
         yield f"{'figures':<12}{Path(self.config.out) / RESULT}"
 
-    def plan_clips(self, dataset: str) -> Iterator[str]:
-        """Yields the output lines of `--dry-run` for the dataset of clips at the path `dataset`; opens no clip."""
+    def plan_clips(self) -> Iterator[str]:
+        """Yields the output lines of `--dry-run` for a dataset of clips or episodes; opens no clip."""
         models = self.models()
-        clips = self.held_out_clips(dataset, models)
+        clips = self.held_out_clips(models)
         for name, model in models.items():
             yield f"{name:<12}{model.folder} ({model.weights_description})"
         yield f"{'data':<12}{clips.dataset.num_samples} windows of {clips.dataset.name}"
@@ -140,17 +149,17 @@ class EvaluateVideos(VideoAction):
         yield from (f"{'noted':<12}{line}" for line in self.find_trained_on(clips)[1])
         if LOSS in self.evaluators.active:
             yield f"{'loss':<12}{clips.no_loss_reason or f'of every window, seed {clips.data.seed}'}"
-        if self.evaluators.generates:
-            count = min(self.config.max_videos, clips.dataset.num_samples)
-            yield f"{'videos':<12}{count} per model, {self.mode}"
+        count = min(self.config.max_videos, clips.dataset.num_samples)
+        modes = [self.mode] if self.evaluators.generates else [one for one in self.evaluators.active if one in ROBOTS]
+        yield from (f"{'videos':<12}{count} per model, {mode}" for mode in modes)
 
     def run(self) -> Result:
         require_one_process()
         if self.config.prompts is not None:
             return self.on_prompts().run()
         self.evaluators.require_folders()
-        if self.config.dataset is not None:
-            return self.run_on_clips(self.config.dataset)
+        if not self.config.input_files:
+            return self.run_on_clips()
         orders = self.orders()
         samples = {name: self.samples(order) for name, (order, _) in orders.items()}
         require_writable(Path(self.config.out))
@@ -158,13 +167,10 @@ class EvaluateVideos(VideoAction):
             generation.run()
         return self.measure({name: order for name, (order, _) in orders.items()}, samples)
 
-    def run_on_clips(self, dataset: str) -> Result:
-        """Measures the loss on the clips of a dataset, and generates and measures videos from its captions.
-
-        `dataset` is the path of the dataset.
-        """
+    def run_on_clips(self) -> Result:
+        """Measures the loss on clips or episodes, and generates and measures videos from captions or actions."""
         models, out = self.models(), Path(self.config.out)
-        clips = self.held_out_clips(dataset, models)
+        clips = self.held_out_clips(models)
         require_writable(out)
         trained_on, warnings = self.find_trained_on(clips)
         for warning in warnings:
@@ -172,10 +178,10 @@ class EvaluateVideos(VideoAction):
         device = find_device(self.config.device)
         orders = {name: make_order(model, device, [], out / name) for name, model in models.items()}
         losses: dict[str, HeldOutLoss] = {}
-        for name, order in orders.items() if LOSS in self.evaluators.active else ():
+        for name, order in orders.items() if any(one not in METRICS for one in self.evaluators.active) else ():
             progress = make_progress_reporter(f"held-out loss of {clips.dataset.num_samples} windows ({name})")
             losses[name] = clips.measure_loss(order, progress, overwrite=self.config.force)
-        samples: dict[str, list[GeneratedVideo]] = {name: [] for name in orders}
+        samples = {name: losses.get(name, HeldOutLoss()).samples(order.out) for name, order in orders.items()}
         if self.evaluators.generates:
             assert self.mode is not None  # since the dataset was read
             write_samples(clips, out, self.config.max_videos, self.mode, overwrite=self.config.force)
@@ -198,18 +204,20 @@ class EvaluateVideos(VideoAction):
         }
         return self.measure(orders, samples, losses, facts, clips.left_out_lines())
 
-    def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
-        """Opens the dataset of clips at the path `dataset`, and sets `mode` and `modes` from the trained model.
+    def held_out_clips(self, models: Mapping[str, StoredModel]) -> HeldOutClips:
+        """Opens the dataset of clips or episodes, and sets `mode` and `modes` from the trained model.
 
         Raises UserError if the output folder is inside the folder of one of the `models`, or if no metric can be
         computed.
         """
         for model in models.values():
             require_outside(Path(self.config.out), model)
+        if self.robots is not None:
+            return HeldOutEpisodes(self.config, models["trained"], self.evaluators.active)
         self.modes = models["trained"].config.modes
         self.mode = choose_mode(self.modes, self.config.model_mode)
         self.evaluators.require_active()
-        return HeldOutClips(dataset, models["trained"])
+        return HeldOutClips(self.config.dataset, models["trained"])
 
     def find_trained_on(self, clips: HeldOutClips) -> tuple[int | None, list[str]]:
         """Returns (number of windows of `clips` that are in the training data of the model, warnings for the user).
@@ -303,14 +311,29 @@ class EvaluateVideos(VideoAction):
     def evaluators(self) -> Evaluators:
         """The metrics selected with --evaluators, by default all that are available, with their configs."""
         config = self.config
-        found = Evaluators(config.evaluators, metric_configs(config), self.mode, self.modes)
+        robots = self.robots
+        found = Evaluators(config.evaluators, metric_configs(config), self.mode, self.modes, robots is not None)
         if config.evaluators:
             return found
-        if config.dataset is not None:
+        if robots is not None:
+            chosen = [LOSS, *(name for name in ROBOTS if name in robots)]
+        elif config.dataset is not None:
             chosen = [LOSS, *(name for name, kind in METRICS.items() if kind.by_default)]
         else:
             chosen = [name for name, kind in METRICS.items() if kind.weights is None or name in found.folders]
         return replace(found, chosen=chosen)
+
+    @cached_property
+    def robots(self) -> set[str] | None:
+        """Modes in which the model was trained on robot episodes; None for another model, and with sample files.
+
+        Raises WrongValueError if no data are given for another model.
+        """
+        config = self.config
+        found = None if config.input_files else robot_modes(find_model(config.model, base=config.base))
+        if found is None and config.dataset is None and not config.input_files:
+            raise config.source_error()
+        return found
 
     def models(self) -> dict[str, StoredModel]:
         """Returns the models to measure by name: "trained" and, if configured, "baseline" and "untrained"."""
@@ -387,7 +410,7 @@ class EvaluateVideos(VideoAction):
         `samples` and `losses` are by model name.
         """
         networks = [fingerprint(folder) for folder in self.evaluators.folders.values()]
-        found = [[name, of.losses, of.left_out] for name, of in losses.items()]
+        found = [[name, of.losses, of.left_out, of.actions] for name, of in losses.items()]
         settings = [to_dict(self.evaluators.configs[name]) for name in METRICS if name in self.evaluators.active]
         digest = hashlib.sha256(repr([self.evaluators.active, settings, networks, found]).encode())
         for name, sample in ((name, sample) for name, of in samples.items() for sample in of):

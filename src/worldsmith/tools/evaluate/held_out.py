@@ -22,8 +22,10 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.content_fingerprint import file_fingerprint
+from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection, Tally
+from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.json_file import read_json_object
@@ -48,26 +50,39 @@ class HeldOutLoss:
     losses: dict[str, float | str] = field(default_factory=dict)
     """Window key -> loss, or a string with the reason why the loss is missing."""
     left_out: list[dict[str, Any]] = field(default_factory=list)
+    actions: dict[str, dict[str, float | str]] = field(default_factory=dict)
+    """Measurements with robot actions: output name -> window key -> value, or a string with the reason."""
+    videos: list[dict[str, Any]] = field(default_factory=list)
+    """Arguments of the videos that were generated from robot actions, and the paths `file` and `real`."""
+
+    def samples(self, out: Path) -> list[GeneratedVideo]:
+        """Returns the videos that were generated from robot actions; `out` is the output folder of the model."""
+        return [GeneratedVideo(args, out / args["file"], 1, out / args["real"]) for args in self.videos]
 
 
 class HeldOutClips:
     """Dataset of held-out clips, which is read with the data settings of the run that trained a model."""
 
-    def __init__(self, path: str, model: StoredModel) -> None:
+    def __init__(self, path: str | None, model: StoredModel) -> None:
         """Reads the list of clips of the dataset at `path` without opening a clip.
 
         Raises DataError if the dataset cannot be read; UserError if no clip can be used, or if neither the training run
         nor the model states the size of the clips.
         """
-        self.model = model
+        self.model, self.path = model, path
         self.tree = training_tree(model)
-        self.data = data_settings(model, self.tree, path)
-        self.dataset = VideoDataset(self.data.dataset)
+        self.data = self.settings(model, self.tree)
+        self.dataset: Any = self.data.dataset.build()
         self.left_out: dict[str, dict[str, Any]] = {}
         """Skipped clips with the reason, as JSON data by window key."""
         self.add_skipped(self.dataset.rejections)
-        if not self.dataset.windows:
+        if not self.dataset.num_samples:
             raise self.no_usable_clip_error()
+
+    def settings(self, model: StoredModel, tree: Mapping[str, Any] | None) -> VideoLoader.Config:
+        """Returns the settings with which a model reads the dataset; `tree` is the config of its run, if known."""
+        assert self.path is not None
+        return data_settings(model, tree, self.path)
 
     @property
     def no_loss_reason(self) -> str:
@@ -121,18 +136,27 @@ class HeldOutClips:
             return HeldOutLoss({"": reason})
         assert tree is not None  # otherwise the loss is not comparable
         file, signature = order.out / LOSSES, self.signature(order, tree)
-        if file.is_file() and not overwrite and (known := read_json_object(file)).get("signature") == signature:
-            found = HeldOutLoss(known["losses"], known["left_out"])
-            self.left_out |= {one["key"]: one for one in found.left_out}
-            return found
+        if file.is_file() and not overwrite and (known := read_json_object(file)).pop("signature", "") == signature:
+            found = HeldOutLoss(**known)
+            if all(path.is_file() for one in found.samples(order.out) for path in (one.file, one.source) if path):
+                self.left_out |= {one["key"]: one for one in found.left_out}
+                return found
         tally = Tally("val")
-        losses = compute_losses(order, self.data, tree["objective"], tally, progress)
+        found = self.compute(order, tree["objective"], tally, progress)
         self.add_skipped(tally.rejections)
-        found = HeldOutLoss(losses, [self.left_out[one.key] for one in tally.rejections])
+        found.left_out = [self.left_out[one.key] for one in tally.rejections]
         text = json.dumps({"signature": signature, **asdict(found)}, ensure_ascii=False, indent=1)
         order.out.mkdir(parents=True, exist_ok=True)
         write_text(file, text + "\n")
         return found
+
+    def compute(
+        self, order: Order, objective: Mapping[str, Any], tally: Tally, progress: Callable[[int, int], None]
+    ) -> HeldOutLoss:
+        """Computes the losses of a model; arguments as for `measure_loss` and `build_task`."""
+        generator: Any = load_generator(order.model, order.adapter, order.device)
+        task = build_task(generator, order.model, self.data, objective, tally)
+        return HeldOutLoss(compute_losses(task, task.loader(), progress))
 
     def incomparable_reason(self, model: StoredModel, tree: Mapping[str, Any] | None) -> str:
         """Returns why the loss of `model` cannot be compared with the loss of `self.model`; "" if it can be compared.
@@ -143,10 +167,7 @@ class HeldOutClips:
             return self.no_loss_reason
         if tree is None:
             return f"{model.folder} does not state its training objective. Specify the run folder instead"
-        one, other = (
-            [found["objective"], to_dict(data_settings(model, found, self.data.dataset.path).dataset)]
-            for found in (self.tree, tree)
-        )
+        one, other = ([found["objective"], to_dict(self.settings(model, found).dataset)] for found in (self.tree, tree))
         kinds = [[of.spec.name, *of.config.latent_grid] for of in (self.model, model)]
         if kinds[0] != kinds[1] or one != other:
             return f"{model.folder}: model family, latent size, objective or data settings differ from the first model"
@@ -184,7 +205,7 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
     if tree is not None:
         section = tree.get("dataloader_val") or tree["dataloader_train"]
         data: Any = from_dict(section, task_of(model.spec.name).loader_class.Config)
-        if not isinstance(data, VideoLoader.Config):
+        if not isinstance(data, VideoLoader.Config) or not isinstance(data.dataset, VideoDataset.Config):
             raise UserError(f"{model.folder} was not trained on clips and cannot be evaluated on --dataset")
         return replace(data, latent_cache="", dataset=replace(data.dataset, path=path, cfg_dropout_rate=0.0))
     form = {name: getattr(model.defaults, name) for name in ("height", "width", "num_frames", "fps")}
@@ -202,7 +223,7 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
 def clip_identities_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
     """Returns (absolute path, content hash) of the clip of each window; an unknown hash is replaced by the path."""
     marks = [str(facts[0]) for _, facts in dataset.contents()]
-    return [(str(Path(window.path).resolve()), mark) for window, mark in zip(dataset.windows, marks, strict=True)]
+    return [(absolute_path(window.path), mark) for window, mark in zip(dataset.windows, marks, strict=True)]
 
 
 def traces(dataset: VideoDataset) -> set[str]:
@@ -210,21 +231,37 @@ def traces(dataset: VideoDataset) -> set[str]:
     return {trace for traces in clip_identities_by_window(dataset) for trace in traces}
 
 
+def build_task(
+    generator: Any, model: StoredModel, data: VideoLoader.Config, objective: Mapping[str, Any], tally: Tally
+) -> Any:
+    """Returns the task that computes the training loss of a loaded model.
+
+    Args:
+        generator: The model with its weights.
+        model: The stored model.
+        data: Settings of the data loader.
+        objective: Section `objective` of the config of the training run, as plain data.
+        tally: Records the skipped clips, in place.
+    """
+    kind = task_of(model.spec.name)
+    task = kind(model=generator, objective=from_dict(dict(objective), Objective.Config), data=data, split="val")
+    task.quarantine, task.in_first_step = tally, False
+    return task
+
+
 def compute_losses(
-    order: Order,
-    data: VideoLoader.Config,
-    objective: Mapping[str, Any],
-    tally: Tally,
+    task: Any,
+    loader: Any,
     progress: Callable[[int, int], None],
+    change: Callable[[Any], Any] = lambda sample: sample,
 ) -> dict[str, float | str]:
     """Computes the training loss on each clip as in a validation: in eval mode, with reproducible noise.
 
     Args:
-        order: Model to load, with its device.
-        data: Settings of the data loader.
-        objective: Section `objective` of the config of the training run, as plain data.
-        tally: Records the skipped clips, in place.
+        task: Task of the model, from `build_task`.
+        loader: Data loader of the task.
         progress: Called with (done, total) after each clip.
+        change: Returns the sample that replaces a sample of the loader; noise and noise level stay the same.
 
     Returns:
         Window key -> loss, or a string with the reason why the loss is missing.
@@ -235,15 +272,10 @@ def compute_losses(
     from worldsmith.training.step import reduce_metrics
     from worldsmith.training.validation import evaluating
 
-    generator: Any = load_generator(order.model, order.adapter, order.device)
-    kind = task_of(order.model.spec.name)
-    task = kind(model=generator, objective=from_dict(dict(objective), Objective.Config), data=data, split="val")
-    task.quarantine, task.in_first_step = tally, False
-    loader = task.loader()
     losses: dict[str, float | str] = {}
-    with untouched_rng(), evaluating(generator.network), torch.no_grad():
-        for sample in loader.first_samples():
-            loss, weight = task.loss([sample], seed=data.seed), float(task.weigh([sample]))
+    with untouched_rng(), evaluating(task.model.network), torch.no_grad():
+        for sample in map(change, loader.first_samples()):
+            loss, weight = task.loss([sample], seed=task.data.seed), float(task.weigh([sample]))
             found = reduce_metrics(task, [loss], [weight]).metrics["loss"]
             losses[sample.key] = found if math.isfinite(found) else "the loss is not finite"
             progress(len(losses), len(loader.dataset))

@@ -13,14 +13,15 @@ from worldsmith.actions.action import make_progress_reporter
 from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.intervals import mean_interval, wilson_interval
-from worldsmith.evaluation.metrics.base import Better, Metric, Values
-from worldsmith.evaluation.metrics.registry import LOSS, METRICS
+from worldsmith.evaluation.intervals import mean_interval, ratio_interval, wilson_interval
+from worldsmith.evaluation.metrics.base import Better, Metric, Output, Values
+from worldsmith.evaluation.metrics.registry import FORWARD, LOSS, METRICS, RATIO, ROBOTS, SHUFFLED, TRUE
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.video_model import Mode
 from worldsmith.monitor.short_text import FEW_SAMPLES
 from worldsmith.monitor.terminal_text import fitting_columns, terminal_width
 from worldsmith.tools.evaluate.held_out import HeldOutLoss
+from worldsmith.tools.evaluate.held_out_episodes import robot_output
 from worldsmith.tools.generate.sample_order import SHEET_SAMPLES
 
 RESULT = "evaluation.json"
@@ -39,6 +40,8 @@ class Evaluators:
     """Generation mode of all videos; None if sample files state the mode of each video."""
     modes: Sequence[Mode]
     """Generation modes that the model supports."""
+    robots: bool = False
+    """Whether the model was trained on robot episodes."""
 
     @property
     def active(self) -> list[str]:
@@ -48,9 +51,16 @@ class Evaluators:
     @property
     def skipped(self) -> dict[str, str]:
         """Name of a selected metric that cannot be computed -> reason."""
-        requested = [name for name in METRICS if name in self.chosen]
-        found = {name: METRICS[name].skip_reason(self.configs[name], self.mode, self.modes) for name in requested}
-        return {name: reason for name, reason in found.items() if reason}
+        requested = [name for name in (*ROBOTS, *METRICS) if name in self.chosen]
+        return {name: reason for name in requested if (reason := self.skip_reason(name))}
+
+    def skip_reason(self, name: str) -> str:
+        """Returns the reason why a metric other than the loss cannot be computed; "" if it can be computed."""
+        if self.robots and name in METRICS:
+            return f"the model was trained on robot episodes; available: {', '.join((LOSS, *ROBOTS))}"
+        if name in ROBOTS:
+            return "" if self.robots else "the model was not trained on robot episodes"
+        return METRICS[name].skip_reason(self.configs[name], self.mode, self.modes)
 
     @property
     def folders(self) -> dict[str, str]:
@@ -60,8 +70,8 @@ class Evaluators:
 
     @property
     def generates(self) -> bool:
-        """Whether generated videos are needed: for every metric except the held-out loss."""
-        return any(name != LOSS for name in self.active)
+        """Whether generated videos of captions or sample files are needed."""
+        return any(name in METRICS for name in self.active)
 
     def require_active(self) -> None:
         """Raises UserError if no selected metric can be computed."""
@@ -81,7 +91,8 @@ class Evaluators:
 
     def build(self, device: str) -> list[Metric]:
         """Returns the metrics that can be computed, with weights loaded on `device`, in the order of the results."""
-        return [self.configs[name].build(device=device) for name in METRICS if name in self.active]
+        active = [*self.active, *(["continuation"] if FORWARD in self.active else [])]
+        return [self.configs[name].build(device=device) for name in METRICS if name in active]
 
 
 def metric_configs(settings: Config) -> dict[str, Metric.Config]:
@@ -109,19 +120,29 @@ def measure_all(
     models = {name: measure(show_progress(of, name), metrics) for name, of in samples.items()}
     found = (video for sample in next(iter(samples.values())) if (video := sample.as_real()) is not None)
     real = measure(found, [metric for metric in metrics if metric.measures_real])
-    columns = {name: {**of, LOSS: Scores(losses[name].losses if name in losses else {})} for name, of in models.items()}
-    units = {output: metric.unit(output) for metric in metrics for output in metric.outputs}
+    columns = {name: {**of, **loss_scores(losses.get(name, HeldOutLoss()))} for name, of in models.items()}
+    outputs = {LOSS: Output("", "held-out loss", "lower")}
+    outputs |= {output: about for metric in metrics for output, about in metric.outputs.items()}
+    outputs |= {output: robot_output(output) for of in columns.values() for output in of if output not in outputs}
+    units = {output: about.unit for output, about in outputs.items()}
+    units |= {output: metric.unit(output) for metric in metrics for output in metric.outputs}
     if any(scores.values for scores in real.values()):
         columns[REAL] = real
-    results = summarize({LOSS: "", **units}, columns)
-    if LOSS in results:
-        results[LOSS]["better"] = "lower"
+    results = summarize(units, columns)
+    for output in results.keys() & outputs.keys():
+        results[output]["better"] = outputs[output].better
     for metric in metrics:
-        for output in results.keys() & metric.outputs.keys():
-            results[output]["better"] = metric.outputs[output].better
         if (notes := metric.notes()) and (output := next(iter(metric.outputs))) in results:
             results[output]["notes"] = notes
     return results, models, values_of(real)
+
+
+def loss_scores(found: HeldOutLoss) -> dict[str, Scores]:
+    """Returns the scores of a held-out loss and of measurements with robot actions, by output name."""
+    scores = {name: Scores(values) for name, values in {LOSS: found.losses, **found.actions}.items()}
+    if SHUFFLED in scores:
+        scores[RATIO] = Scores(found.actions[SHUFFLED], below=found.actions[TRUE])
+    return scores
 
 
 def show_progress(samples: Sequence[GeneratedVideo], name: str) -> Iterator[GeneratedVideo]:
@@ -208,11 +229,25 @@ class Scores:
     reason why the value is missing."""
     samples: int | None = None
     """Number of samples that were measured together; None if there is one value per sample."""
+    below: Mapping[str, float | str] | None = None
+    """Denominators, if the mean is a ratio: that of the sums of `values` and of these; None: it is no ratio."""
 
     @property
     def numbers(self) -> dict[str, float]:
         """The values that were measured, by sample name; missing values are omitted."""
-        return {name: value for name, value in self.values.items() if not isinstance(value, str)}
+        below = self.below or {}
+        return {
+            name: value
+            for name, value in self.values.items()
+            if not isinstance(value, str) and not isinstance(below.get(name), str)
+        }
+
+    def facts(self, *, share: bool) -> dict[str, Any]:
+        """Returns mean, interval and number of the values, see `facts`."""
+        numbers, below = self.numbers, self.below or {}
+        return facts(
+            list(numbers.values()), self.samples, share=share, below=[float(below[n]) for n in numbers if below]
+        )
 
     @property
     def not_measured(self) -> dict[str, int]:
@@ -267,29 +302,33 @@ def summarize(units: Mapping[str, str], models: Mapping[str, Mapping[str, Scores
         differences = {}
         for name, of in list(scores.items())[1:]:
             others = of.numbers
-            pairs = [value - others[key] for key, value in numbers.items() if key in others]
+            pairs = [value - others[key] for key, value in numbers.items() if key in others and of.below is None]
             differences[name] = facts(pairs, of.samples)
         found[output] = {
             "unit": unit,
-            **{
-                name: facts(list(of.numbers.values()), of.samples, share=unit == "share") for name, of in scores.items()
-            },
+            **{name: of.facts(share=unit == "share") for name, of in scores.items()},
             "difference": differences,
             "not_measured": {name: of.not_measured for name, of in scores.items()},
         }
     return found
 
 
-def facts(values: Sequence[float], samples: int | None = None, *, share: bool = False) -> dict[str, Any]:
+def facts(
+    values: Sequence[float], samples: int | None = None, *, share: bool = False, below: Sequence[float] = ()
+) -> dict[str, Any]:
     """Returns a dict with `mean`, 95 % `interval` (low, high) and `samples`, the number of samples, of values.
 
     Args:
         values: The values.
         samples: Number of samples, if one value measures many samples, such as FVD; None: one value per sample.
         share: The values are 0 or 1, for which Wilson's interval is used.
+        below: Denominators of the values, if the mean is a ratio of sums; (): it is no ratio.
     """
-    mean = sum(values) / len(values) if values else None
-    interval = wilson_interval(int(sum(values)), len(values)) if share else mean_interval(values)
+    mean = sum(values) / (sum(below) or len(values)) if values else None
+    if share:
+        interval = wilson_interval(int(sum(values)), len(values))
+    else:
+        interval = ratio_interval(values, below) if below else mean_interval(values)
     return {"mean": mean, "interval": interval, "samples": len(values) if samples is None else samples}
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import WritingAction
-from worldsmith.checkpoint.formats.export_folder import read_about, require_place
+from worldsmith.checkpoint.formats.export_folder import read_about, require_place, robots_of
 from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import ExportFormat as Format
 from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
@@ -31,6 +31,8 @@ NEXT = {
     "hf": ["infer", "{folder}", "--prompt", "…", "--video", "VIDEO.mp4"],
 }
 """Format -> arguments of the `worldsmith` command that uses the exported folder, for the output."""
+ROBOT_NEXT = ["serve", "policy", "{folder}"]
+"""The same arguments for a model that was trained on robot episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,8 @@ class Export(WritingAction):
             lines.append(f"it belongs to {start}")
         if name in NEXT:
             known = {"folder": out, "caption": caption_of(Path(config.model)) or "…"}
-            lines += ["next:", *command_lines(["worldsmith", *(word.format(**known) for word in NEXT[name])])]
+            words = ROBOT_NEXT if robots_of(model) else NEXT[name]
+            lines += ["next:", *command_lines(["worldsmith", *(word.format(**known) for word in words)])]
         facts = {"folder": str(out), "written": written, "format": name, "dtype": config.dtype}
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 

@@ -12,6 +12,7 @@ from typing import Any
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
+from worldsmith.files.errors import require_libraries
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.tools.gaps.evaluation_results import (
     Annotations,
@@ -133,7 +134,7 @@ class FindGaps(Action):
         """Raises FileExistsError if an output exists without `--force`, UserError if required pyarrow is missing."""
         config = self.config
         if not config.gaps_parquet.endswith(".json"):
-            require_pyarrow(config.gaps_parquet)
+            require_libraries("an output whose name does not end with .json", "gaps", "pyarrow")
         for location in (config.gaps_parquet, self.summary, config.annotations_out):
             if location is not None and not config.force and exists(location):
                 raise FileExistsError(f"{location} already exists: choose another name, or use --force")
@@ -286,30 +287,16 @@ def write_json(location: str, data: Any) -> None:
 def write_table(location: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes the rows to a path or URL: as JSON if it ends with .json, else as parquet.
 
-    Raises UserError if the file cannot be written or pyarrow is not installed.
+    Raises UserError if the file cannot be written.
     """
     if location.endswith(".json"):
         write_json(location, rows)
         return
-    pyarrow, parquet = require_pyarrow(location)
+    import pyarrow
+    from pyarrow import parquet
+
     types = {"list": pyarrow.list_(pyarrow.string()), "bool": pyarrow.bool_(), "int64": pyarrow.int64()}
     schema = pyarrow.schema([(name, types.get(kind, pyarrow.string())) for name, kind in COLUMNS.items()])
     data = io.BytesIO()
     parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), data)
     write_bytes(location, data.getvalue())
-
-
-def require_pyarrow(location: str) -> tuple[Any, Any]:
-    """Returns the modules pyarrow and pyarrow.parquet.
-
-    Raises UserError if they are not installed; the message names the output file `location`.
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ModuleNotFoundError:
-        raise UserError(
-            f"{location} needs the library 'pyarrow', which is not installed: `pip install 'worldsmith[gaps]'`, or use "
-            "a name that ends with .json"
-        ) from None
-    return pyarrow, parquet

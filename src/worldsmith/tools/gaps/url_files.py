@@ -6,17 +6,12 @@ import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from worldsmith.files.atomic import replacing
 from worldsmith.files.errors import UserError
+from worldsmith.files.remote import is_remote, open_system
 
 SCHEME = "://"
-
-
-def is_remote(location: str) -> bool:
-    """Returns whether `location` is a URL, except a file:// URL."""
-    return SCHEME in location and not location.startswith("file://")
 
 
 def local(location: str) -> Path:
@@ -73,13 +68,6 @@ def find(root: str, name: str) -> list[str]:
         if files.isfile(path):
             return [root]
         return sorted(files.unstrip_protocol(file) for file in files.find(path) if posixpath.basename(file) == name)
-
-
-def open_system(location: str) -> tuple[Any, str]:
-    """Returns the fsspec file system of a URL, and the path of the URL in it."""
-    from fsspec.core import url_to_fs
-
-    return url_to_fs(location)
 
 
 @contextmanager

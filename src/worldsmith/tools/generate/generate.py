@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import WritingAction, find_device
+from worldsmith.checkpoint.formats.export_folder import robots_of
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.merge_adapter import use_adapter
@@ -24,6 +25,7 @@ from worldsmith.dialects.sat.recognize import is_change
 from worldsmith.dialects.sat.sampling import translate_sampling
 from worldsmith.distributed.world import start_world, stop_world, world_size
 from worldsmith.files.write_checks import require_writable
+from worldsmith.models.video_model import ROBOT_MODES
 from worldsmith.monitor.terminal_text import print_message
 from worldsmith.sampling.sample_files import Layer, SampleEntry, read_files
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
@@ -32,6 +34,7 @@ from worldsmith.tools.generate.sample_order import Order, make_order
 
 if TYPE_CHECKING:
     from worldsmith.models.video_model import VideoModel
+    from worldsmith.sampling.sample_args import SampleArgs
 
 SIZES = ("height", "width", "resolution", "num_frames", "fps")
 
@@ -39,9 +42,10 @@ SIZES = ("height", "width", "resolution", "num_frames", "fps")
 class GenerateVideos(WritingAction):
     """Generates videos and images with a trained, exported or released generator.
 
-    Each sample gets a folder in --out, with its name, that contains vision.mp4 or vision.jpg, sample_args.json and
-    sample_outputs.json. Complete samples are kept: the same command continues after a stop. Flags override settings in
-    files. `worldsmith launch --nproc-per-node N generate …` divides the samples among N processes.
+    Each sample gets a folder in --out, with its name, that contains vision.mp4 or vision.jpg, actions.json if it has
+    robot actions, sample_args.json and sample_outputs.json. Complete samples are kept: the same command continues after
+    a stop. Flags override settings in files. `worldsmith launch --nproc-per-node N generate …` divides the samples
+    among N processes.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {
@@ -108,7 +112,8 @@ class GenerateVideos(WritingAction):
 
         Raises UserError for an invalid setting, FileExistsError if a sample exists with other arguments.
         """
-        from worldsmith.sampling.sample_args import decide
+        from worldsmith.sampling.robot_samples import decide_robot
+        from worldsmith.sampling.sample_args import Chooser, decide
 
         config, out = self.config, Path(self.config.out)
         entries = [sample_of_prompt(index, text) for index, text in enumerate(config.prompt)]
@@ -138,12 +143,24 @@ class GenerateVideos(WritingAction):
         told_by = "as trained" if model.tree is not None else "as published"
         if (model.folder / ABOUT).is_file():
             told_by = "as stated in its export"
-        decided = (decide(entry, flags, model.defaults, grid, told_by, model.config.modes) for entry in entries)
-        samples = [sample for samples in decided for sample in samples]
-        for sample in samples:
-            sample.request(grid)
-            if config.cfgp_size == 2 and sample.guidance == 1:
-                raise UserError(f"{sample.name}: guidance 1 does not use a negative prompt. Omit --cfgp-size 2")
+        samples: list[SampleArgs] = []
+        problems: list[str] = []
+        for entry in entries:
+            given = entry, flags, model.defaults, grid, told_by
+            try:
+                if Chooser([flags, *entry.layers]).pick("model_mode") in ROBOT_MODES:
+                    decided = decide_robot(*given, model.config.action_limits, robots_of(model))
+                else:
+                    decided = decide(*given, model.config.modes)
+                for sample in decided:
+                    sample.request(grid)
+                    if config.cfgp_size == 2 and sample.guidance == 1:
+                        raise UserError(f"{sample.name}: guidance 1 does not use a negative prompt. Omit --cfgp-size 2")
+                samples += decided
+            except (ValueError, UserError) as error:
+                problems.append(str(error))
+        if problems:
+            raise UserError("\n".join(problems))
         order = make_order(model, device, samples, out)
         if not config.force:
             order.require_same()

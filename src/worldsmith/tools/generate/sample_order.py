@@ -1,7 +1,7 @@
 """Samples of one `worldsmith generate` command: their model, their folders on disk and how they are generated.
 
-A folder holds `sample_args.json`, the video or image, and `sample_outputs.json`, which is written last: a sample that
-has it is complete.
+A folder holds `sample_args.json`, the video or image, `actions.json` if the sample has robot actions, and
+`sample_outputs.json`, which is written last: a sample that has it is complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SHEET, SHEET_SAMPLES = "contact_sheet.png", 64
 WEIGHTS = ("*.safetensors", "*.distcp")
-ARGS, OUTPUTS = "sample_args.json", "sample_outputs.json"
+ARGS, OUTPUTS, ACTIONS = "sample_args.json", "sample_outputs.json", "actions.json"
 FILES = ("vision.mp4", "vision.jpg")
 SOURCES = "sources"
 """Entry of the arguments that states the source of each value, such as a flag; it does not affect the sample."""
@@ -62,7 +62,7 @@ class Order:
 
     def arguments(self, sample: SampleArgs) -> dict[str, Any]:
         """Returns the content of `sample_args.json`: sampling arguments, fingerprint of the input media, model."""
-        begin = None if sample.vision_path is None else files_fingerprint([Path(sample.vision_path)])
+        begin = files_fingerprint(map(Path, sample.media)) if sample.media else None
         return {**sample.record(), "vision_mark": begin, "model": self.about}
 
     @cached_property
@@ -125,8 +125,9 @@ class Order:
             max_num_seqs: Maximum number of samples in a forward pass; None: limited by tokens only.
             max_model_len: Maximum number of tokens in a forward pass; None: the model's training limit.
         """
-        from worldsmith.sampling.generate_videos import generate_pack
+        from worldsmith.sampling.generate_videos import run_pack
         from worldsmith.sampling.requests import read_request
+        from worldsmith.sampling.robot_samples import RobotSampleArgs
 
         grid, share = LatentGrid(*generator.latent_grid), branch_share(world)
         most = min(max_num_seqs or len(self.samples), -(-len(self.samples) // world.data_size))
@@ -145,11 +146,13 @@ class Order:
         for pack in mine:
             sampler = generator.sampler(pack[0].sampling)
             requests = [read_request(sampler, sample.request(grid)) for sample in pack]
-            latents = generate_pack(sampler, requests, progress=count, share=share)
-            for sample, latent in zip(pack, latents):
+            results = run_pack(sampler, requests, progress=count, share=share)
+            for sample, result in zip(pack, results):
                 if sample.name not in made and (share is None or share.branch == 0):
-                    video = generator.decode(latent).cpu()
-                    write_sample(self.out / sample.name, sample, self.arguments(sample), video)
+                    video, actions = generator.decode(sampler.finish(*result)).cpu(), None
+                    if isinstance(sample, RobotSampleArgs):
+                        actions = sample.describe_actions(sampler.finish_actions(*result))
+                    write_sample(self.out / sample.name, sample, self.arguments(sample), video, actions)
 
     def packs(
         self, generator: VideoModel, grid: LatentGrid, most: int, max_tokens: int | None, *, shared: bool
@@ -291,27 +294,33 @@ def changed_arguments(made: MadeSample, args: Mapping[str, Any]) -> list[str]:
     return [name for name in names if made.args.get(name) != wanted.get(name)]
 
 
-def write_sample(folder: Path, sample: SampleArgs, args: Mapping[str, Any], video: Tensor) -> None:
-    """Writes a sample into its folder: video or image, `sample_args.json` and `sample_outputs.json`.
+def write_sample(
+    folder: Path, sample: SampleArgs, args: Mapping[str, Any], video: Tensor, actions: Mapping[str, Any] | None
+) -> None:
+    """Writes a sample into its folder: video or image, `actions.json`, `sample_args.json` and `sample_outputs.json`.
 
     Args:
         folder: Folder of the sample; an earlier sample in it is replaced.
         sample: The sample, which determines the file type.
         args: Content of `sample_args.json`.
         video: Frames, uint8 [3, T, H, W]; T = 1 for an image.
+        actions: Content of `actions.json`; None: the sample has no robot actions.
     """
     from worldsmith.sampling.write_media import write_jpeg, write_mp4
 
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
-    for name in (OUTPUTS, *FILES):
+    for name in (OUTPUTS, ACTIONS, *FILES):
         (folder / name).unlink(missing_ok=True)
     write_text(folder / ARGS, to_json(args))
     if sample.is_image:
         write_jpeg(folder / sample.file, video[:, 0], sample.image_save_quality)
     else:
         write_mp4(folder / sample.file, video, sample.fps)
-    outputs = [{"content": {}, "files": [sample.file]}]
+    if actions is not None:
+        write_text(folder / ACTIONS, to_json(actions))
+    files = [sample.file, *([ACTIONS] if actions is not None else [])]
+    outputs = [{"content": {}, "files": files}]
     write_text(folder / OUTPUTS, to_json({"args": args, "status": "success", "message": None, "outputs": outputs}))
 
 

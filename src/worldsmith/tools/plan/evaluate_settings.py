@@ -13,7 +13,7 @@ from worldsmith.config.errors import UserError, WrongValueError
 from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
-from worldsmith.planning.estimate_memory import MemoryVerdict, memory_verdict
+from worldsmith.planning.estimate_memory import MemoryVerdict, memory_verdict, plan_encoding
 from worldsmith.planning.estimate_time import step_seconds
 from worldsmith.planning.plan import quick_plan
 from worldsmith.planning.simulation.short_run import (
@@ -35,7 +35,7 @@ from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.tools.plan.packs import PackLimits
 from worldsmith.tools.plan.setting_search import SettingSearch, Tried
 from worldsmith.tools.plan.settings import (
-    ENCODED,
+    ENCODE_FIRST,
     RECOMPUTE,
     Learned,
     Setting,
@@ -58,9 +58,16 @@ MAX_RESERVED = 22.0
 class Clock:
     """Clock that measures the CPU time of a search and compares it with a budget."""
 
-    def __init__(self, budget: float = math.inf) -> None:
-        """Starts the clock; `budget` is the max CPU time of the search in seconds."""
-        self.budget, self.start = budget, time.process_time()
+    def __init__(self, budget: float = math.inf, budget_to_find_one: float = 0.0) -> None:
+        """Starts the clock.
+
+        Args:
+            budget: Max CPU time in seconds after the first setting that fits.
+            budget_to_find_one: Max CPU time in seconds, if larger, until a setting fits.
+        """
+        self.budget, self.budget_to_find_one, self.start = budget, budget_to_find_one, time.process_time()
+        self.found_at = math.inf
+        """CPU seconds from the start to the first setting that fits; infinite: none so far."""
 
     @property
     def spent(self) -> float:
@@ -70,7 +77,12 @@ class Clock:
     @property
     def left(self) -> float:
         """CPU seconds that are left of the budget."""
-        return self.budget - self.spent
+        return self.limit - self.spent
+
+    @property
+    def limit(self) -> float:
+        """Max CPU time of the search in seconds, as known now."""
+        return min(self.found_at + self.budget, max(self.budget, self.budget_to_find_one))
 
 
 class Fitting:
@@ -218,7 +230,7 @@ class Fitting:
             whole: Simulate all layers, as `worldsmith plan` does; False: few layers, extrapolated to all. A network
                 without repeated layers is always simulated completely.
         """
-        words = ", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "baseline"
+        words = ", ".join(setting.words) or "baseline"
         self.show_progress(f"{words}, with all layers" if whole else words)
         try:
             config = self.read(setting.words).tree
@@ -227,14 +239,18 @@ class Fitting:
             if memory.spare < 0:
                 return Tried(setting, memory)
             whole = whole or not self.lists
-            work = self.works.get((setting.words, whole)) or self.simulate_setting(config, setting, whole)
+            key = tuple(word for word in setting.words if not word.startswith(ENCODE_FIRST)), whole
+            work = self.works.get(key) or self.simulate_setting(config, setting, whole)
         except REFUSED as error:
             return Tried(setting, refused=first_line(error))
-        self.works[setting.words, whole] = work
+        self.works[key] = work
         seconds = step_seconds(work, self.pace, compiled=config.model.config.compile.enabled)
         assert seconds is not None
-        memory = memory_verdict(work, self.gpu, encoded=setting.encoded)
-        return Tried(setting, memory, work, seconds.total, whole=whole)
+        work, first = plan_encoding(config, work, self.gpu, states=memory.peak)
+        tried = Tried(setting, memory_verdict(work, self.gpu), work, seconds.total, encodes_first=first, whole=whole)
+        if tried.fits and setting != self.least:  # `least` may be evaluated only to see whether the search is hopeless
+            self.clock.found_at = min(self.clock.found_at, self.clock.spent)
+        return tried
 
     def simulate_setting(self, config: Any, setting: Setting, whole: bool) -> StepWork:
         """Simulates a step with a setting and returns its operations and memory.
@@ -259,14 +275,15 @@ class Fitting:
                     self.seconds = time.process_time() - start
                 return work
             recompute, works = model.activation_checkpointing, []
-            others = [word for word in setting.words if not word.startswith(RECOMPUTE)]
+            others = [word for word in setting.words if not word.startswith((RECOMPUTE, ENCODE_FIRST))]
             fraction = recompute.layer_fraction
             modes = (recompute.other_layers, recompute.mode) if fraction < 1 else (recompute.mode,)
             for mode in modes:
                 matmuls = recompute.save_every_second_matmul and mode == "selective"
-                key = (*others, mode, str(matmuls))
+                offload = recompute.offload and mode != "none"
+                key = (*others, mode, str(matmuls), str(offload))
                 if key not in self.uniform:
-                    values: Any = {"mode": mode, "save_every_second_matmul": matmuls}
+                    values: Any = {"mode": mode, "save_every_second_matmul": matmuls, "offload": offload}
                     checkpointing = replace(recompute, **values, layer_fraction=1.0, other_layers="none")
                     spec = replace(stated.config.model.config, activation_checkpointing=checkpointing)
                     uniform = replace(stated.config, model=replace(stated.config.model, config=spec))
@@ -303,7 +320,7 @@ class Fitting:
         """
         return least_of(self.settings, lambda setting: int(setting.options["context"]))
 
-    @property
+    @cached_property
     def least(self) -> Setting | None:
         """Setting with the smallest weights, gradients and optimizer state; None if no setting is valid."""
         found = [(self.states(setting), setting) for setting in reversed(self.with_most_context.values())]

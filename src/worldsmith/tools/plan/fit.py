@@ -20,8 +20,8 @@ MOST_RANKS = 4096
 FIRST = 15
 FEW = "; estimated from a run with few layers"
 """Suffix of an output line about a setting that was not simulated with all layers."""
-NOT_THERE = "trained weights, optimizer state or activations in host RAM (offload); tensor or pipeline parallelism"
-"""Memory-saving features of other programs that Worldsmith does not have."""
+NOT_TRIED = 'offload = "all" (trained weights, optimizer state); tensor or pipeline parallelism (not available)'
+"""Ways to save memory that the search does not try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ def find_fits(fitting: Fitting) -> Fits:
     the time budget end the search without an exception; the result then contains the settings evaluated before.
     """
     batches, limits = fitting.data.batches, limits_of(fitting.loaded)
-    plain = next((setting for setting in fitting.settings if not setting.words and not setting.encoded), None)
+    plain = next((setting for setting in fitting.settings if not setting.words), None)
     plain = plain or baseline_setting(fitting.config, ranks=fitting.ranks, batches=batches, limits=limits)
-    others = [setting for setting in fitting.settings if setting is not plain and (setting.words or setting.encoded)]
+    others = [setting for setting in fitting.settings if setting is not plain and setting.words]
     search = fitting.search(others if plain is None else [plain, *others])
     searches = [(fitting, search)]
     stopped: Literal["", "time", "interrupted"] = ""
@@ -133,9 +133,9 @@ def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> di
     Returns {option name: evaluated settings that differ from `best` only in this option}.
     """
     found: dict[str, list[Tried]] = {}
-    for setting in search.settings:
+    for setting in (setting for setting in search.settings if setting.learned == best.learned):
         turned = [name for name, value in best.options.items() if setting.options[name] != value]
-        if setting.learned == best.learned and len(turned) == 1:
+        if len(turned) == 1:
             tried = search.known.get(setting)
             if tried is None and fitting.clock.left > 2 * fitting.seconds:
                 tried = search.evaluate_now(setting)
@@ -227,8 +227,10 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
             )
         yield from row("learned", describe_learned(tried))
         yield from row("settings", ", ".join(f"{name} {value}" for name, value in tried.setting.options.items()))
-        if tried.setting.encoded and tried.work is not None:
-            yield from row("encoders", encoded_first(tried.work))
+        if tried.work is not None and (held := tried.work.host_bytes):
+            yield from row("host RAM", f"{size(held)} for the offloaded tensors of each GPU")
+        if tried.encodes_first and tried.work is not None:
+            yield from row("encoders", encoded_first(tried.work, in_run=True))
         yield from commands(start, run, tried)
     if fits.others and fits.best:
         yield ""
@@ -248,7 +250,7 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
     yield from row("data", f"{fits.data}; samples longer than {fits.longest:,} tokens may not fit into smaller packs")
     if fits.pace is not gpu:
         yield from row("seconds", f"estimated for {fits.pace.name}: {gpu.name} only states a memory size, no speed")
-    yield from row("not there", NOT_THERE)
+    yield from row("not tried", NOT_TRIED)
 
 
 def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterator[str]:
@@ -275,13 +277,12 @@ def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterat
 
 
 def commands(start: Sequence[str], run: Sequence[str], tried: Tried) -> Iterator[str]:
-    """Yields the lines with the commands for a setting: `worldsmith encode` if it is required, then training.
+    """Yields the lines with the training command for a setting.
 
-    `start` is the training command, `run` the command-line arguments that describe the run.
+    `start` is the command without arguments, `run` the command-line arguments that describe the run.
     """
-    for begin in ([["worldsmith", "encode"]] if tried.setting.encoded else []) + [[*start]]:
-        words = [*begin, *run, *tried.setting.words]
-        yield from command_lines(words[:-1] if words[-1] == "--" else words)
+    words = [*start, *run, *tried.setting.words]
+    yield from command_lines(words[:-1] if words[-1] == "--" else words)
 
 
 def describe_learned(tried: Tried) -> str:
@@ -351,7 +352,7 @@ def facts(tried: Tried) -> dict[str, Any]:
     setting = tried.setting
     return {
         "words": list(setting.words),
-        "encoded_first": setting.encoded,
+        "encoded_first": tried.encodes_first,
         "changes_what_is_learned": setting.learned.level > 0,
         "learned": setting.learned.says,
         "options": dict(setting.options),

@@ -26,7 +26,7 @@ from worldsmith.config.write.convert_config import convert, write_new
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.gpus import Gpu, find_gpu
 from worldsmith.monitor.terminal_text import WIDTH, print_message, terminal_width
-from worldsmith.planning.plan import Plan, QuickPlan, is_offloaded, least_ranks, make_plan, quick_plan
+from worldsmith.planning.plan import Plan, QuickPlan, least_ranks, make_plan, quick_plan
 from worldsmith.planning.plan_text import plan_lines, quick_lines
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from worldsmith.tools.plan.evaluate_settings import Clock
 
 BUDGET = 55.0
-"""Max CPU seconds of a search, so that the command takes about a minute including start-up."""
+"""Max CPU seconds of a search after the first setting that fits."""
+BUDGET_TO_FIND_ONE = 300.0
+"""Max CPU seconds of a search that has found no setting yet, which happens with large models."""
 EVERY = 5.0
 """Seconds between two progress lines if the output is not a terminal."""
 INTERRUPTED = 130
@@ -62,8 +64,8 @@ class PlanRun(RunAction):
         """assume that `worldsmith encode` caches all latents before the run, so that no encoder is on the GPUs"""
         fit: bool = False
         """search for settings with which the run fits or is faster, and print up to three as overrides, the best first:
-        gradient checkpointing, pack size, parallelism degrees, encoding before the run, number formats, adapters,
-        smaller clips; takes a minute"""
+        gradient checkpointing, pack size, parallelism degrees, encoding before the training, offload, number formats,
+        adapters, smaller clips; takes a minute, for large models up to five"""
         output: str | None = None
         """with --fit: write the best setting as a run config, .yaml or .json"""
 
@@ -91,8 +93,12 @@ class PlanRun(RunAction):
             raise UserError("-o is the file for the best setting of --fit: add --fit or omit -o")
         if config.quick and config.fit:
             raise UserError("--fit simulates steps and --quick does not: omit one of them")
-        if config.fit and is_offloaded(self.tree):
-            raise UserError("--fit ranks settings by time, but copies to host RAM are not timed: omit offload or --fit")
+        parallelism = self.tree.model.config.parallelism
+        if config.fit and (parallelism.offload == "all" or parallelism.offload_fraction < 1):
+            raise UserError(
+                'a run with offload = "all" is not timed, and the memory of an offload_fraction below 1 cannot be '
+                "estimated from a run with few layers: omit both with --fit"
+            )
         if config.encoded and (config.fit or config.quick):
             raise UserError(
                 f"--encoded has no effect with {'--fit, which tries both' if config.fit else '--quick'}: omit it"
@@ -117,7 +123,7 @@ class PlanRun(RunAction):
         if output and output.exists():
             raise UserError(f"{output} already exists: choose another file")
         self.print_warnings()
-        read, clock = partial(words.load, keep_unset="names"), Clock(BUDGET)
+        read, clock = partial(words.load, keep_unset="names"), Clock(BUDGET, BUDGET_TO_FIND_ONE)
         progress = Progress(clock)
         fits = find_fits(Fitting(read, ranks=self.ranks, gpu=gpu, show_progress=progress, clock=clock))
         progress.end()
@@ -128,8 +134,7 @@ class PlanRun(RunAction):
         if output and fits.best and fits.best[0].whole:
             best = fits.best[0].setting
             write_new(str(output), convert(read(best.words), FORMS[output.suffix]).text, False)
-            commands = [["worldsmith", "encode"]] * best.encoded + [start]
-            lines += ["", "; ".join([f"written: {output}", *(shlex.join([*line, str(output)]) for line in commands)])]
+            lines += ["", f"written: {output}; {shlex.join([*start, str(output)])}"]
         elif output:
             lines += ["", f"{output} is not written: no setting that was simulated with all layers fits"]
         return Result(lines, fit_facts(fits), INTERRUPTED if fits.stopped == "interrupted" else 0 if fits.best else 1)
@@ -203,7 +208,7 @@ class Progress:
 
     def __call__(self, text: str) -> None:
         text = re.sub(r"\b(model\.config|dataloader_train)\.", "", text)  # so that the differing part fits on the line
-        line = f"{self.clock.spent:.0f} of {self.clock.budget:.0f} s of CPU time: {text}"
+        line = f"{self.clock.spent:.0f} of {self.clock.limit:.0f} s of CPU time: {text}"
         if sys.stderr.isatty():
             width = terminal_width(sys.stderr) or WIDTH
             print(f"\r\033[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)

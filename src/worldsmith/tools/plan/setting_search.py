@@ -12,11 +12,15 @@ from worldsmith.planning.estimate_time import EstimateRange
 from worldsmith.planning.work import StepWork
 from worldsmith.tools.plan.settings import Setting
 
-CLEARLY_TOO_LARGE = 0.05
+CLEARLY_TOO_LARGE = 0.02
 """If a setting exceeds the memory by this fraction of its tensors' peak, all settings with the same memory-saving
 options are ruled out: gradient checkpointing, smaller packs and context parallelism save far more than the others."""
 
-FAR_TOO_LARGE = 0.25
+FIRST_TRIES = 2
+"""Settings with the most memory-saving options that are evaluated first, until one fits: if none does, they often rule
+out all others, and if one does, the search has a result however little time is left."""
+
+FAR_TOO_LARGE = 0.05
 """If the setting with the smallest weights and optimizer state exceeds the memory by this fraction of its tensors'
 peak, no other setting fits: options that change what is trained hardly change the activations."""
 
@@ -33,6 +37,8 @@ class Tried:
     seconds: EstimateRange | None = None
     """Estimated seconds per step."""
     refused: str = ""
+    encodes_first: bool = False
+    """Whether the run encodes its samples before the network gets memory."""
     whole: bool = False
     """Whether all layers and phases were simulated."""
 
@@ -47,7 +53,7 @@ class Tried:
         assert self.memory is not None
         assert self.seconds is not None
         setting = self.setting
-        return setting.learned.level, self.seconds.middle, len(setting.words) + setting.encoded, self.memory.peak
+        return setting.learned.level, self.seconds.middle, len(setting.words), self.memory.peak
 
 
 Evaluate = Callable[[Setting, bool], Tried]
@@ -116,7 +122,8 @@ class SettingSearch:
 
         Settings with the smallest change of the training result are searched first. As soon as one fits, settings with
         larger changes are not evaluated. Settings that only add memory-saving options to a fitting one are considered
-        last. The search also ends if the setting `least` is far from fitting.
+        last. Settings with offload are evaluated if no other fits; else only those that differ from the best one in
+        offload and gradient checkpointing. The search also ends if the setting `least` is far from fitting.
 
         Raises:
             OutOfTime: If the time budget is exceeded before a setting was found. Later, the search ends without error.
@@ -126,42 +133,77 @@ class SettingSearch:
             if self.is_hopeless():
                 break
             here = [setting for setting in self.settings if setting.learned.level == level]
-            for slower_forms in (False, True):
-                while len(found) < wanted:
-                    chosen = {tried.setting for tried in found}
-                    try:
-                        following = self.next_best(here, chosen, without_slower_forms=not slower_forms)
-                    except OutOfTime:
-                        if not found:
-                            raise
-                        return self.best_so_far
-                    if following is None:
-                        break
-                    found.append(following)
+            others = [setting for setting in here if not setting.offloads]
+            offloading = [setting for setting in here if setting.offloads]
+            try:
+                self.find(others, wanted)
+                if not found:
+                    self.find(offloading, wanted)
+                elif offloading:
+                    self.replace_recomputation(offloading)
+            except OutOfTime:
+                if not found:
+                    raise
+                return self.best_so_far
             if found:
                 break
-        return self.best_so_far
+        return self.best_so_far[:wanted]
+
+    def find(self, here: Sequence[Setting], wanted: int) -> None:
+        """Appends the best settings in `here` that fit to `found`, until it has `wanted` items. Raises OutOfTime."""
+        for _ in range(FIRST_TRIES):
+            undecided = self.undecided(here, set())
+            if not undecided or self.fitting(here):
+                break
+            self.try_in_time(undecided[-1])
+        for slower_forms in (False, True):
+            while len(self.found) < wanted:
+                chosen = {tried.setting for tried in self.found}
+                following = self.next_best(here, chosen, without_slower_forms=not slower_forms)
+                if following is None:
+                    break
+                self.found.append(following)
+
+    def replace_recomputation(self, offloading: Sequence[Setting]) -> None:
+        """Appends a faster setting than the best one to `found` if one with offload recomputes less and fits.
+
+        `offloading`: settings with offload that change the training result as the best one. Raises OutOfTime.
+        """
+        best = self.best_so_far[0]
+        options = {**best.setting.options, "recomputation": "", "offload": ""}
+        here = [s for s in offloading if {**s.options, "recomputation": "", "offload": ""} == options]
+        here = [setting for setting in here if not is_slower(setting, best.setting)]
+        following = self.next_best(here, {best.setting}, without_slower_forms=True, faster_than=best)
+        if following is not None:
+            self.found.append(following)
 
     def is_hopeless(self) -> bool:
         """Returns whether even the setting `least` is far from fitting, so that the search can end.
 
-        To save time, `least` is evaluated only if a setting that changes the training result is far from fitting;
-        before that, the result is False. Raises OutOfTime.
+        To save time, `least` is evaluated only after a simulated setting was far from fitting; before that, the result
+        is False. Raises OutOfTime.
         """
         if self.least is None:
             return False
         if self.least not in self.known:
-            changed = [tried for tried in self.known.values() if tried.setting.learned.level and tried.work is not None]
-            if not any(exceeds_memory(tried, FAR_TOO_LARGE) for tried in changed):
+            simulated = [tried for tried in self.known.values() if tried.work is not None]
+            if not any(exceeds_memory(tried, FAR_TOO_LARGE) for tried in simulated):
                 return False
             self.try_in_time(self.least)
         return exceeds_memory(self.known[self.least], FAR_TOO_LARGE)
 
-    def next_best(self, here: Sequence[Setting], chosen: set[Setting], *, without_slower_forms: bool) -> Tried | None:
+    def next_best(
+        self,
+        here: Sequence[Setting],
+        chosen: set[Setting],
+        *,
+        without_slower_forms: bool,
+        faster_than: Tried | None = None,
+    ) -> Tried | None:
         """Returns the best setting in `here` that fits and is not in `chosen`.
 
         Evaluates as few settings as possible. None if no such setting fits. `without_slower_forms`: ignore settings
-        that only add memory-saving options to a setting that fits. Raises OutOfTime.
+        that only add memory-saving options to a setting that fits; `faster_than`: ignore slower ones. Raises OutOfTime.
         """
         while True:
             ignored = set() if without_slower_forms else chosen
@@ -176,6 +218,8 @@ class SettingSearch:
             if without_slower_forms:
                 before = [tried.setting for tried in self.fitting(here)]
                 fitting = [t for t in fitting if not any(is_slower(t.setting, other) for other in before)]
+            if faster_than is not None:
+                fitting = [tried for tried in fitting if tried.order < faster_than.order]
             if not fitting:
                 return None
             best = min(fitting, key=lambda tried: tried.order)

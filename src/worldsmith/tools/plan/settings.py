@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
 from worldsmith.data.clips.resolution import TIERS, exact_size
+from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.distributed.degrees import NAMES, PARALLELISM, Degrees, divisors, fit_degrees, plan_degrees
-from worldsmith.planning.simulation_inputs import why_not_encodable
 from worldsmith.tools.plan.packs import FACTORS, Packing, PackLimits, packings
+from worldsmith.training.run_config import why_not_encodable
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 MODEL = "model.config"
 RECOMPUTE = f"{MODEL}.activation_checkpointing"
-RECOMPUTE_FIELDS = ("mode", "other_layers", "save_every_second_matmul", "layer_fraction")
+RECOMPUTE_FIELDS = ("mode", "other_layers", "save_every_second_matmul", "layer_fraction", "offload")
 PARTS = {"1/8": "0.125", "1/4": "0.25", "1/2": "0.5", "3/4": "0.75", "all": "1.0"}
 """Values of `layer_fraction` by description; only "all" for networks with few layers."""
 MODES = (
@@ -30,11 +32,12 @@ MODES = (
 `mode`, `other_layers`, `save_every_second_matmul`."""
 UNRANKED = (-1, len(PARTS) + 1)
 """Rank of another way to recompute, which is compared with no other rank."""
+OFFLOADS = {"none": "none", "frozen": "frozen weights in host RAM"}
+"""Values of `parallelism.offload` that may be tried, by memory on the GPU, largest first, with their descriptions."""
 MANY_LAYERS = 16
 """Number of repeated layers from which on recomputing only some of them is tried."""
 MOST_CONTEXT = 8
-ENCODED = "`worldsmith encode` first"
-"""Description of a setting whose latent cache is complete before the run, so that no encoders are on the GPUs."""
+ENCODE_FIRST = "trainer.encode_first"
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Names of the layers that get adapters if the config of a run names no layers."""
 
@@ -63,12 +66,12 @@ class Setting:
     options: Mapping[str, str]
     """Option name -> description of its value."""
     slower: tuple[int, ...]
-    """Memory-saving options, larger values for less memory and more time: gradient checkpointing (two
-    values), context parallelism, smaller packs, encoding before the run, gradient reduction after each pack."""
+    """Memory-saving options, larger values for less memory and more time: gradient checkpointing (two values), context
+    parallelism, smaller packs, encoding before the training, offload of weights, gradient reduction after each pack."""
     replicas: int
     packs: Packing
-    encoded: bool = False
-    """Whether the latent cache is complete before the run."""
+    offloads: bool = False
+    """Whether weights or activations are offloaded to host RAM."""
 
     @property
     def keeps_sums(self) -> bool:
@@ -135,14 +138,16 @@ def recomputations(depth: int) -> Iterator[tuple[tuple[int, int], str, dict[str,
         depth: Number of repeated layers of the network; 0: unknown.
     """
 
-    def values(mode: str, others: str, matmuls: str, fraction: str = "1.0") -> dict[str, str]:
-        return dict(zip(RECOMPUTE_FIELDS, (mode, others, matmuls, fraction), strict=True))
+    def values(mode: str, others: str, matmuls: str, fraction: str = "1.0", offload: str = "false") -> dict[str, str]:
+        return dict(zip(RECOMPUTE_FIELDS, (mode, others, matmuls, fraction, offload), strict=True))
 
     last = len(PARTS)
     yield (0, 0), "none", values("none", "none", "false")
     yield (0, last), "selective with matmuls", values("selective", "none", "true")
     yield (2, 0), "selective", values("selective", "none", "false")
     yield (2, last), "full", values("full", "none", "false")
+    to_host = values("full", "none", "false", offload="true")
+    yield (len(MODES), last), "full, inputs of layers in host RAM", to_host
     for rank, (name, mode, others, matmuls) in enumerate(MODES if depth >= MANY_LAYERS else ()):
         for number, (part, fraction) in enumerate(PARTS.items(), start=1):
             if part != "all":
@@ -167,7 +172,7 @@ def baseline_setting(
     now = degrees_now(config, ranks)
     plain = Learned(0, "nothing")
     found = settings_for_degrees(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
-    same = [s for s in found if not s.encoded and all(word.startswith(RECOMPUTE) for word in s.words)]
+    same = [s for s in found if all(word.startswith(RECOMPUTE) for word in s.words)]
     if not same or not all(setting.words for setting in same):
         return next((setting for setting in same if not setting.words), None)
     options = {**same[0].options, "recomputation": "as configured"}
@@ -221,12 +226,12 @@ def settings_for_degrees(
         additive: Whether samples can be repacked.
         depth: Number of repeated layers of the network; 0: unknown.
     """
-    model, now = config.model.config, degrees_now(config, ranks)
+    model, now, offloads = config.model.config, degrees_now(config, ranks), offload_values(config, learned)
     if len(batches) * context % now.context:
         return
     theirs = [batches[number % len(batches)] for number in range(len(batches) * context // now.context)]
     degrees = degree_overrides(config, ranks, replicas, context)
-    encodable = not why_not_encodable(config)
+    encodable, early = not why_not_encodable(config), config.trainer.encode_first
     packs = packings(theirs, limits, larger=ranks > 1) if additive else [Packing(theirs)]
     for smaller, packing in enumerate(packs):
         if context > now.context and packing is not packs[-1]:
@@ -238,7 +243,11 @@ def settings_for_degrees(
             words[f"{PARALLELISM}.reduce_every_pack"] = str(every).lower()
             for again, mode, values in recomputations(depth):
                 words |= {f"{RECOMPUTE}.{name}": value for name, value in values.items()}
-                for encoded in (False, True) if encodable else (False,):
+                compiled = model.compile.enabled and values["offload"] == "false"
+                words[f"{MODEL}.compile.enabled"] = str(compiled).lower()  # compiled layers cannot offload their inputs
+                choices = product((False, True) if encodable else (False,), enumerate(offloads))
+                for encoded, (saved, offload) in choices:
+                    words[f"{PARALLELISM}.offload"] = offload
                     options = {
                         "recomputation": mode,
                         "packs": f"{count} x {packing.size}",
@@ -249,10 +258,22 @@ def settings_for_degrees(
                         else "gradients reduced once per step",
                     }
                     if encodable:
-                        options["encoders"] = ENCODED if encoded else "on the GPU until the latent cache is complete"
+                        words[ENCODE_FIRST] = "always" if encoded else "never" if early == "always" else early
+                        options["encode first"] = words[ENCODE_FIRST]
+                    if len(offloads) > 1:
+                        options["offload"] = OFFLOADS.get(offload, offload)
                     division = smaller if context <= now.context else len(FACTORS) * 2
-                    slower = (*again, context, division, encoded, every and count > 1)
-                    yield Setting(learned, changed(config, words), options, slower, replicas, packing, encoded)
+                    slower = (*again, context, division, encoded, saved, every and count > 1)
+                    overrides, away = changed(config, words), offload != "none" or values["offload"] == "true"
+                    yield Setting(learned, overrides, options, slower, replicas, packing, away)
+
+
+def offload_values(config: Trainer.Config, learned: Learned) -> list[str]:
+    """Returns the values of `parallelism.offload` that are possible with a change of the training result."""
+    model = config.model.config
+    adapted = model.lora_enabled or f"{MODEL}.lora_enabled" in learned.words
+    frozen = adapted or (not config.optimizer.keys_to_select and bool(model.frozen(list(model.shapes() or ()))))
+    return [*dict.fromkeys([*(OFFLOADS if frozen else ("none",)), model.parallelism.offload])]
 
 
 def changes(config: Trainer.Config) -> Iterator[Learned]:
@@ -269,17 +290,23 @@ def changes(config: Trainer.Config) -> Iterator[Learned]:
         rounded, level = {f"{MODEL}.precision": "bfloat16"}, 1
         yield Learned(level, "the network computes in bfloat16", {**free, **rounded})
     masters = {f"{PARALLELISM}.fsdp_master_dtype": "bfloat16"}
-    short = model.parallelism.fsdp_master_dtype == "float32" and not model.lora_enabled
-    if short:
-        level += 1
-        yield Learned(level, "weight updates are rounded to bfloat16", {**free, **rounded, **masters})
-    if model.ema.enabled:
-        level += 1
-        without = {**rounded, **disable_ema_overrides(config)}
-        yield Learned(level, "no EMA weights", without)
+    smaller: dict[str, dict[str, str]] = {}
+    if not model.lora_enabled:
+        eight_bits = {"optimizer.name": "AdamW8bit"} if config.optimizer.name == "AdamW" else {}
+        short = model.parallelism.fsdp_master_dtype == "float32"
+        smaller = {"optimizer state in 8 bits": eight_bits} if eight_bits else {}
         if short:
-            says = "no EMA weights, updates rounded to bfloat16"
-            yield Learned(level + 1, says, {**without, **masters})
+            smaller["weight updates are rounded to bfloat16"] = masters
+        if short and eight_bits:
+            smaller["updates rounded to bfloat16, optimizer state in 8 bits"] = {**masters, **eight_bits}
+    for says, words in smaller.items():
+        level += 1
+        yield Learned(level, says, {**free, **rounded, **words})
+    if model.ema.enabled:
+        without = {**rounded, **disable_ema_overrides(config)}
+        for says, words in [("", {}), *[*smaller.items()][-1:]]:
+            level += 1
+            yield Learned(level, ", ".join(filter(None, ("no EMA weights", says))), {**without, **words})
     if model.converters and not model.lora_enabled:
         return
     adapters = {**rounded, **masters}
@@ -342,12 +369,12 @@ def usual_targets(config: Trainer.Config) -> str | None:
 def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
     """Yields the changes to smaller clips: fewer frames, then a lower resolution, then both.
 
-    Yields nothing if the training dataset has no resolution setting.
+    Yields nothing if the training dataset has no settings of resolution and length.
     """
-    dataset: Any = getattr(config.dataloader_train, "dataset", None)
-    resolution, frames = getattr(dataset, "resolution", ""), getattr(dataset, "num_video_frames", 0)
-    if not resolution:
+    dataset = getattr(config.dataloader_train, "dataset", None)
+    if not isinstance(dataset, VideoDataset.Config):  # windows of robot episodes have a fixed length
         return
+    resolution, frames = dataset.resolution, dataset.num_video_frames
     path = "dataloader_train.dataset"
     shorter = [(frames - 1) // times // 8 * 8 + 1 for times in (2, 4)] if frames > 1 else []
     for tier in (resolution, smaller_resolution(resolution)):

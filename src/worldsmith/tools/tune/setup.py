@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from worldsmith.config.tree.plain import flatten, to_dict
 from worldsmith.dialects.cosmos_rl.policy import Route, route
 from worldsmith.dialects.cosmos_rl.train.sources import TEST_SIZE
 from worldsmith.distributed.world import require_devices
+from worldsmith.files.errors import require_libraries
 from worldsmith.tools.tune.final import FinalData
 from worldsmith.tools.tune.source import Source, processes_of
 from worldsmith.tools.tune.space import Space, as_words
@@ -155,8 +155,7 @@ class StudySetup:
         Also raises UserError if Optuna is not installed, or if this machine has too few GPUs.
         """
         config, tree = self.config, self.base.tree
-        if importlib.util.find_spec("optuna") is None:
-            raise UserError("worldsmith tune needs Optuna: pip install 'worldsmith[tune]'")
+        require_libraries("worldsmith tune", "tune", "optuna")
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -386,7 +386,8 @@ def square_sums(tensors: Sequence[Tensor | None]) -> list[float]:
     found = [0.0] * len(tensors)
     for kind, indices in kinds.items():
         own = [local_part(tensors[index]) for index in indices]
-        sums = torch.stack([norm.double().square() for norm in torch._foreach_norm(own)])
+        # Offloaded weights are on another device.
+        sums = torch.stack([norm.double().square().to(own[0].device) for norm in torch._foreach_norm(own)])
         if kind is not None:
             mesh, layout = kind
             sums = DTensor.from_local(sums, mesh, [Partial() if cut else Replicate() for cut in layout]).full_tensor()

@@ -231,7 +231,7 @@ def test_a_clip_is_read_in_one_request(shards: Callable, monkeypatch: pytest.Mon
     requests = []
     read = addresses.read_range
     monkeypatch.setattr(addresses, "read_range", lambda *place: requests.append(place) or read(*place))
-    addresses.read_part.cache_clear()
+    addresses.read_clip.cache_clear()
     examine.__globals__["probe"].cache_clear()
     loader = make(shards(3), shuffle=False)
     assert len([s for pack in loader.first_pass() for s in pack]) == 3

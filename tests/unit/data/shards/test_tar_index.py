@@ -17,9 +17,10 @@ from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from worldsmith.data.clips.clip_records import samples_of
 from worldsmith.data.shards import addresses, tar_index
-from worldsmith.data.shards.addresses import braces, find_shards, part_address, read_part, short_names
+from worldsmith.data.shards.addresses import braces, find_shards, part_address, read_clip, short_names
 from worldsmith.data.shards.tar_index import TarIndex, index_of, read_headers
 from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.files import remote
 
 from .conftest import Members, tar_bytes
 
@@ -114,7 +115,7 @@ def test_shards_of_the_webdataset_writer_have_the_same_keys_and_bytes(tmp_path: 
     for file in find_shards(pattern):
         for sample in samples_of(index_of(file)):
             parts = [
-                read_part(part_address(file, m.start, m.size)) for m in map(sample.members.get, ("mp4", "json")) if m
+                read_clip(part_address(file, m.start, m.size)) for m in map(sample.members.get, ("mp4", "json")) if m
             ]
             found.append((sample.key, *parts))
     assert found == expected
@@ -164,7 +165,7 @@ def test_a_storage_that_gives_no_parts_is_refused_and_works_through_a_copy() -> 
         index_of("whole://shards/x.tar")
     address = "filecache::memory://shards/x.tar"
     member = index_of(address).members[0]
-    assert read_part(part_address(address, member.start, member.size)) == b"one"
+    assert read_clip(part_address(address, member.start, member.size)) == b"one"
 
 
 def test_what_cannot_be_reached_is_said(tmp_path: Path) -> None:
@@ -184,17 +185,18 @@ def test_what_cannot_be_reached_is_said(tmp_path: Path) -> None:
 def test_a_network_that_fails_for_a_while_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([OSError("reset"), TimeoutError(), b"abcd"])
 
-    def read(*_: object) -> bytes:
+    def read(*_: object, **__: object) -> bytes:
         answer = next(answers, OSError("for ever"))
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    monkeypatch.setattr(addresses, "PAUSE", 0)
-    monkeypatch.setattr(addresses, "read_range", read)
-    assert read_part("s3://bucket/retried.tar#0+4") == b"abcd"
+    fsspec.filesystem("memory").pipe_file("/bucket/retried.tar", bytes(8))
+    monkeypatch.setattr(remote, "PAUSE", 0)
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", read)
+    assert read_clip("memory://bucket/retried.tar#0+4") == b"abcd"
     with pytest.raises(SampleError, match=r"for ever \(4 attempts\)"):
-        read_part("s3://bucket/retried.tar#4+4")
+        read_clip("memory://bucket/retried.tar#4+4")
 
 
 def test_patterns_and_names() -> None:

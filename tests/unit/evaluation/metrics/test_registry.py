@@ -10,7 +10,7 @@ import pytest
 from worldsmith.cli.schema import schema_text
 from worldsmith.config.declare.configurable import field_hints, field_names
 from worldsmith.config.declare.field_docs import field_docs
-from worldsmith.evaluation.metrics.registry import LOSS, METRICS
+from worldsmith.evaluation.metrics.registry import LOSS, METRICS, ROBOTS
 from worldsmith.tools.evaluate.evaluate_videos import EvaluateVideos
 
 PAGE = Path(__file__).parents[4] / "docs/evaluate.md"
@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[4] / "docs/evaluate.md"
 
 def test_the_flag_accepts_every_metric() -> None:
     (choices,) = get_args(field_hints(EvaluateVideos.Config)["evaluators"])
-    assert get_args(choices) == (LOSS, *METRICS)
+    assert get_args(choices) == (LOSS, *ROBOTS, *METRICS)
 
 
 def test_the_table_of_the_docs_is_that_of_the_command() -> None:

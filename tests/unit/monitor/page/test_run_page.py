@@ -305,6 +305,19 @@ def commands(folder: Path) -> dict[str, str]:
     return {advice.title: advice.command for advice in next_steps(run, find_status(run))}
 
 
+def test_a_run_on_robot_episodes_is_served_if_it_predicts_actions(tmp_path: Path) -> None:
+    run, there = write_run(tmp_path), shlex.quote(str(tmp_path))
+    serve = f"cd {there} && worldsmith serve policy {run}"
+    for modes, expected in (({"forward_dynamics": 1.0}, None), ({"wam": 1.0, "inverse_dynamics": 1.0}, serve)):
+        (run / "robot_policy.json").write_text(json.dumps({"dataset": {"modes": modes}}))
+        found = commands(run)
+        assert "Generate" not in found, "frames and a state of the robot are needed, which the user has to choose"
+        assert found.get("Serve it") == expected
+    (run / "robot_policy.json").rename(run / "arm_robot_policy.json")
+    (run / "hand_robot_policy.json").write_text(json.dumps({"dataset": {"modes": {"policy": 1.0}}}))
+    assert commands(run)["Serve it"] == f"{serve} --dataset arm"
+
+
 def test_next_steps_fit_the_state(tmp_path: Path) -> None:
     there = shlex.quote(str(tmp_path))
     resume = f"cd {there} && WORLDSMITH_OUTPUT_ROOT={there} worldsmith train {{}}/config.yaml"
@@ -438,6 +451,55 @@ def test_an_evaluation_rebuilds_the_page_of_its_run_and_no_other(tmp_path: Path)
     refresh_page(measured)
     assert "<td>0.25</td>" in (folder / "report.html").read_text()
     assert (tmp_path / "report.html").read_text() == "a page of something else"
+
+
+ROLLOUT: dict[str, Any] = {
+    "policy": "http://127.0.0.1:8000",
+    "success_rate": 0.25,
+    "success_rate_interval": [0.05, 0.7],
+    "mean_score": 0.5,
+    "mean_score_interval": [0.25, 0.75],
+    "mean_steps": 12.5,
+    "clipped_actions": 3,
+    "failures": {"timeout": 1, "environment": 1},
+    "policy_info": {"about": {"run": "shapes/tests/first", "iteration": 40, "weights": "ema", "steps": 4}},
+    "settings": {"environment": "PushT-v0", "score": "coverage", "seed": 7, "horizon": None, "max_steps": 300},
+    "episodes": [
+        {"seed": 7, "success": True, "score": 0.96, "failure": ""},
+        {"seed": 8, "success": False, "score": 0.5, "failure": ""},
+        {"seed": 9, "success": False, "score": 0.0, "failure": "timeout"},
+        {"seed": 10, "success": False, "score": 0.0, "failure": "environment"},
+    ],
+}
+
+
+def test_rollouts_in_the_run_folder_are_shown_with_the_videos_of_their_episodes(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    videos = folder / "closed/loop/videos"
+    videos.mkdir(parents=True)
+    (videos.parent / "rollout.json").write_text(json.dumps(ROLLOUT))
+    for seed in (7, 9):
+        (videos / f"seed_{seed}.mp4").write_bytes(b"a video")
+    (tmp_path / "private.mp4").write_bytes(b"private")
+    (videos / "seed_10.mp4").symlink_to(tmp_path / "private.mp4")
+    (folder / "broken").mkdir()
+    odd = {"success_rate": "x", "episodes": [3, {}], "policy_info": [], "failures": {"a": "b"}, "settings": 1}
+    (folder / "broken/rollout.json").write_text(json.dumps(odd))
+    shown = text_of(folder, "evaluation")
+    assert (
+        "closed/loop 4 episodes of PushT-v0 · policy shapes/tests/first · step 40 · weights ema · solver steps 4 · "
+        "seed 7 · max steps 300 success rate (higher is better) 0.25 [0.05, 0.7] "
+        "mean best coverage (higher is better) 0.5 [0.25, 0.75] failed episodes 2 (timeout 1, environment 1) "
+        "mean steps of an episode 12.5 actions outside of the action space 3 "
+        "seed 7 · success · best 0.96 seed 9 · timeout · best 0 In brackets"
+    ) in shown
+    assert "broken 1 episode of" not in shown
+    assert "broken success rate (higher is better) – mean best reward" in shown.replace("· ", "")
+    html = next(s.html for s in page_of(read_run(folder), PageBudget(folder)).sections if s.name == "evaluation")
+    assert html.count("<video") == 2
+    assert f'src="data:video/mp4;base64,{base64.b64encode(b"a video").decode()}"' in html
+    other = write_run(tmp_path, "second")
+    assert "0.25 [0.05, 0.7]" in write_comparison([folder, other], tmp_path / "both.html").read_text()
 
 
 EVALUATIONS: dict[str, Any] = {

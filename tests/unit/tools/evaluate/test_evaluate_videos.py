@@ -148,7 +148,7 @@ def test_mistakes_are_said_before_anything_is_generated(folder: Path, capsys: py
         ("--dataset val --clip data", "--clip data: config.json is missing. Add --clip FOLDER; `hf download"),
         ("--dataset val --model-mode text2speech", "text2image"),
         ("--dataset val --prompts p.jsonl", "one of them selects what is measured"),
-        ("-i a.txt --evaluators loss", "the loss needs a dataset of clips"),
+        ("-i a.txt --evaluators loss", "the loss and actions need a dataset"),
         ("-i a.txt --model-mode image2video", "sample files set the generation mode"),
         (
             "-i a.txt --evaluators fvd",

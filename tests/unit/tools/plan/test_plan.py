@@ -103,13 +103,6 @@ def test_mistakes(words: list[str], problem: str, capsys: pytest.CaptureFixture[
     assert problem in err
 
 
-def test_settings_with_offloaded_weights_are_not_ranked_by_time(capsys: pytest.CaptureFixture[str]) -> None:
-    lora = ["model.config.lora_enabled=true", "optimizer.keys_to_select=[lora_]"]
-    out, err, code = said(capsys, "vision_sft_tiny", "--fit", "--", *lora, "model.config.parallelism.offload=frozen")
-    assert (out, code) == ("", 2)
-    assert "copies to host RAM are not timed: omit offload or --fit" in err
-
-
 def test_the_quick_answer_comes_without_torch() -> None:
     code = (
         "import sys; from worldsmith.cli.main import main; assert main(['plan', 'vision_sft_nano', '--quick']) == 0; "

@@ -8,10 +8,12 @@ from fit_ranks import VARIABLES, fitting
 from worldsmith.config.errors import UserError
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import recipe_names
-from worldsmith.distributed.gpus import find_gpu
+from worldsmith.distributed.gpus import Gpu, find_gpu
+from worldsmith.planning.estimate_memory import CONTEXT, plan_encoding
 from worldsmith.planning.plan import Plan, make_plan
+from worldsmith.planning.plan_text import plan_lines
 from worldsmith.planning.simulation_inputs import quietly
-from worldsmith.planning.work import BESIDE
+from worldsmith.planning.work import BESIDE, ENCODING_FIRST
 from worldsmith.tools.plan.evaluate_settings import Fitting, least_of
 from worldsmith.tools.plan.fit import find_fits
 
@@ -26,6 +28,9 @@ def nothing_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, f"${name}")
 
 
+ENCODED = "trainer.encode_first=always"
+
+
 def plan_of(search: Fitting, words: tuple[str, ...], *, encoded: bool = False) -> Plan:
     with quietly():
         return make_plan(search.read(words).tree, search.ranks, search.gpu, encoded=encoded)
@@ -36,7 +41,7 @@ def assert_same(search: Fitting) -> None:
 
     Also those of the phases beside the steps, whichever of them needs most.
     """
-    plain = [setting for setting in search.settings if setting.learned.level == 0 and not setting.encoded]
+    plain = [setting for setting in search.settings if setting.learned.level == 0 and ENCODED not in setting.words]
     (least,) = least_of(plain, lambda setting: -int(setting.options["context"])).values()
     for setting in (plain[0], least):
         tried = search.evaluate(setting, False)
@@ -54,7 +59,9 @@ def assert_same(search: Fitting) -> None:
             assert tried.seconds.middle == pytest.approx(plan.step.total.middle, rel=0.01)
 
 
+LORA = ["model.config.lora_enabled=true", "optimizer.keys_to_select=[lora_]"]
 CASES = {
+    "weights and inputs in host RAM": ("cogvideox_2b_tiny", [*LORA, "model.config.network.num_layers=8"], 1),
     "encoding is the peak": ("cogvideox_2b_tiny", ["model.config.network.num_layers=11"], 1),
     "the VAE is in each step": ("cogvideox_5b_i2v_tiny", ["model.config.network.num_layers=11"], 1),
     "two ranks": ("wan21_t2v_tiny", ["model.config.network.num_layers=11"], 2),
@@ -91,13 +98,13 @@ def test_what_is_proposed_is_to_the_byte_what_a_plan_of_the_same_words_says(reci
     assert found.best
     for tried in found.best:
         assert tried.whole
-        assert tried.memory == plan_of(search, tried.setting.words, encoded=tried.setting.encoded).memory
+        assert tried.memory == plan_of(search, tried.setting.words).memory
 
 
 def test_an_encoding_that_is_carried_out_once_is_the_same_in_each_setting() -> None:
     """Of a later setting nothing is encoded, and its phases are those of a plan, kind by kind."""
     search = fitting("wan21_t2v_tiny", [], GPU)
-    first, second = [setting for setting in search.settings if not setting.encoded][:2]
+    first, second = [setting for setting in search.settings if ENCODED not in setting.words][:2]
     search.evaluate(first, True)
     assert [len(known) for known in search.encodings.values()] == [1]
     found = search.evaluate(second, True).work
@@ -116,6 +123,29 @@ def test_with_all_encoded_first_no_encoder_is_beside_a_step() -> None:
     assert "encoding" not in [phase.name for phase in first.work.phases]
     assert first.memory.needed < beside.memory.needed
     assert "`worldsmith encode` fills the latent cache" in first.assumptions["encoders"]
+    in_run = plan_of(search, (ENCODED,))
+    alone = next(phase for phase in in_run.work.phases if phase.name == ENCODING_FIRST)
+    assert sum(alone.kinds.values()) == alone.peak
+    assert in_run.work.phases[1:] == first.work.phases
+    assert in_run.memory.peak == max(alone.peak, first.memory.peak)
+    assert "the run fills the latent cache before the network" in in_run.assumptions["encoders"]
+    assert " ".join(plan_lines(in_run)).count(ENCODING_FIRST) >= 1
+
+
+def test_auto_follows_the_rule_of_the_run() -> None:
+    """On a GPU with one more byte than the rule requires, the encoders stay next to the steps."""
+    search = fitting("wan21_t2v_tiny", [], GPU)
+    beside = plan_of(search, ())
+    states, work = sum(beside.quick.states.values()), beside.work
+    encoders = next(phase for phase in work.phases if phase.name == "encoding").kinds["encoders"]
+    limit = CONTEXT + states + 4 * encoders
+    for memory, first in ((limit - 1, True), (limit, False)):
+        planned, is_first = plan_encoding(search.config, work, Gpu("made up", memory), states=states)
+        assert is_first is first
+        assert (planned.phases[0].name == ENCODING_FIRST) is first
+        assert (planned == work) is not first
+    never = search.read(("trainer.encode_first=never",)).tree
+    assert plan_encoding(never, work, Gpu("made up", 1), states=states) == (work, False)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +159,7 @@ def test_a_run_without_a_latent_cache_cannot_be_encoded_first(recipe: str, word:
     search = fitting(recipe, [word], GPU)
     with pytest.raises(UserError, match=why):
         plan_of(search, (), encoded=True)
-    assert not any(setting.encoded for setting in search.settings)
+    assert not any(ENCODED in setting.words for setting in search.settings)
 
 
 def test_degrees_of_more_gpus_are_changed() -> None:

@@ -109,12 +109,47 @@ def smallest(settings: list[Setting]) -> Setting:
     return max(settings, key=lambda setting: (setting.learned.level, -setting.replicas, sum(setting.slower)))
 
 
+def offloading(again: int, away: bool) -> Setting:
+    options = {"recomputation": str(again), "offload": str(away)}
+    return Setting(
+        Learned(0, "0"), (f"{again}{away}",), options, (again, away, False), 1, Packing([[0]]), offloads=away
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory", "copies", "best", "tried_offload"),
+    [
+        (40, 0.1, (0, False), False),  # nothing is recomputed
+        (25, 0.1, (0, True), True),  # copies cost less time than the recomputation
+        (25, 9.0, (2, False), True),
+        (7, 9.0, (3, True), True),  # nothing else fits
+    ],
+)
+def test_offload_is_evaluated_if_nothing_else_fits_or_instead_of_recomputation(
+    memory: int, copies: float, best: tuple[int, bool], tried_offload: bool
+) -> None:
+    settings, tried = [offloading(again, away) for away in (False, True) for again in range(4)], list[Setting]()
+    gpu = Gpu("made up", memory * GIB)
+
+    def evaluate(setting: Setting, whole: bool) -> Tried:
+        tried.append(setting)
+        again, away, _ = setting.slower
+        verdict = MemoryVerdict(gpu, (13 - 3 * again + 15 * (not away)) * GIB, 1)
+        seconds = 1 + again + copies * away
+        return Tried(setting, verdict, WORK, EstimateRange(seconds, seconds), whole=whole)
+
+    found = SettingSearch(settings, evaluate).best()
+    assert found[0].setting.slower[:2] == best
+    assert found[0].whole
+    assert any(setting.offloads for setting in tried) == tried_offload
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_with_the_smallest_setting_known_the_best_is_the_same(seed: int) -> None:
     machine, settings = Machine(seed), lattice()
     plain = SettingSearch(settings, machine.evaluate).best()
     assert SettingSearch(settings, machine.evaluate, least=smallest(settings)).best() == plain
-    if plain and plain[0].setting.learned.level <= 1:  # milder changes come first, and take the time first
+    if plain and plain[0].setting.learned.level == 0:  # no time is lost where nothing has to change
         machine.tried.clear()
         SettingSearch(settings, machine.evaluate, least=smallest(settings)).best()
         assert smallest(settings) not in machine.tried

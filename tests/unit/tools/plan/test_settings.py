@@ -51,7 +51,7 @@ def test_each_setting_is_a_run_with_the_same_samples_in_a_step(recipe: str, rank
     config, found = of_recipe(recipe, ranks, samples)
     now = plan_degrees(config.model.config.parallelism, ranks)
     step = config.trainer.grad_accum_iter * now.data * samples
-    assert len({(setting.words, setting.encoded) for setting in found}) == len(found)
+    assert len({setting.words for setting in found}) == len(found)
     for setting in found[:: len(found) // 12]:
         changed = load(recipe, setting.words, keep_unset=True).tree
         degrees = plan_degrees(changed.model.config.parallelism, ranks)
@@ -68,22 +68,24 @@ def test_each_setting_is_a_run_with_the_same_samples_in_a_step(recipe: str, rank
 
 def test_a_way_to_recompute_of_a_lower_rank_keeps_more_and_repeats_less() -> None:
     """Per layer, in arbitrary units: what it stores, and what it computes again."""
-    stored = {"none": 9.0, "selective true": 5.0, "selective false": 2.0, "full": 1.0}
-    again = {"none": 0.0, "selective true": 1.0, "selective false": 2.0, "full": 3.0}
+    stored = {"none": 9.0, "selective true": 5.0, "selective false": 2.0, "full": 1.0, "full to host": 0.0}
+    again = {"none": 0.0, "selective true": 1.0, "selective false": 2.0, "full": 3.0, "full to host": 4.0}
     ways = []
     for rank, _, values in recomputations(40):
-        mode, others, matmuls, fraction = (values[name] for name in RECOMPUTE_FIELDS)
+        mode, others, matmuls, fraction, offload = (values[name] for name in RECOMPUTE_FIELDS)
+        mode += " to host" * (offload == "true")
         modes = [f"{found} {matmuls}" if found == "selective" else found for found in (mode, others)]
         parts = float(fraction), 1 - float(fraction)
         ways.append((rank, *(sum(p * table[m] for p, m in zip(parts, modes)) for table in (stored, again))))
-    assert len(ways) == 16
-    assert len({rank for rank, *_ in ways}) == 16
+    assert len(ways) == 17
+    assert len({rank for rank, *_ in ways}) == 17
     for rank, memory, work in ways:
         for other_rank, other_memory, other_work in ways:
             if rank[0] <= other_rank[0] and rank[1] <= other_rank[1]:
                 assert memory >= other_memory, (rank, other_rank)
                 assert work <= other_work, (rank, other_rank)
-    assert [name for _, name, _ in recomputations(4)] == ["none", "selective with matmuls", "selective", "full"]
+    few = ["none", "selective with matmuls", "selective", "full", "full, inputs of layers in host RAM"]
+    assert [name for _, name, _ in recomputations(4)] == few
 
 
 def test_the_baseline_of_a_run_keeps_its_own_way_to_recompute() -> None:
@@ -98,7 +100,7 @@ def test_the_baseline_of_a_run_keeps_its_own_way_to_recompute() -> None:
 
 
 def test_degrees_of_other_numbers_of_ranks_are_left() -> None:
-    for setting in of_recipe("vision_sft_nano", 16, 10)[1][::50]:
+    for setting in of_recipe("vision_sft_nano", 16, 10)[1][::200]:
         changed = load("vision_sft_nano", setting.words, keep_unset=True).tree
         assert plan_degrees(changed.model.config.parallelism, 16).replicate == setting.replicas
 
@@ -119,6 +121,38 @@ def test_for_a_reasoner_adapters_are_proposed_on_its_language_model(recipe: str)
     found = [change for change in changes(load(recipe, keep_unset="names").tree) if "adapters" in change.says]
     assert [change.level for change in found] == [10, 11, 12]
     assert {change.words["model.config.lora_target_modules"] for change in found} == {"q_proj,k_proj,v_proj,o_proj"}
+
+
+def test_optimizer_state_in_8_bits_is_a_change_of_full_fine_tuning_only() -> None:
+    full = {change.says: change.words for change in changes(load("wan21_t2v_1b", keep_unset=True).tree)}
+    words = {"optimizer.name": "AdamW8bit"}
+    assert [says for says, found in full.items() if words.items() <= found.items()] == [
+        "optimizer state in 8 bits",
+        "updates rounded to bfloat16, optimizer state in 8 bits",
+        "no EMA weights, updates rounded to bfloat16, optimizer state in 8 bits",
+    ]
+    assert next(iter(full)) == "nothing"
+    for recipe, more in (("flux_dev_lora", []), ("wan21_t2v_1b", ["optimizer.name=AdamW8bit"])):
+        found = changes(load(recipe, more, keep_unset=True).tree)
+        assert not any("optimizer.name" in change.words for change in found)
+
+
+def test_weights_are_offloaded_where_some_are_frozen() -> None:
+    offload = "model.config.parallelism.offload"
+    adapted = of_recipe("flux_dev_lora", 1, 4)[1]
+    assert {s.options["offload"] for s in adapted} == {"none", "frozen weights in host RAM"}
+    for setting in adapted:
+        inputs = "model.config.activation_checkpointing.offload=true" in setting.words
+        assert setting.offloads == (inputs or f"{offload}=frozen" in setting.words)
+        assert inputs == (setting.options["recomputation"] == "full, inputs of layers in host RAM")
+        assert inputs <= ("model.config.compile.enabled=false" in setting.words)
+    full = of_recipe("wan21_t2v_1b", 1, 4)[1]
+    assert {"adapters" in s.learned.says for s in full if f"{offload}=frozen" in s.words} == {True}
+    config = load("flux_dev_lora", [f"{offload}=frozen"], keep_unset=True).tree
+    now = baseline_setting(config, ranks=1, batches=batches(1, 4), limits=limits_of(config))
+    assert now is not None
+    assert now.offloads
+    assert now.options["offload"] == "frozen weights in host RAM"
 
 
 def test_no_adapters_are_proposed_where_they_would_be_frozen() -> None:

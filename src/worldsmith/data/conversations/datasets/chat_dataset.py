@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, Self
 
 from worldsmith.config import Configurable
 from worldsmith.data.conversations.conversation import Turn, say
-from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.sample_maker import StreamDataset
 
@@ -82,14 +81,3 @@ def with_system(turns: Iterable[Turn], prompt: str) -> list[Turn]:
     """Returns the turns, preceded by the system prompt `prompt` unless it is "" or the first turn is a system turn."""
     turns = list(turns)
     return [say("system", prompt), *turns] if prompt and turns[0].role != "system" else turns
-
-
-def import_datasets(path: str) -> Any:
-    """Imports and returns the package `datasets`; raises DataError with the dataset `path` if it is not installed."""
-    try:
-        import datasets
-    except ImportError:
-        raise DataError(
-            f"{path} needs the library 'datasets', which is not installed: `pip install 'worldsmith[datasets]'`"
-        ) from None
-    return datasets

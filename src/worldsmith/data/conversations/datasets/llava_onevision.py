@@ -7,9 +7,10 @@ from typing import Any
 
 from worldsmith.config.declare.ranges import NotNegative
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns
-from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, import_datasets, record_name, with_system
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, record_name, with_system
 from worldsmith.data.conversations.datasets.llava import tagged_turns
 from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.files.errors import require_libraries
 
 
 class LlavaOneVision(ChatDataset):
@@ -86,7 +87,9 @@ class Streamed:
 
 def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
     """Returns (records, their number); `records[index]` is a dict. Raises DataError if the dataset cannot be loaded."""
-    datasets = import_datasets(config.path)
+    require_libraries(config.path, "datasets", "datasets", error=DataError)
+    import datasets
+
     try:
         found = datasets.load_dataset(
             config.path,

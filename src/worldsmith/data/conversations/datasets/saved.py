@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn
-from worldsmith.data.conversations.datasets.chat_dataset import import_datasets
 from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.conversations.datasets.llava import insert_media, reject_parts, tagged_turns
 from worldsmith.data.conversations.datasets.messages import listed_media, message_turns, parse_messages
 from worldsmith.data.json_records import parse_json
 from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.files.errors import require_libraries
 
 MARKS = ("dataset_dict.json", "state.json")
 """Files by which a folder written by `save_to_disk` is recognized: with several splits, and with one split."""
@@ -139,7 +139,9 @@ def as_dicts(value: Any) -> Any:
 
 def load_rows(config: SavedDataset.Config) -> Any:
     """Returns the `datasets.Dataset` of the config, with undecoded media; DataError if it cannot be loaded."""
-    datasets = import_datasets(config.path)
+    require_libraries(config.path, "datasets", "datasets", error=DataError)
+    import datasets
+
     folder = Path(config.path)
     try:
         if SavedDataset.is_at(folder):

@@ -70,9 +70,13 @@ def offload(t: SpecTranslation) -> None:
         ),
     ]
     fix = "; ".join(word for word, is_open in others if is_open)
-    for key in ("train.fsdp_offload", "train.activation_offload"):
+    for key, ours in (
+        ("train.fsdp_offload", "parallelism.offload=all"),
+        ("train.activation_offload", "activation_checkpointing.offload=true"),
+    ):
         if t.get(key):
-            t.refuse(key, "offloading to host RAM is not supported", f"{key}=false; to save GPU memory instead: {fix}")
+            why = "offloading to host RAM is not translated"
+            t.refuse(key, why, f"{key}=false, with -- model.config.{ours} or, to save GPU memory without it: {fix}")
         else:
             t.report(key, "kept", "unchanged")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -20,6 +21,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.attention.kernels import NattenPlan, NattenSegment, natten_available, plan_flex
 from worldsmith.families.cosmos3.attention.modes import AttentionModes, AxisWindow, Grid, Windows
 from worldsmith.families.cosmos3.attention.packed import LatentPlan, SegmentPlan, plan_segments
@@ -35,20 +37,24 @@ def plan_latents(
     grids: Sequence[Grid],
     text_lengths: Sequence[int],
     device: torch.device | str = "cpu",
+    action_rows: Sequence[int] = (),
 ) -> tuple[LatentPlan, ...]:
     """Builds, on the CPU, the plans for attention of the latents of packed samples: one plan per attention pattern.
+
+    Robot actions attend like latents, and are attended to like latents; only dense attention includes them.
 
     Args:
         modes: Attention patterns of the network.
         grids: Grid (t, rows, columns) of the latent tokens of each sample.
         text_lengths: Number of text tokens of each sample.
         device: Device of the network, which decides between attention kernels.
+        action_rows: Number of robot action tokens of each sample, after its latent tokens; (): no sample has any.
 
     Returns:
         Plans for `latent_attention`, in the order of `modes.patterns`.
 
     Raises:
-        UserError: If a neighborhood does not fit a grid.
+        UserError: If a neighborhood does not fit a grid, or excludes robot actions.
     """
     device = torch.device(device)
     plans: list[LatentPlan] = []
@@ -56,8 +62,13 @@ def plan_latents(
     for pattern in modes.patterns:
         windows = [pattern.windows(grid) for grid in grids]
         if all(own is None for own in windows):
-            dense = dense or plan_dense(modes.implementation, grids, text_lengths, device)
+            dense = dense or plan_dense(modes.implementation, grids, text_lengths, device, action_rows)
             plans.append(dense)
+        elif any(action_rows):
+            raise UserError(
+                f"{pattern.where}: samples with robot actions require dense attention, since an action has no place "
+                "in the grid of the latents. Use joint_attn_implementation = 'two_way'"
+            )
         elif natten_chosen(device):
             plans.append(plan_natten(windows, grids, text_lengths))
         else:
@@ -77,9 +88,13 @@ def natten_chosen(device: torch.device) -> bool:
 
 
 def plan_dense(
-    implementation: str, grids: Sequence[Grid], text_lengths: Sequence[int], device: torch.device
+    implementation: str,
+    grids: Sequence[Grid],
+    text_lengths: Sequence[int],
+    device: torch.device,
+    action_rows: Sequence[int] = (),
 ) -> LatentPlan:
-    """Plans dense attention: latents attend to all text and latents of their sample.
+    """Plans dense attention: latents and robot actions attend to all text, latents and actions of their sample.
 
     Args:
         implementation: "two_way", "three_way" or "flex". "flex" on CUDA gives a `FlexPlan`, everything else a
@@ -87,8 +102,9 @@ def plan_dense(
         grids: Grid (t, rows, columns) of the latent tokens of each sample.
         text_lengths: Number of text tokens of each sample.
         device: Device of the network; the tensors of a `FlexPlan` are on it.
+        action_rows: Number of robot action tokens of each sample; (): no sample has any.
     """
-    gen_lengths = tuple(frames * rows * columns for frames, rows, columns in grids)
+    gen_lengths = tuple(math.prod(grid) + rows for grid, rows in zip(grids, action_rows or (0,) * len(grids)))
     joined = tuple(text_lengths), gen_lengths
     if implementation == "flex" and device.type == "cuda":
         return plan_flex(joined, device=device)

@@ -68,11 +68,12 @@ class NetworkConfig(Config):
     timestep_scale: Positive = 0.001
     """Factor from timestep (0..1000) to the input of the sinusoid (0..1)."""
     action_gen: bool = False
-    """Whether the network has action heads."""
+    """Whether the network has action heads, which robot actions require. If they are trained, batches without robot
+    actions give them a zero gradient."""
     max_action_dim: Count = 64
-    """Action channels; shorter actions are zero-padded."""
+    """Max number of channels of a robot action; shorter ones are zero-padded."""
     num_embodiment_domains: Count = 32
-    """Number of domains of the action heads."""
+    """Number of embodiment domains, each of which has its own weights in the action heads."""
     sound_gen: bool = False
     """Whether the network has sound heads."""
     sound_dim: Count = 64
@@ -179,8 +180,8 @@ def parameter_shapes(config: NetworkConfig) -> Shapes:
 def adaptable_layers(shapes: Shapes) -> list[str]:
     """Returns the paths of the linear layers for which LoRA adapters can be trained.
 
-    Not included are the language head, the sound heads and the action heads, which receive no gradients, and the time
-    embedder, which always computes in float32.
+    Not included are the language head and the sound heads, which receive no gradients, the time embedder, which always
+    computes in float32, and the action heads, which are no linear layers.
 
     Args:
         shapes: Shape of every parameter by internal name.
@@ -193,7 +194,7 @@ def names_without_gradients(config: NetworkConfig) -> list[str]:
     """Returns name prefixes of parameters that receive no gradients: unused heads, and the last layer's text half."""
     last = f"{LAYERS}.{config.num_hidden_layers - 1}"
     inside = ("self_attn.q_proj.", "self_attn.o_proj.", "self_attn.q_norm.", "mlp.", "post_attention_layernorm.")
-    ends = ("language_model.model.norm.", "language_model.lm_head.", "action", "llm2action", "sound", "llm2sound")
+    ends = ("language_model.model.norm.", "language_model.lm_head.", "sound", "llm2sound")
     return [*(f"{last}.{part}" for part in inside), *ends]
 
 

@@ -30,7 +30,8 @@ HEADS = ("vae2llm", "llm2vae", "time_embedder", "action2llm", "llm2action", "sou
 class Cosmos3Network(nn.Module):
     """Network that predicts velocities of noisy video latents from text and latents, for any number of packed samples.
 
-    Action and sound heads exist (in the state dict) if the config enables them; `forward` does not use them.
+    With action heads (`action_gen`), samples may have robot actions, which are noised and predicted like latents. Sound
+    heads exist (in the state dict) if the config enables them; `forward` does not use them.
 
     Args:
         config: Config of the network.
@@ -71,6 +72,7 @@ class Cosmos3Network(nn.Module):
         latents: Sequence[Tensor],
         timesteps: Tensor,
         text_memory: Sequence[TextMemory] | None = None,
+        actions: Tensor | None = None,
     ) -> list[Tensor]:
         """Predicts the velocity of every sample; with context parallelism or sharded weights a collective call.
 
@@ -80,18 +82,23 @@ class Cosmos3Network(nn.Module):
             timesteps: 1000 * sigma of each sample, [n].
             text_memory: (keys, values) of the text in each layer, from `read_text` for this pack; None: they are
                 computed by the understanding tower.
+            actions: Robot actions of all samples, float32 [rows, max_action_dim], zero at unused channels; noised rows
+                contain noisy values, clean rows the given values. None: no sample has robot actions.
 
         Returns:
-            Velocity [C, t, h, w] of each sample, float32, exactly 0 at conditioning frames.
+            Velocity [C, t, h, w] of each sample, float32, exactly 0 at conditioning frames. If the pack has robot
+            actions, one more tensor follows: their velocities [rows, max_action_dim], exactly 0 at clean rows and
+            unused channels.
 
         Raises:
-            ValueError: If latents or timesteps do not fit the pack.
+            ValueError: If latents, timesteps or actions do not fit the pack.
         """
         self.check_patterns(pack)
         check_inputs(pack, latents, timesteps, self.config.latent_channel)
+        check_action_values(pack, actions, self.config.max_action_dim)
         model = self.language_model.model
         geometry = self.geometry(pack)
-        gen = self.embed_latents(pack, latents, timesteps, geometry.gen_share)
+        gen = self.embed_latents(pack, latents, timesteps, geometry.gen_share, actions)
         und = self.embed_text(pack, geometry.und_share) if text_memory is None else None
         for index, layer in enumerate(model.layers):
             memory = None if text_memory is None else text_memory[index]
@@ -132,23 +139,37 @@ class Cosmos3Network(nn.Module):
         return self.language_model.model.embed_tokens(share.shard(pack.text_ids)).to(self.stream_dtype)
 
     def embed_latents(
-        self, pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, share: TokenSharding
+        self,
+        pack: PackedSequence,
+        latents: Sequence[Tensor],
+        timesteps: Tensor,
+        share: TokenSharding,
+        actions: Tensor | None = None,
     ) -> Tensor:
-        """Embeds this rank's shard of the latent tokens; conditioning frames get no timestep embedding.
+        """Embeds this rank's shard of the latent stream; clean frames and action rows get no timestep embedding.
 
         Args:
             pack: Layout of the samples.
             latents: Noisy latents [C, t, h, w] of each sample.
             timesteps: 1000 * sigma of each sample, [n].
             share: Distribution of the latent tokens over ranks.
+            actions: Robot actions of all samples [rows, max_action_dim].
 
         Returns:
             Embeddings [latent tokens of the rank, hidden].
         """
-        patches = share.shard(torch.cat([patchify(latent, self.config.latent_patch_size) for latent in latents]))
-        tokens = self.vae2llm(patches.to(self.stream_dtype))
+        patches = [patchify(latent, self.config.latent_patch_size) for latent in latents]
+        if actions is not None:  # zeros, until the embedded actions replace them
+            patches = [F.pad(own, (0, 0, 0, rows)) for own, rows in zip(patches, pack.action_rows)]
+        tokens = self.vae2llm(share.shard(torch.cat(patches)).to(self.stream_dtype))
         embedded = self.time_embedder(timesteps.float() * self.config.timestep_scale)
-        # Row n, which tokens of clean frames select, is zero: they carry no timestep at all.
+        if pack.actions is not None and actions is not None:
+            rows = self.action2llm(actions.to(tokens.dtype), pack.actions.domains, pack.actions.used_domains)
+            tokens = share.place(tokens, pack.actions.tokens, (rows + self.action_modality_embed).to(tokens.dtype))
+        elif self.trains_actions:
+            rows = self.action2llm.of_no_rows(tokens) + self.action_modality_embed
+            embedded = embedded + rows.sum(0)  # zero, with a zero gradient
+        # Row n, which tokens of clean frames and rows select, is zero: they carry no timestep at all.
         embedded = torch.cat((embedded, embedded.new_zeros(1, embedded.shape[1])))
         # One row gets its gradient from thousands of tokens; CUDA would round every one of those sums to bfloat16.
         rows = embedded.float().index_select(0, share.shard(pack.timestep_rows, fill=len(pack.layouts)))
@@ -163,13 +184,34 @@ class Cosmos3Network(nn.Module):
             share: Distribution of the latent tokens over ranks.
 
         Returns:
-            Velocity [C, t, h, w] of each sample, float32.
+            Velocity [C, t, h, w] of each sample, and of all robot actions [rows, max_action_dim] if there are any;
+            float32.
         """
         velocity = share.gather(self.llm2vae(gen).float()).masked_fill(pack.clean, 0.0)
-        return [
-            unpatchify(tokens, layout.latent_shape, self.config.latent_patch_size)
-            for tokens, layout in zip(velocity.split(pack.gen_lengths), pack.layouts, strict=True)
+        found = [
+            unpatchify(tokens[: math.prod(grid)], layout.latent_shape, self.config.latent_patch_size)
+            for tokens, grid, layout in zip(velocity.split(pack.gen_lengths), pack.grids, pack.layouts, strict=True)
         ]
+        if pack.actions is not None:
+            rows = pack.actions
+            answers = self.llm2action(share.take(gen, rows.tokens), rows.domains, rows.used_domains).float()
+            stream = share.place(answers.new_zeros(len(gen), answers.shape[1]), rows.tokens, answers)
+            found.append(share.gather(stream).index_select(0, rows.tokens).masked_fill(~rows.predicted, 0.0))
+        elif self.trains_actions:
+            found[0] = found[0] + self.llm2action.of_no_rows(gen).float().sum()  # zero, with a zero gradient
+        return found
+
+    @property
+    def trains_actions(self) -> bool:
+        """Whether parameters of the action heads need a gradient in every forward pass, also without robot actions.
+
+        FSDP reduces the gradients that a rank has. If only some ranks have robot actions in their packs, the others
+        must have a (zero) gradient of the same parameters.
+        """
+        if not self.config.action_gen or not torch.is_grad_enabled():
+            return False
+        heads = self.action_modality_embed, *self.action2llm.parameters(), *self.llm2action.parameters()
+        return any(parameter.requires_grad for parameter in heads)
 
     def read_text(self, pack: PackedSequence) -> list[TextMemory]:
         """Runs the understanding tower and returns for each layer the (keys, values) to which latents attend.
@@ -243,6 +285,14 @@ def check_inputs(pack: PackedSequence, latents: Sequence[Tensor], timesteps: Ten
             )
 
 
+def check_action_values(pack: PackedSequence, actions: Tensor | None, channels: int) -> None:
+    """Raises ValueError if `actions` is not [robot actions of the pack, channels], or not None for a pack without."""
+    expected = None if pack.actions is None else [len(pack.actions.tokens), channels]
+    found = None if actions is None else list(actions.shape)
+    if found != expected:
+        raise ValueError(f"the pack requires robot actions of shape {expected}, found {found}")
+
+
 def patchify(latent: Tensor, patch: int) -> Tensor:
     """Splits a latent [C, t, h, w] into tokens [t*ceil(h/p)*ceil(w/p), p*p*C], where p is the patch size.
 
@@ -308,10 +358,33 @@ class DomainAwareLinear(nn.Module):
         self.fc = nn.Embedding(num_domains, in_features * out_features)
         self.bias = nn.Embedding(num_domains, out_features)
 
-    def forward(self, x: Tensor, domain: Tensor) -> Tensor:
-        """Applies the linear layer of each row's domain: x [n, in], domain int64 [n]; returns [n, out]."""
-        weight = self.fc(domain).view(-1, self.in_features, self.out_features)
-        return torch.bmm(x[:, None], weight)[:, 0] + self.bias(domain)
+    def forward(self, x: Tensor, domains: Tensor, used_domains: Sequence[int]) -> Tensor:
+        """Applies the linear layer of each row's domain.
+
+        A product with all rows for each domain that occurs needs less memory than one weight per row.
+
+        Args:
+            x: Input rows [n, in].
+            domains: Domain of each row, int64 [n].
+            used_domains: The different values in `domains`.
+
+        Returns:
+            Output rows [n, out].
+        """
+        first, *others = used_domains
+        result = self.of_domain(x, first)
+        for domain in others:
+            result = torch.where((domains == domain)[:, None], self.of_domain(x, domain), result)
+        return result
+
+    def of_domain(self, x: Tensor, domain: int) -> Tensor:
+        """Applies the linear layer of one domain to x [n, in]; returns [n, out]."""
+        weight = self.fc.weight[domain].view(self.in_features, self.out_features)
+        return torch.addmm(self.bias.weight[domain], x, weight)
+
+    def of_no_rows(self, like: Tensor) -> Tensor:
+        """Returns an output of 0 rows, with dtype and device of `like`; it gives the weights a zero gradient."""
+        return self.of_domain(like.new_zeros(0, self.in_features), 0)
 
 
 @torch.no_grad()

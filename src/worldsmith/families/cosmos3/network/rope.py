@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.models.video_model import ActionLayout
 
 
 class Rotary(NamedTuple):
@@ -72,6 +73,25 @@ def video_positions(
     t = t / per_token(rates, torch.float32) * base_rate + offset
     spatial = 0.0 if config.unified_3d_mrope_reset_spatial_ids else offset
     return torch.stack([t, h + spatial, w + spatial])
+
+
+def action_positions(actions: ActionLayout, text_length: int, config: NetworkConfig) -> Tensor:
+    """Computes the positions of the robot actions of a sample, float32 [3, rows].
+
+    Row i is at time text_length + margin + (i + offset) * base_fps / (temporal_compression_factor * fps), so a row has
+    the time of the latent frame to which it leads. Its height and width are those of the first latent.
+
+    Args:
+        actions: Layout of the robot actions.
+        text_length: Number of text tokens of the sample.
+        config: Config of the network.
+    """
+    base_rate = config.base_fps / config.temporal_compression_factor
+    rate = actions.fps if config.enable_fps_modulation else base_rate
+    start = text_length + config.unified_3d_mrope_temporal_modality_margin
+    t = (torch.arange(actions.rows, dtype=torch.float32) + actions.offset) / rate * base_rate + start
+    spatial = torch.full_like(t, 0.0 if config.unified_3d_mrope_reset_spatial_ids else float(start))
+    return torch.stack([t, spatial, spatial])
 
 
 def count_within(lengths: Sequence[int] | Tensor) -> Tensor:

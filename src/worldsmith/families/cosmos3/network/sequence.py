@@ -1,7 +1,8 @@
 """Packs samples into two token streams, text (understanding) and latents (generation), without padding.
 
-The tokens of a sample are consecutive in each stream. Everything that does not change between two forward passes
-(indices, positions, attention plans) is computed here once, on the CPU; a sampler reuses one pack for all its steps.
+The tokens of a sample are consecutive in each stream; its robot actions follow its latents in the second one.
+Everything that does not change between two forward passes (indices, positions, attention plans) is computed here once,
+on the CPU; a sampler reuses one pack for all its steps.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ from worldsmith.families.cosmos3.attention.modes import AttentionModes, Attentio
 from worldsmith.families.cosmos3.attention.packed import LatentPlan, SegmentPlan, plan_segments
 from worldsmith.families.cosmos3.attention.plans import plan_latents
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.network.rope import Rotary, count_within, text_positions, video_positions
+from worldsmith.families.cosmos3.network.rope import (
+    Rotary,
+    action_positions,
+    count_within,
+    text_positions,
+    video_positions,
+)
 from worldsmith.models.real_values import with_real_values
-from worldsmith.models.video_model import SampleLayout
+from worldsmith.models.video_model import ActionLayout, SampleLayout
 
 ADDED_TOKENS = 2
 """Tokens that follow each caption in a pack: end of sequence and vision start."""
@@ -55,6 +62,17 @@ class TokenSharding(Protocol):
     def gather(self, tokens: Tensor) -> Tensor:
         """Gathers all ranks' tokens [n, …] into one stream [N, …] on every rank."""
 
+    def take(self, tokens: Tensor, index: Tensor) -> Tensor:
+        """Returns the tokens with these indices in the stream, [k, …]; tokens of other ranks have arbitrary values.
+
+        Args:
+            tokens: This rank's tokens [n, …].
+            index: Indices in the stream of N tokens, int64 [k].
+        """
+
+    def place(self, tokens: Tensor, index: Tensor, values: Tensor) -> Tensor:
+        """Returns a copy of this rank's tokens [n, …] in which `values` [k, …] replace those that `take` returns."""
+
 
 class AllTokens:
     """Token distribution of a single rank: it has all tokens and exchanges none."""
@@ -70,6 +88,12 @@ class AllTokens:
 
     def gather(self, tokens: Tensor) -> Tensor:
         return tokens
+
+    def take(self, tokens: Tensor, index: Tensor) -> Tensor:
+        return tokens.index_select(0, index)
+
+    def place(self, tokens: Tensor, index: Tensor, values: Tensor) -> Tensor:
+        return tokens.index_copy(0, index, values)
 
 
 def unsharded(length: int) -> TokenSharding:
@@ -115,10 +139,24 @@ class Geometry:
 
 
 @dataclass(frozen=True, slots=True)
+class ActionTokens:
+    """Robot actions of a pack: each row of numbers is one token of the latent stream."""
+
+    tokens: Tensor
+    """Index of the token of each row in the latent stream, int64 [rows of all samples]."""
+    domains: Tensor
+    """Embodiment domain of each row, int64 [rows]."""
+    used_domains: tuple[int, ...]
+    """The different values in `domains`."""
+    predicted: Tensor
+    """Mask that is True at used channels of noised rows, which are predicted; bool [rows, max_action_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
 class PackedSequence:
     """Layout of n packed samples: a sequence of text tokens, and a sequence of latent tokens without their values.
 
-    The tokens of a sample are contiguous in both sequences.
+    The tokens of a sample are contiguous in both sequences. Its robot actions follow its latents in the latent stream.
     """
 
     layouts: tuple[SampleLayout, ...]
@@ -131,27 +169,34 @@ class PackedSequence:
     und_positions: Tensor
     """Positions (time, height, width) of the text tokens, float32 [3, N_und]."""
     gen_positions: Tensor
-    """Positions (time, height, width) of the latent tokens, float32 [3, N_gen]."""
+    """Positions (time, height, width) of the tokens of the latent stream, float32 [3, N_gen]."""
     timestep_rows: Tensor
-    """Index of the sample of each latent token, or n for tokens of clean frames, int64 [N_gen]."""
+    """Index of the sample of each token of the latent stream, or n for clean frames and action rows, int64 [N_gen]."""
     clean: Tensor
-    """Mask that is True at latent tokens of clean conditioning frames, bool [N_gen, 1]."""
+    """Mask that is True at tokens of clean conditioning frames and of clean action rows, bool [N_gen, 1]."""
     patterns: tuple[AttentionPattern, ...]
     """Attention patterns for which `gen_plans` were built."""
     und_segments: SegmentPlan
     """Plan of the causal attention of the text."""
     gen_plans: tuple[LatentPlan, ...]
     """Attention plans of the latents, one per pattern of the network's layers."""
+    actions: ActionTokens | None = None
+    """Robot actions of all samples; None: no sample has any."""
 
     @property
     def num_tokens(self) -> int:
-        """Number of text and latent tokens together."""
+        """Number of text tokens, latent tokens and robot actions together."""
         return len(self.text_ids) + len(self.timestep_rows)
 
     @property
+    def action_rows(self) -> list[int]:
+        """Number of robot actions of each sample."""
+        return count_rows(self.layouts)
+
+    @property
     def gen_lengths(self) -> list[int]:
-        """Number of latent tokens of each sample."""
-        return [math.prod(grid) for grid in self.grids]
+        """Number of tokens of each sample in the latent stream."""
+        return [math.prod(grid) + rows for grid, rows in zip(self.grids, self.action_rows)]
 
 
 @with_real_values
@@ -164,7 +209,7 @@ def pack_samples(
     attention: AttentionModes | None = None,
     device: torch.device | str = "cpu",
 ) -> PackedSequence:
-    """Packs samples into two sequences, text tokens and latent tokens; positions restart with every sample.
+    """Packs samples into two sequences, text and latents with robot actions; positions restart with every sample.
 
     The tensors of the pack are on the CPU; `move_tensors` moves them to the device of the network.
 
@@ -178,24 +223,36 @@ def pack_samples(
 
     Raises:
         ValueError: If the pack is empty, or a layout does not fit the network.
-        UserError: If a neighborhood does not fit a sample.
+        UserError: If a neighborhood does not fit a sample, or a sample has robot actions and attention is not dense.
     """
     if not layouts:
         raise ValueError("the list of samples to pack is empty")
     for index, layout in enumerate(layouts):
         check_layout(index, layout)
+        check_actions(index, layout.actions, config)
     grids = tuple(token_grid(layout.latent_shape, config) for layout in layouts)
     ids = [[*layout.text_ids, eos_id, vision_start_id] for layout in layouts]
     check_ids(ids, config.vocab_size)
 
     text_lengths = tuple(len(sample) for sample in ids)
-    gen_lengths = [math.prod(grid) for grid in grids]
+    num_latents, action_rows = [math.prod(grid) for grid in grids], count_rows(layouts)
+    gen_lengths = [latents + rows for latents, rows in zip(num_latents, action_rows)]
     und_positions = text_positions(text_lengths)
     gen_positions = video_positions(grids, text_lengths, [layout.fps for layout in layouts], config)
 
     gen_samples = torch.arange(len(layouts)).repeat_interleave(torch.tensor(gen_lengths))
     clean_lengths = [layout.condition_frames * math.prod(grid[1:]) for layout, grid in zip(layouts, grids, strict=True)]
-    clean = count_within(gen_lengths) < torch.tensor(clean_lengths)[gen_samples]
+    index_in_sample = count_within(gen_lengths)
+    clean = index_in_sample < torch.tensor(clean_lengths)[gen_samples]
+    actions = None
+    if any(action_rows):
+        action_row = index_in_sample - torch.tensor(num_latents)[gen_samples]  # below 0: a latent
+        clean_rows = torch.tensor([layout.actions.clean_rows if layout.actions else 0 for layout in layouts])
+        clean |= (action_row >= 0) & (action_row < clean_rows[gen_samples])
+        tokens = (action_row >= 0).nonzero()[:, 0]
+        actions = action_tokens(layouts, tokens, ~clean[tokens], config)
+        parts = zip(gen_positions.split(num_latents, dim=1), layouts, text_lengths)
+        gen_positions = torch.cat([with_actions(*part, config) for part in parts], dim=1)
     attention = attention or attention_modes("two_way", config.num_hidden_layers)
     return PackedSequence(
         layouts=tuple(layouts),
@@ -208,8 +265,42 @@ def pack_samples(
         clean=clean[:, None],
         patterns=attention.patterns,
         und_segments=plan_segments(text_lengths, text_lengths, causal=True),
-        gen_plans=plan_latents(attention, grids, text_lengths, device),
+        gen_plans=plan_latents(attention, grids, text_lengths, device, action_rows),
+        actions=actions,
     )
+
+
+def count_rows(layouts: Sequence[SampleLayout]) -> list[int]:
+    """Returns the number of robot actions of each sample."""
+    return [0 if layout.actions is None else layout.actions.rows for layout in layouts]
+
+
+def action_tokens(
+    layouts: Sequence[SampleLayout], tokens: Tensor, noised: Tensor, config: NetworkConfig
+) -> ActionTokens:
+    """Returns the `ActionTokens` of a pack.
+
+    Args:
+        layouts: Layouts of the samples.
+        tokens: Index of each robot action in the latent stream, int64 [rows].
+        noised: Mask that is True at rows that are predicted, bool [rows].
+        config: Config of the network.
+    """
+    actions = [layout.actions for layout in layouts if layout.actions is not None]
+    counts = torch.tensor([own.rows for own in actions])
+    domains, channels = (
+        torch.tensor(values).repeat_interleave(counts)
+        for values in ([own.domain for own in actions], [own.channels for own in actions])
+    )
+    used = torch.arange(config.max_action_dim) < channels[:, None]
+    return ActionTokens(tokens, domains, tuple(sorted({own.domain for own in actions})), used & noised[:, None])
+
+
+def with_actions(positions: Tensor, layout: SampleLayout, text_length: int, config: NetworkConfig) -> Tensor:
+    """Appends the positions of a sample's robot actions, if it has any, to those of its latents, float32 [3, n]."""
+    if layout.actions is None:
+        return positions
+    return torch.cat((positions, action_positions(layout.actions, text_length, config)), dim=1)
 
 
 def token_grid(latent_shape: tuple[int, int, int], config: NetworkConfig) -> tuple[int, int, int]:
@@ -236,6 +327,32 @@ def check_layout(index: int, layout: SampleLayout) -> None:
             f"sample {index}: condition_frames must be between 0 and its {layout.latent_shape[0]} latent frames, "
             f"found {layout.condition_frames}"
         )
+
+
+def check_actions(index: int, actions: ActionLayout | None, config: NetworkConfig) -> None:
+    """Raises ValueError if robot actions are not consistent, or the network cannot represent them.
+
+    Args:
+        index: Index of the sample in the pack, for the error message.
+        actions: Robot actions of the sample; None: it has none.
+        config: Config of the network.
+    """
+    if actions is None:
+        return
+    if not config.action_gen:
+        raise ValueError(f"sample {index} has robot actions, but the network has no action heads (action_gen is false)")
+    limits = {
+        "rows": (actions.rows, 1, None),
+        "channels": (actions.channels, 1, config.max_action_dim),
+        "clean_rows": (actions.clean_rows, 0, actions.rows),
+        "domain": (actions.domain, 0, config.num_embodiment_domains - 1),
+    }
+    for name, (value, low, high) in limits.items():
+        if value < low or (high is not None and value > high):
+            allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise ValueError(f"sample {index}: actions.{name} must be {allowed}, found {value}")
+    if not actions.fps > 0:
+        raise ValueError(f"sample {index}: actions.fps must be above 0, found {actions.fps}")
 
 
 def check_ids(ids: Sequence[Sequence[int]], vocab_size: int) -> None:

@@ -397,7 +397,7 @@ def describe_export(
     model["config"]["text_tokenizer"]["path"] = "text_tokenizer"
     return {
         **state_versions("diffusers", "torch", "diffusers", "transformers"),
-        "source": asdict(source),
+        "source": source.as_data(),
         "dtype": dtype,
         "weights_sha256": weights_digest(weights),
         "vae": generator.latent_fingerprint,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -197,7 +196,7 @@ def describe_assembly(
 
     return {
         **state_versions("hf", "torch", "safetensors", "transformers"),
-        "source": asdict(ExportSource()),
+        "source": ExportSource().as_data(),
         "assembled_from": {"language": source.describe, "vision": visual.describe},
         "dtype": dtype,
         "generation": {},

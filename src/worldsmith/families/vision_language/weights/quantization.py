@@ -6,7 +6,7 @@ import importlib.util
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -333,7 +333,7 @@ class ReasonerQuantizer(Quantizer):
             **state_versions("quantized", "torch", "safetensors", "transformers", "compressed-tensors"),
             "scheme": self.scheme,
             "method": self.method,
-            "source": asdict(origin_of(model, merge=True)),
+            "source": origin_of(model, merge=True).as_data(),
             "dtype": "bfloat16",
             "generation": {},
             "model": formats.exported_config(

@@ -19,7 +19,7 @@ from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_decoder import VideoInfo, examine, frame_times
 from worldsmith.files.atomic import write_text
-from worldsmith.files.errors import UserError
+from worldsmith.files.errors import require_libraries
 from worldsmith.tools.datasets.imports.source_clips import Clip, Found
 
 NAME = Path(FILE_NAMES[0]).name
@@ -277,13 +277,9 @@ def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
         UserError: If PySceneDetect is not installed.
         SampleError: If PySceneDetect cannot read the clip.
     """
-    try:
-        from scenedetect import ContentDetector, SceneManager, VideoOpenFailure, open_video
-    except ImportError:
-        raise UserError(
-            "scene detection needs the library 'scenedetect', which is not installed: `pip install "
-            "'worldsmith[scenes]'`"
-        ) from None
+    require_libraries("scene detection", "scenes", "scenedetect")
+    from scenedetect import ContentDetector, SceneManager, VideoOpenFailure, open_video
+
     manager = SceneManager()
     manager.add_detector(ContentDetector(threshold=threshold))
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat, zip_longest
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range, Seed
 from worldsmith.config.tree.plain import to_dict
+from worldsmith.data.robots.robot_loader import RobotLoader
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.models.video_model import NOISE_LEVELS
 from worldsmith.monitor.short_text import WEIGHTS_NAMES
@@ -58,6 +59,10 @@ class ClipCaption:
     """Label of the data that the clip comes from: `TRAINING` or `HELD_OUT`."""
 
 
+NO_ROBOTS = "samples of robot episodes, which start from a frame and have actions, are not generated while training"
+"""Reason why a run on robot episodes generates no samples."""
+
+
 class DrawVideos(DrawSamples):
     """Generates videos (images if the run's clips have one frame) of the same captions while the run trains.
 
@@ -91,6 +96,8 @@ class DrawVideos(DrawSamples):
 
         def check_run(self, run: Any) -> None:
             super().check_run(run)
+            if self.enabled and self.every is not None and isinstance(run.dataloader_train, RobotLoader.Config):
+                raise wrong(self, "every", why=NO_ROBOTS, remedy="omit it")
             if self.enabled and not self.guidance:
                 raise wrong(self, "guidance", why="no samples would be generated", remedy="use [1.0] for no guidance")
             if self.enabled and self.prompts and not FROM_TEXT & set(run.model.config.modes):
@@ -122,7 +129,14 @@ class DrawVideos(DrawSamples):
     def steps(self) -> int:
         return self.config.steps if self.size is None else self.size.steps
 
+    def start_lines(self, trainer: TrainingRun) -> Iterable[str]:
+        if self.config.enabled and isinstance(trainer.config.dataloader_train, RobotLoader.Config):
+            return [f"samples      none: {NO_ROBOTS}"]
+        return super().start_lines(trainer)
+
     def obstacle(self, run: Any) -> str:
+        if isinstance(run.dataloader_train, RobotLoader.Config):
+            return NO_ROBOTS
         network = run.model.config.sampling_network
         return f"{network} would be loaded in addition to the trained network" if network else ""
 

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Trains forward dynamics of DROID from Cosmos3-Nano. A variable that is set already wins over the defaults here.
+set -euo pipefail
+examples="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+: "${TOML_FILE:=$examples/toml/sft_config/action_fd_droid_posttrain.toml}"
+: "${DATASET_PATH:=$examples/data/Cosmos3-DROID}"
+: "${BASE_CHECKPOINT_PATH:=$examples/checkpoints/Cosmos3-Nano}"
+: "${WAN_VAE_PATH:=$examples/checkpoints/wan22_vae/Wan2.2_VAE.pth}"
+source "$examples/_launch.sh"

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Trains a policy for four LIBERO suites from Cosmos3-Nano. A variable that is set already wins over the defaults here.
+set -euo pipefail
+examples="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+: "${TOML_FILE:=$examples/toml/sft_config/action_policy_libero_all_nano.toml}"
+: "${LIBERO_ROOT:=$examples/data/LIBERO_LeRobot_v3}"
+: "${ROBOT_STATISTICS:=$examples/data/libero_statistics.json}"
+: "${BASE_CHECKPOINT_PATH:=$examples/checkpoints/Cosmos3-Nano}"
+: "${WAN_VAE_PATH:=$examples/checkpoints/wan22_vae/Wan2.2_VAE.pth}"
+source "$examples/_launch.sh"

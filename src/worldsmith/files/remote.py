@@ -1,0 +1,302 @@
+"""Reads files of object stores and web servers (s3://, gs://, https:// …) with retries, through a cache on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import posixpath
+import re
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from worldsmith.files.atomic import replacing
+from worldsmith.files.errors import UserError
+from worldsmith.files.locks import lock
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 4
+PAUSE = 1.0
+"""Seconds before the second attempt to read from remote storage; doubled for each further attempt."""
+CACHE_SIZE = "WORLDSMITH_CACHE_GIB"
+"""Environment variable with the max size of the cache in GiB; 0 = no cache."""
+DEFAULT_GIB = 50.0
+FILLED, SCANS = 7 / 8, 64
+"""Fraction of the max size that remains after the cache was trimmed; number of scans while one max size is written."""
+CHECKSUM = 4
+"""Number of bytes at the start of a cached file that contain the CRC-32 of its content."""
+LOCAL = ("file://", "local://")
+EXTRAS = {"s3": "pip install 'worldsmith[s3]'", "gs": "pip install 'worldsmith[gcs]'"}
+VERSIONS = ("ETag", "etag", "VersionId", "generation", "blob_id", "LastModified", "mtime", "created")
+"""Values of fsspec's `info` that change when a file is replaced; each storage has some of them."""
+SECRETS = re.compile(r"(?<=://)[^/\s@'\"]+@|\?[^\s'\"]*(?:Signature|token|sig|key)=[^\s'\"]*", re.IGNORECASE)
+"""Matches credentials in an address: before the host, or in a signed URL."""
+DENIED = re.compile(r"Forbidden|Access ?Denied|NoCredentials|InvalidAccessKey|SignatureDoesNotMatch")
+"""Matches errors of authentication that are not a PermissionError and have no HTTP status."""
+
+
+class RemoteError(OSError):
+    """Error for a remote file that cannot be read; the message contains its address and the cause, but no secrets."""
+
+
+class RemoteFacts(NamedTuple):
+    """Size and version of a remote file."""
+
+    size: int | None
+    """Size in bytes; None if the server does not state it."""
+    version: str
+    """Text that changes when the file is replaced: ETag, or time of the last change."""
+
+
+def is_remote(path: str) -> bool:
+    """Returns whether `path` is the address of a remote file or folder; a file:// address is local."""
+    return "://" in path and not path.startswith(LOCAL)
+
+
+def join_address(folder: str, name: str) -> str:
+    """Returns the path or address of `name` in `folder`.
+
+    Args:
+        folder: Local path, or address of a remote folder.
+        name: Relative path; an absolute path or an address is returned, without file://.
+    """
+    name = name.removeprefix(LOCAL[0])
+    if "://" in name or not is_remote(folder):
+        return name if "://" in name else os.path.join(folder.removeprefix(LOCAL[0]), name)
+    scheme, _, path = folder.partition("://")
+    joined = posixpath.join(path, name)
+    if joined == name:
+        return name
+    # An object store has no parent folders, so `../clips/a.mp4` would be part of the name of the object.
+    return f"{scheme}://{posixpath.normpath(joined) if '..' in name.split('/') else joined}"
+
+
+def open_system(address: str) -> tuple[Any, str]:
+    """Returns the fsspec file system of an address, and the path of the address in it.
+
+    The file system is looked up at each call, since fsspec keeps one per process and thread.
+    """
+    from fsspec.core import url_to_fs
+
+    return url_to_fs(address)  # type: ignore[no-any-return]
+
+
+def retry(read: Callable[[], T], address: str) -> T:
+    """Calls `read` and returns its result; after an error of a remote storage, up to `ATTEMPTS` times.
+
+    Args:
+        read: Function that reads from `address`.
+        address: Path or address, for messages; a local file is read once.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        RemoteError: If `read` fails; at once if the access is denied or a library is missing.
+    """
+    attempts = ATTEMPTS if is_remote(address) else 1
+    name = SECRETS.sub("", address)
+    for attempt in range(1, attempts + 1):
+        try:
+            return read()
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{name} does not exist") from None
+        except ImportError as error:
+            fix = EXTRAS.get(address.partition("://")[0], "install it")
+            raise RemoteError(f"{name} needs a library that is not installed: {fix} ({error})") from None
+        except Exception as error:  # each storage has errors of its own
+            why = SECRETS.sub("", f"{type(error).__name__}: {error}")
+            status = getattr(error, "status", getattr(error, "code", None))
+            if isinstance(error, PermissionError) or status in (401, 403) or DENIED.search(why):
+                raise RemoteError(
+                    f"{name}: the storage denies access ({why}). Expected credentials that may read this address: set "
+                    "them for the storage's own library (s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
+                    "AWS_SECRET_ACCESS_KEY; gs: GOOGLE_APPLICATION_CREDENTIALS; hf: HF_TOKEN) on each machine"
+                ) from None
+            if attempt == attempts or "Protocol not known" in why:
+                raise RemoteError(f"{name} cannot be read: {why} ({attempt} attempts)") from None
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+    raise AssertionError("at least one attempt")
+
+
+def read_facts(address: str) -> RemoteFacts:
+    """Requests the size and version of a remote file.
+
+    Raises:
+        FileNotFoundError: If the file does not exist, or is a folder.
+        RemoteError: If the storage cannot be reached or denies access.
+    """
+
+    def read() -> dict[str, Any]:
+        system, path = open_system(address)
+        system.invalidate_cache()
+        return system.info(path)  # type: ignore[no-any-return]
+
+    info = retry(read, address)
+    if info.get("type") == "directory":
+        raise FileNotFoundError(f"{SECRETS.sub('', address)} is not a file")
+    return RemoteFacts(info.get("size"), repr([info[name] for name in VERSIONS if info.get(name)]))
+
+
+remote_facts = functools.lru_cache(maxsize=65536)(read_facts)
+"""`read_facts`, requested once per file and process: a run expects that its files do not change."""
+
+
+def remote_exists(address: str) -> bool:
+    """Returns whether a remote file exists. Raises RemoteError if the storage cannot be reached or denies access."""
+    try:
+        read_facts(address)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_remote(address: str, start: int = 0, size: int | None = None) -> bytes:
+    """Returns the content of a remote file, or a part of it, from the cache or the storage.
+
+    Args:
+        address: Address of the file.
+        start: First byte.
+        size: Number of bytes; None: up to the end. Fewer bytes are returned if the file ends before.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        RemoteError: If the file cannot be read.
+        UserError: If the environment variable `WORLDSMITH_CACHE_GIB` is not a number.
+    """
+    facts = remote_facts(address)
+    is_part = start > 0 or size is not None
+    expected = facts.size
+    if is_part and expected is not None:
+        expected = max(0, expected - start if size is None else min(size, expected - start))
+    whole = cache_entry(address, facts)
+    entry = cache_entry(address, facts, start, size) if is_part else whole
+    if (data := read_entry(entry, expected)) is not None:
+        return data
+    if is_part and (data := read_entry(whole, facts.size)) is not None:
+        return data[start:][:size]
+
+    def fetch() -> bytes:
+        if expected == 0:
+            return b""
+        system, path = open_system(address)
+        stop = None if size is None else start + size
+        found = bytes(system.cat_file(path, start=start, end=stop) if is_part else system.cat_file(path))
+        if expected is not None and len(found) != expected:
+            raise OSError(f"expected {expected} bytes, received {len(found)}")
+        return found
+
+    data = retry(fetch, address)
+    save_entry(entry, data)
+    return data
+
+
+def cache_folder(name: str = "remote") -> Path:
+    """Returns the folder `worldsmith/NAME` in the user's cache folder (XDG); by default that of remote files."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worldsmith" / name
+
+
+def cache_limit() -> int:
+    """Returns the max size of the cache in bytes. Raises UserError if its environment variable is not a number >= 0."""
+    text = os.environ.get(CACHE_SIZE) or str(DEFAULT_GIB)
+    with contextlib.suppress(ValueError, OverflowError):
+        if (limit := int(float(text) * 2**30)) >= 0:
+            return limit
+    raise UserError(f"{CACHE_SIZE} is {text!r}: expected the max size of the cache in GiB, such as 50; 0 = no cache")
+
+
+def cache_entry(address: str, facts: RemoteFacts, start: int = 0, size: int | None = None) -> Path:
+    """Returns the path of the cached copy of a part of a file, by its address, version and range."""
+    key = hashlib.sha256(repr((address, facts, start, size)).encode()).hexdigest()
+    return cache_folder() / key[:2] / key
+
+
+def read_entry(entry: Path, size: int | None) -> bytes | None:
+    """Returns the content of a cached file and marks it as used; None if it is missing or damaged.
+
+    Args:
+        entry: Path from `cache_entry`.
+        size: Expected number of bytes of the content; None: not known.
+    """
+    try:
+        stored = entry.read_bytes()
+        data = stored[CHECKSUM:]
+        if size not in (None, len(data)) or stored[:CHECKSUM] != crc_bytes(data):
+            entry.unlink()
+            return None
+        os.utime(entry)
+    except OSError:
+        return None
+    return data
+
+
+def save_entry(entry: Path, data: bytes) -> None:
+    """Writes a file to the cache and trims the cache; best effort: the first error of the process is logged."""
+    limit = cache_limit()
+    if len(data) + CHECKSUM > limit:
+        return
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(entry, durable=False) as aside:
+            aside.write_bytes(crc_bytes(data) + data)
+        count_written(len(data) + CHECKSUM, limit)
+    except OSError as error:
+        if error.errno not in _logged:
+            _logged.append(error.errno)
+            log.warning("the cache of remote files cannot be written, so they are read again in each epoch: %s", error)
+
+
+def crc_bytes(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(CHECKSUM, "big")
+
+
+_logged: list[int | None] = []
+"""Values of errno with which this process has failed to write to the cache."""
+_written: list[int] = []
+"""Number of bytes that this process has cached since it trimmed the cache, as the only item; empty: never trimmed."""
+
+
+def count_written(size: int, limit: int) -> None:
+    """Adds a written file to the bytes that this process has cached; from time to time, trims the cache to its limit.
+
+    The cache is trimmed after the first file of this process, and then whenever `limit / SCANS` bytes were written.
+
+    Args:
+        size: Number of bytes of the file.
+        limit: Max size of the cache in bytes.
+    """
+    if _written and sum(_written) + size < limit / SCANS:
+        _written[:] = [sum(_written) + size]
+        return
+    _written[:] = [0]
+    trim(cache_folder(), limit)
+
+
+def trim(folder: Path, limit: int) -> None:
+    """Removes the files of the cache that were not used for the longest time if the cache is larger than `limit` bytes.
+
+    Only one process at a time does this; another process returns at once.
+    """
+    if (handle := lock(folder)) is None:
+        return
+    try:
+        entries = []
+        for path in folder.glob("*/*"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                entries.append((status.st_mtime_ns, status.st_size, path))
+        total = sum(size for _, size, _ in entries)
+        if total <= limit:
+            return
+        for _, size, path in sorted(entries):
+            if total <= limit * FILLED:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+    finally:
+        os.close(handle)

@@ -1,0 +1,193 @@
+"""Files of an object store through the cache: a real S3 server that fails in all the ways of a network."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from object_store import CREDENTIALS, ObjectStore, connected, serving
+
+from worldsmith.files import remote
+from worldsmith.files.errors import UserError
+from worldsmith.files.remote import RemoteError, cache_folder, is_remote, join_address, read_remote, remote_exists
+
+pytest.importorskip("s3fs")
+pytest.importorskip("moto")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with serving() as store:
+        yield store
+
+
+@pytest.fixture
+def store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ObjectStore]:
+    with connected(server, monkeypatch, tmp_path / "cache") as store:
+        yield store
+
+
+def gets(store: ObjectStore) -> int:
+    return sum(request.startswith("GET") for request in store.requests())
+
+
+def stored() -> list[Path]:
+    return [path for path in cache_folder().glob("*/*") if path.is_file()]
+
+
+def test_addresses_are_joined_as_paths_are() -> None:
+    assert join_address("s3://b/x", "v/a.mp4") == "s3://b/x/v/a.mp4"
+    assert join_address("s3://b/x", "../v/a.mp4") == "s3://b/v/a.mp4"
+    assert join_address("s3://b/x", "gs://c/a.mp4") == "gs://c/a.mp4"
+    assert join_address("s3://b/x", "/data/a.mp4") == join_address("/x", "file:///data/a.mp4") == "/data/a.mp4"
+    assert join_address("file:///x", "a.mp4") == "/x/a.mp4"
+    assert [is_remote(path) for path in ("s3://b/x", "file:///x", "/x", "x")] == [True, False, False, False]
+
+
+def test_a_file_is_requested_once_and_again_if_it_was_replaced(store: ObjectStore) -> None:
+    address = store.put("once/a.mp4", bytes(range(256)) * 50)
+    assert read_remote(address) == bytes(range(256)) * 50
+    assert gets(store) == 1
+    assert read_remote(address, 5, 3) == b"\5\6\7"
+    assert read_remote(address, 12790) == bytes(range(246, 256))
+    assert store.requests() == [], "parts are read from the cached file"
+    remote.remote_facts.cache_clear()  # as another process
+    assert len(read_remote(address)) == 12800
+    assert gets(store) == 0
+    store.put("once/a.mp4", b"other")
+    remote.remote_facts.cache_clear()
+    assert read_remote(address) == b"other"
+
+
+def test_parts_are_cached_and_end_with_the_file(store: ObjectStore) -> None:
+    address = store.put("parts.tar", b"0123456789")
+    assert [read_remote(address, 2, 3) for _ in range(2)] == [b"234", b"234"]
+    assert gets(store) == 1
+    assert read_remote(address, 8, 5) == b"89"
+    assert read_remote(address, 20, 5) == read_remote(store.put("empty", b"")) == b""
+
+
+@pytest.mark.parametrize("faults", [{"every": 3}, {"cut": 2}, {"slow": 0.05}])
+def test_a_network_that_fails_now_and_then_costs_only_time(store: ObjectStore, faults: dict[str, float]) -> None:
+    contents = {store.put(f"some/{n}", os.urandom(5000)): n for n in range(6)}
+    store.fail()
+    sound = {address: read_remote(address) for address in contents}
+    for path in stored():
+        path.unlink()
+    remote.remote_facts.cache_clear()
+    store.fail(**faults)
+    assert {address: read_remote(address) for address in contents} == sound
+
+
+def test_a_storage_that_fails_for_good_is_an_error_after_four_attempts(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = store.put("never", b"1234")
+    remote.remote_facts(address)
+    store.fail(cut=1)
+    with pytest.raises(RemoteError, match=r"s3://bucket/never cannot be read: .*\(4 attempts\)"):
+        read_remote(address)
+    assert stored() == []
+    assert gets(store) >= 4
+
+
+def test_denied_and_missing_files_are_told_apart_at_once(store: ObjectStore) -> None:
+    store.put("private/a", b"1")
+    store.put("public/a", b"1")
+    store.fail(denied="private")
+    with pytest.raises(RemoteError, match=r"s3://bucket/private/a: the storage denies access.*credentials") as found:
+        read_remote("s3://bucket/private/a")
+    assert len(store.requests()) == 1
+    assert not any(secret in str(found.value) for secret in CREDENTIALS.values())
+    with pytest.raises(FileNotFoundError, match="s3://bucket/absent does not exist"):
+        read_remote("s3://bucket/absent")
+    with pytest.raises(FileNotFoundError, match="s3://bucket/public is not a file"):
+        read_remote("s3://bucket/public")
+    assert not remote_exists("s3://bucket/absent")
+    with pytest.raises(RemoteError, match="Protocol not known"):
+        read_remote("nowhere://bucket/a")
+
+
+def test_addresses_in_messages_have_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise OSError("GET https://me:pass@host/a?X-Amz-Signature=abc failed")
+
+    monkeypatch.setattr(remote, "PAUSE", 0)
+    with pytest.raises(RemoteError) as found:
+        remote.retry(fails, "https://me:pass@host/a?X-Amz-Signature=abc")
+    assert "https://host/a cannot be read: OSError: GET https://host/a failed" in str(found.value)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-1] + b"!", lambda data: b""])
+def test_a_damaged_cached_file_is_fetched_again(store: ObjectStore, damage: object) -> None:
+    address = store.put("damage", b"some content")
+    read_remote(address)
+    (entry,) = stored()
+    entry.write_bytes(damage(entry.read_bytes()))
+    store.requests()
+    assert [read_remote(address) for _ in range(2)] == [b"some content"] * 2
+    assert gets(store) == 1
+
+
+def test_the_cache_keeps_its_size_and_the_files_that_were_used_last(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(remote.CACHE_SIZE, str(10_000 / 2**30))
+    first, *others = [store.put(f"bounded/{n}", os.urandom(1500)) for n in range(20)]
+    for number, address in enumerate(others):
+        read_remote(first)
+        read_remote(address)
+        for path in stored():  # file systems may have coarse clocks
+            os.utime(path, ns=(path.stat().st_mtime_ns - 10**9,) * 2)
+        assert sum(path.stat().st_size for path in stored()) <= 10_000
+        assert len(stored()) == min(number + 2, 6) or number > 4
+    store.requests()
+    read_remote(first)
+    read_remote(others[-1])
+    assert gets(store) == 0
+    read_remote(others[0])
+    assert gets(store) == 1
+
+
+def test_no_cache_and_a_size_that_is_no_number(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = store.put("uncached", b"1")
+    monkeypatch.setenv(remote.CACHE_SIZE, "0")
+    assert [read_remote(address) for _ in range(2)] == [b"1", b"1"]
+    assert gets(store) == 2
+    for text in ("much", "-1", "nan", "inf"):
+        monkeypatch.setenv(remote.CACHE_SIZE, text)
+        with pytest.raises(UserError, match=r"WORLDSMITH_CACHE_GIB is .*expected the max size"):
+            read_remote(address)
+
+
+def test_a_cache_that_cannot_be_written_is_logged_once(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(remote, "_logged", [])
+    for number in range(3):
+        assert read_remote(store.put(f"unwritten/{number}", b"1")) == b"1"
+    assert caplog.text.count("cannot be written") == 1
+
+
+def read_all(addresses: list[str]) -> list[bytes]:
+    return [read_remote(address) for _ in range(3) for address in addresses]
+
+
+def test_two_processes_share_a_small_cache(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each removes files that the other one is about to read; a forked process connects again."""
+    monkeypatch.setenv(remote.CACHE_SIZE, str(8_000 / 2**30))
+    contents = {f"s3://bucket/shared/{n}": os.urandom(1500) for n in range(10)}
+    for address, content in contents.items():
+        store.put(address.removeprefix("s3://bucket/"), content)
+    addresses = list(contents)
+    read_remote(addresses[0])
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        for found in pool.map(read_all, [addresses, addresses[::-1]], chunksize=1):
+            assert {*found} == {*contents.values()}
+    assert sum(path.stat().st_size for path in stored()) <= 8_000
+    assert not list(cache_folder().rglob(".saving_*"))
