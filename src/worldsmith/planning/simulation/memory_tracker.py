@@ -168,6 +168,15 @@ class MemoryTracker(TorchDispatchMode):
         """Bytes that are allocated now, on the device and in host RAM."""
         return sum(change for _, change, _ in self.events)
 
+    def peaks_since(self, index: int) -> tuple[int, int]:
+        """Returns the max bytes on the device and in host RAM since event `index`, in addition to those before it."""
+        now, peaks = [0, 0], [0, 0]
+        for number, change, _ in self.events[index:]:
+            place = int(number >= 0 and self.storages[number].in_host_ram)
+            now[place] += change
+            peaks[place] = max(peaks[place], now[place])
+        return peaks[0], peaks[1]
+
     def held_now(self) -> PhaseMemory:
         """Returns the breakdown of the device memory that is allocated now, by memory category and by module."""
         return memory_after(self._changes(self.events), self._phase)

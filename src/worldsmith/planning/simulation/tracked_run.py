@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -215,12 +214,13 @@ class TrackedRun(Trainer):
         if len(known) == SIMULATED_CALLS:
             cost = known[-1]
             tracker.operations = tracker.operations.extrapolate(cost.before, cost.after, 1)
-            torch.empty(cost.peak, dtype=torch.uint8)
+            for in_host_ram, peak in enumerate(cost.peaks):
+                with tracker.in_host_ram(bool(in_host_ram)):
+                    torch.empty(peak, dtype=torch.uint8)
             return None, cost
         before, events = copy(tracker.operations), len(tracker.events)
         result = call()
-        totals = accumulate((change for _, change, _ in tracker.events[events:]), initial=0)
-        known.append(CallCost(before, copy(tracker.operations), max(totals)))
+        known.append(CallCost(before, copy(tracker.operations), tracker.peaks_since(events)))
         return result, known[-1]
 
     def _begin_batch(self) -> None:
@@ -234,8 +234,8 @@ class CallCost:
 
     before: OperationCounter
     after: OperationCounter
-    peak: int
-    """Max bytes allocated during the call, in addition to those before."""
+    peaks: tuple[int, int]
+    """Max bytes allocated on the device and in host RAM during the call, in addition to those before."""
     shape: Sequence[int] = ()
     """Shape of the resulting latents."""
     dtype: torch.dtype = STORED
