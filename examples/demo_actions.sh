@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source examples/_environment.sh
 
-name=pusht_demo episodes=320 train=(trainer.max_iter=1600) starts=50 videos=64 seed=${SEED:-0}
+name=pusht_demo episodes=320 train=(trainer.max_iter=3000) starts=50 videos=64 seed=${SEED:-0}
 if [[ ${DEMO:-} == quick ]]; then
     name=pusht_demo_quick episodes=8 train=(trainer.max_iter=2 dataloader_train.max_samples_per_batch=4) starts=2 videos=2
 fi

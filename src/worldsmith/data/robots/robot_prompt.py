@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def robot_prompt(
     task: str, config: RobotDataset.Config, *, idle: tuple[int, int] | None, fps: float, canvas: tuple[int, int]
 ) -> str:
-    """Returns the text of a window for the model, in training and when a policy is served; "" for an empty task.
+    """Returns the text of a window for the model, in training and when a policy is served.
+
+    It is "" for an empty task, and if the dataset's `prompt` is "none".
 
     In the JSON prompt, keys, order and rounding are those of the training of `cosmos_framework`.
 
@@ -29,8 +31,8 @@ def robot_prompt(
         fps: Frames per second.
         canvas: Size (W, H) in pixels of the padded image.
     """
-    if config.prompt == "task" or not task.strip():
-        return task.strip()
+    if config.prompt != "json" or not task.strip():
+        return task.strip() if config.prompt == "task" else ""
     seconds, sentence, robot = config.num_video_frames / fps, task.strip(), config.robot
     entry: dict[str, Any] = {
         "time": f"0:00-{round(seconds) // 60}:{round(seconds) % 60:02d}",

@@ -207,7 +207,8 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
         data: Any = from_dict(section, task_of(model.spec.name).loader_class.Config)
         if not isinstance(data, VideoLoader.Config) or not isinstance(data.dataset, VideoDataset.Config):
             raise UserError(f"{model.folder} was not trained on clips and cannot be evaluated on --dataset")
-        return replace(data, latent_cache="", dataset=replace(data.dataset, path=path, cfg_dropout_rate=0.0))
+        rate = float(data.dataset.cfg_dropout_rate == 1)  # 1: trained without any text
+        return replace(data, latent_cache="", dataset=replace(data.dataset, path=path, cfg_dropout_rate=rate))
     form = {name: getattr(model.defaults, name) for name in ("height", "width", "num_frames", "fps")}
     if missing := [name for name, value in form.items() if value is None]:
         raise UserError(

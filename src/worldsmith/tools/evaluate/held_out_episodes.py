@@ -113,8 +113,8 @@ class HeldOutEpisodes(HeldOutClips):
         elif val is None and dataset.split == "all":
             why = "the run has no held-out episodes: neither dataloader_val nor dataset.val_fraction is set"
             raise UserError(f"--dataset: {why}. Give a folder of episodes")
-        dataset = replace(dataset, **changes)
-        return replace(data, latent_cache="", dataset=replace(dataset, cfg_dropout_rate=0.0))
+        changes["cfg_dropout_rate"] = float(dataset.cfg_dropout_rate == 1)  # 1: trained without any text
+        return replace(data, latent_cache="", dataset=replace(dataset, **changes))
 
     def count_trained_on(self) -> int | None:
         train = robot_data(self.model)

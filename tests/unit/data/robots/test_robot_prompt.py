@@ -45,6 +45,11 @@ def test_an_empty_task_has_no_prompt() -> None:
     assert robot_prompt("", **FLAT) == robot_prompt("  ", **FLAT) == ""
 
 
+def test_a_task_alone_or_no_text_can_be_asked_for() -> None:
+    found = {form: robot_prompt(" go ", **FLAT | {"config": replace(PUSHT, prompt=form)}) for form in ("task", "none")}
+    assert found == {"task": "go", "none": ""}
+
+
 @pytest.mark.parametrize(
     ("frames", "fps", "time", "duration"),
     [

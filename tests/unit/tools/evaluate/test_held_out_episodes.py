@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -226,3 +227,16 @@ def test_one_dataset_of_several_is_measured(folder: Path, capsys: pytest.Capture
     words = "mix/run -o mixed --device cpu --dryrun"
     assert "name one of arm, leg" in evaluate(words, capsys, 2)
     assert "data        2 windows of" in evaluate(f"{words} --dataset leg", capsys)
+
+
+def test_a_model_without_text_is_measured_without_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trained with all captions dropped, or with `prompt: none`: the losses are equal, and not those with text."""
+    tree = Path("run/config.yaml").read_text()
+    losses = {}
+    for name, line in {"text": "", "dropped": "cfg_dropout_rate: 1.0", "none": "prompt: none"}.items():
+        shutil.copytree("run", name)
+        assert line.partition(":")[0] in tree
+        Path(name, "config.yaml").write_text(re.sub(rf"\b{line.partition(':')[0]}: \S+", line, tree) if line else tree)
+        evaluate(f"{name} -o of_{name} --evaluators loss --device cpu", capsys)
+        losses[name] = facts_of(f"of_{name}")["losses"]["trained"]
+    assert losses["dropped"] == losses["none"] != losses["text"]
