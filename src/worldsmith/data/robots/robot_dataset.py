@@ -126,8 +126,8 @@ class RobotDataset(ClipDataset):
         history_of: Literal["actions", "states"] = "actions"
         """Content of the rows before the window: the actions that lead from those frames, or the states at them."""
         prompt: Literal["json", "task", "none"] = "json"
-        """Text for the model: the JSON prompt with viewpoint, duration and size; only the task; or none, for data with one
-        task, after which instructions to the policy are ignored."""
+        """Text for the model: the JSON prompt with viewpoint, duration and size; only the task; or none, for data with
+        one task: then the policy ignores instructions."""
         augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
         """Random changes of the images, for training data only: the same for all cameras and frames of a window, and
         other ones in each epoch."""
