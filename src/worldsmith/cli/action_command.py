@@ -298,7 +298,7 @@ def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:
         UserError: If more processes than GPUs are requested, or another number than `worldsmith launch` has started.
     """
     requested, device = getattr(loaded.tree, PROCESSES, None), getattr(loaded.tree, "device", None)
-    if requested is None:
+    if requested is None or hasattr(loaded.tree, "on"):  # with `on`, an action starts its processes itself
         return 1
     if os.environ.get("WORLD_SIZE") or os.environ.get("RANK"):
         if requested != world_size():

@@ -191,7 +191,7 @@ class ChatProcessor(Configurable):
             return self.media.plan_image(part.source, part.resized)
         if isinstance(part.source, bytes):
             raise SampleError("bad_record", "a video must be a path, found bytes")
-        return self.media.plan_video(part.source, part.fps, part.resized)
+        return self.media.plan_video(part.source, part.fps, part.resized, part.frames)
 
     def _show_times(self, text: str, media: Sequence[ImagePlan | VideoPlan]) -> str:
         """Returns the text with each video placeholder replaced by one timestamp and placeholder per temporal patch.

@@ -32,6 +32,9 @@ class Part:
     """Frame rate that the dataset states for a video; None = frame rate of the file."""
     resized: tuple[int, int] | None = None
     """(height, width) in pixels that the dataset requests for resizing, before rounding; None = set by the config."""
+    frames: tuple[int, int | None] | None = None
+    """Index of the first frame of a video that is used, and of the frame after the last one (None: its end); None = all
+    frames."""
 
 
 @dataclass(frozen=True, slots=True)

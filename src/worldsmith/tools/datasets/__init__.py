@@ -7,6 +7,7 @@ COMMANDS = {
         "create, import, convert or preview a dataset",
         {
             "import": "worldsmith.tools.datasets.import_clips:ImportClips",
+            "caption": "worldsmith.tools.datasets.caption_clips:CaptionClips",
             "videophy2": "worldsmith.tools.datasets.videophy2:PrepareVideoPhy2",
             "preview": "worldsmith.tools.datasets.preview_chats:PreviewChats",
             "annotate-fps": "worldsmith.tools.datasets.annotate_fps:AnnotateFps",

@@ -1,14 +1,10 @@
-"""Records of an evaluation of answers: the questions of a dataset, the saved answers, and the results.
-
-Each answer is saved once it is generated, so that an evaluation that was stopped can be resumed.
-"""
+"""Records of an evaluation of answers: the questions of a dataset, and the results."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +14,6 @@ from typing import Any, Protocol
 
 from worldsmith.actions.action import Result
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.plain import flatten
 from worldsmith.data.conversations.conversation import Part, Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
@@ -26,12 +21,9 @@ from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_decoder import examine
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, write_results
+from worldsmith.evaluation.answers.saved_answers import is_file, media_fingerprint
 from worldsmith.files.atomic import write_text
-from worldsmith.files.fingerprint import content
-from worldsmith.files.json_file import read_json_object
-from worldsmith.files.lines import append_line
 from worldsmith.monitor.page.run_page import refresh_page
-from worldsmith.sampling.generate_answers import Answer
 
 QUESTION, DURATION = "question", "duration"
 """Names of the slices that are computed from the question and its video; any other slice is a record field."""
@@ -39,7 +31,6 @@ SECONDS = (2, 5, 10, 30, 60)
 """Upper bounds of the video duration ranges of the slice "duration", in seconds."""
 LETTERS = 80
 """Max length, in characters, of a shortened question by which results are grouped (slice "question")."""
-FOLDER, SETTINGS = "answers", "settings.json"
 CONFUSION, ITEMS, DIRECTIONALITY = "confusion.png", "items", "directionality_score.json"
 NAMES = {"binary": "yes/no accuracy", "text": "exact match"}
 """Name of the accuracy in the last output line, by task type."""
@@ -122,11 +113,6 @@ def read_records(
     return asked
 
 
-def is_file(part: Part) -> bool:
-    """Returns whether a part of a message is a media file, and not text or embedded data."""
-    return part.kind != "text" and isinstance(part.source, str) and not part.source.startswith("data:")
-
-
 def slice_value(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str, Any]) -> str:
     """Returns the value of a record for a slice, by which the accuracy is reported.
 
@@ -165,15 +151,6 @@ def duration_range(video: str) -> str:
             return f"{least} to {most} s"
         least = most
     return f"{least} s or more"
-
-
-def question_fingerprint(turns: Sequence[Turn]) -> str:
-    """Returns a fingerprint of a question: texts, media content, frame rates and sizes; file names do not matter."""
-    facts = [
-        [turn.role, [[part.kind, part.text, *media_fingerprint(part), part.fps, part.resized] for part in turn.parts]]
-        for turn in turns
-    ]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def record_key(turns: Sequence[Turn], answer: str, *, quick: bool = False) -> str:
@@ -225,94 +202,12 @@ def count_trained_on(records: EvaluationRecords, trained: ChatDataset) -> int:
     return sum(record_key(turns, truths[key]) in found for key, turns in records.turns.items())
 
 
-def media_fingerprint(part: Part) -> tuple[str, int]:
-    """Returns (SHA-256, size in bytes) of an image or video; (file name, -1) if its file cannot be read.
-
-    An unchanged file is read once per process.
-    """
-    if not is_file(part):
-        data = part.source if isinstance(part.source, bytes) else part.source.encode()
-        return hashlib.sha256(data).hexdigest(), len(data)
-    file = Path(str(part.source))
-    try:
-        return (content(file), file.stat().st_size) if file.is_file() else (file.name, -1)
-    except (OSError, ValueError):
-        return file.name, -1
-
-
 class Settings(Protocol):
     """Settings of `worldsmith evaluate` that affect the result files and the exit code."""
 
     max_failed: float
     confusion_picture: bool
     item_files: bool
-
-
-class SavedAnswers:
-    """Folder `answers` of an evaluation: one JSON Lines file per process, and the settings of all saved answers."""
-
-    def __init__(self, out: Path) -> None:
-        self.folder = out / FOLDER
-
-    def require_same(self, settings: Mapping[str, Any]) -> None:
-        """Raises UserError if the saved answers were generated with other settings than `settings`.
-
-        `settings` is the result of `EvaluateAnswers.answer_settings`: model fingerprints and generation settings.
-        """
-        if not (self.folder / SETTINGS).is_file():
-            return
-        known, wanted = flatten(read_json_object(self.folder / SETTINGS)), flatten(json.loads(json.dumps(settings)))
-        differing = [
-            f"{name} was {known.get(name)!r} and is now {wanted.get(name)!r}"
-            for name in sorted({*known, *wanted})
-            if known.get(name) != wanted.get(name)
-        ]
-        if differing:
-            raise UserError(
-                f"{self.folder.parent} has answers that were generated with other settings: {'; '.join(differing)}. "
-                "Choose another folder, or answer all questions again with --force"
-            )
-
-    def begin(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Creates the folder and stores the settings of its answers; with `overwrite`, first deletes existing answers.
-
-        Raises UserError if the folder has answers that were generated with other settings.
-        """
-        if overwrite and self.folder.exists():
-            shutil.rmtree(self.folder)
-        self.require_same(settings)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
-
-    def add(self, answer: Answer, mark: str, *, number: int, count: int) -> None:
-        """Appends an answer, or the error instead of an answer, to the file of process `number` of `count`.
-
-        `mark` is the fingerprint of the question, from `question_fingerprint`.
-        """
-        line = {"id": answer.key, "asked": mark, "said": answer.text}
-        if answer.error:
-            line |= {"error": answer.error, "status": "gen_error" if answer.was_asked else "prep_error"}
-        append_line(self.folder / f"{number}_of_{count}.jsonl", json.dumps(line, ensure_ascii=False))
-
-    def read(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Returns the saved answers of all processes, by (record id, fingerprint of the question).
-
-        Each has the keys "id" (of the record), "asked" (fingerprint of the question) and `said` (text of the answer).
-        If the answer could not be generated, it also has "error" (message) and "status" ("prep_error", "gen_error").
-        Incomplete lines are ignored. Of several answers to a question the last one is returned, but an error never
-        replaces an answer.
-        """
-        found: dict[tuple[str, str], dict[str, str]] = {}
-        for file in sorted(self.folder.glob("*_of_*.jsonl")):
-            for text in file.read_bytes().split(b"\n"):
-                try:
-                    line = json.loads(text)
-                    key = (line["id"], line["asked"])
-                except (ValueError, LookupError, TypeError):
-                    continue
-                if "error" not in line or "error" in found.get(key, line):
-                    found[key] = line
-        return found
 
 
 def count_outcomes(rows: Sequence[Row]) -> dict[str, Any]:

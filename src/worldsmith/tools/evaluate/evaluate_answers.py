@@ -28,17 +28,16 @@ from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.bert_score import BertScore
 from worldsmith.evaluation.answers.grade_answers import compare_accuracy, grade_row, measure, measure_slices
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, read_results
+from worldsmith.evaluation.answers.saved_answers import SavedAnswers, question_fingerprint
 from worldsmith.evaluation.answers.text_metrics import Metric
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.tools.evaluate.answer_records import (
     EvaluationRecords,
-    SavedAnswers,
     count_outcomes,
     count_repeated,
     count_trained_on,
-    question_fingerprint,
     read_records,
     write_outcome,
 )

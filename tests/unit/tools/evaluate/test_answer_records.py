@@ -20,14 +20,13 @@ from worldsmith.evaluation.answers.answer_tasks import AnswerTasks
 from worldsmith.evaluation.answers.confusion_image import CELL, FULL, draw_confusion
 from worldsmith.evaluation.answers.grade_answers import grade_row, measure, measure_slices
 from worldsmith.evaluation.answers.results import Row, read_results
+from worldsmith.evaluation.answers.saved_answers import SavedAnswers, question_fingerprint
 from worldsmith.monitor.page.run_page import write_page
 from worldsmith.sampling.generate_answers import Answer
 from worldsmith.sampling.write_media import write_mp4
 from worldsmith.tools.evaluate.answer_records import (
-    SavedAnswers,
     count_outcomes,
     duration_range,
-    question_fingerprint,
     question_template,
     write_outcome,
 )

@@ -44,7 +44,7 @@ class VideoPlan:
     indices: list[int]
     """Indices of the used frames."""
     times: list[float]
-    """Time of each temporal patch in seconds after the first frame of the video."""
+    """Time of each temporal patch in seconds after the first frame of the video, or of its used part."""
     size: Size
     grid: tuple[int, int, int]
     frame_tokens: int
@@ -140,25 +140,38 @@ class MediaProcessor(Configurable):
         grid = (1, size[0] // limits.patch, size[1] // limits.patch)
         return ImagePlan(source, size, grid, grid[1] * grid[2] // limits.merge**2)
 
-    def plan_video(self, path: str, fps: float | None = None, resized: Size | None = None) -> VideoPlan:
+    def plan_video(
+        self,
+        path: str,
+        fps: float | None = None,
+        resized: Size | None = None,
+        frames: tuple[int, int | None] | None = None,
+    ) -> VideoPlan:
         """Returns the frames, times, size, patches and tokens that a video will have; decodes one frame.
 
         Args:
             path: Path of the video.
             fps: Frame rate that is used instead of that of the container; None: that of the container.
             resized: Requested (height, width) in pixels, before rounding; None: set by the config and the limits.
+            frames: Index of the first frame to use, and of the frame after the last one (None: the end of the video);
+                None: all frames.
 
         Raises:
-            SampleError: If the video is not readable.
+            SampleError: If the video is not readable, or does not have these frames.
         """
         from worldsmith.data.conversations.media.frames_and_sizes import choose_frames, patch_times
+        from worldsmith.data.stream.errors import SampleError
         from worldsmith.data.video_decoder import examine
 
         limits, config = self.videos, self.config
         _, info = examine(path)
         rate = fps or info.fps
-        indices = choose_frames(
-            info.num_frames,
+        first, last = frames or (0, None)
+        end = info.num_frames if last is None else last
+        if not 0 <= first < end <= info.num_frames:
+            raise SampleError("bad_record", f"it has {info.num_frames} frames, not those from {first} to {end - 1}")
+        chosen = choose_frames(
+            end - first,
             rate,
             wanted_fps=config.fps or limits.fps,
             wanted=config.nframes,
@@ -166,11 +179,13 @@ class MediaProcessor(Configurable):
             max_frames=config.max_frames or max(limits.max_frames, config.min_frames or 0),
             even=config.video_limits == "qwen_vl_utils",
         )
+        indices = [first + index for index in chosen]
         count = max(len(indices), limits.temporal)  # a single frame is shown twice
         size = self.video_size(count, info.height, info.width, resized)
-        times = patch_times(self.frame_times(path, info, indices, fps), limits.temporal)
+        seen = self.frame_times(path, info, indices, fps)
+        times = patch_times([time - seen[0] for time in seen], limits.temporal)
         grid = (len(times), size[0] // limits.patch, size[1] // limits.patch)
-        seconds = limits.temporal * info.num_frames / (rate * len(indices))
+        seconds = limits.temporal * (end - first) / (rate * len(indices))
         return VideoPlan(path, info, indices, times, size, grid, grid[1] * grid[2] // limits.merge**2, seconds, fps)
 
     def image_size(self, height: int, width: int, resized: Size | None = None) -> Size:
