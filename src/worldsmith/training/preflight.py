@@ -16,6 +16,12 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
+from worldsmith.checkpoint.run.checkpoint_store import (
+    is_partial_stored,
+    newer_stored,
+    require_access,
+    store_address,
+)
 from worldsmith.checkpoint.run.find_checkpoint import list_candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.open_weights import require_weights
@@ -79,9 +85,16 @@ def check_files(
             folder = run_folder or run_path(config.job)
             require_writable(folder, what="the run folder ")
             candidates = list_candidates(folder / "checkpoints").checkpoints
-            is_new = not candidates
-            needs_base = is_new or is_partial(candidates[0])
-    except UserError as error:
+            newer = None
+            if (address := store_address(config.checkpoint, config.job, folder)) is not None:
+                require_access(address, deletes=config.checkpoint.keep_latest_k is not None)
+                newer = newer_stored(address, folder)
+            is_new = not candidates and newer is None
+            if address is not None and newer is not None:
+                needs_base = is_partial_stored(address, newer)
+            else:
+                needs_base = is_new or is_partial(candidates[0])
+    except (UserError, OSError) as error:
         problems.append(Problem("job", str(error)))
     for path, node in walk(config):
         check = getattr(node, "check_files", None)

@@ -356,6 +356,10 @@ class RunLock:
             os.close(self._handle)
             self._handle = None
 
+    def keep_folder(self) -> None:
+        """Keeps the folder, which now contains a downloaded checkpoint, in `withdraw`."""
+        self._made = []
+
     def require_held(self) -> None:
         """Raises SaveError on all ranks if the folder was moved, removed or replaced. Collective."""
         lost = self.world.broadcast(self._lost() if self.world.is_main else None)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+READ_ONLY = ("http://", "https://", "hf://")
+"""Beginnings of addresses to which checkpoints are not uploaded."""
 BYTES_PER_TENSOR = 2048
 """Estimated overhead of one tensor on disk, in bytes."""
 
@@ -85,6 +87,10 @@ class Checkpointer(Configurable):
         """Validation metric, such as val/loss or val_ema/loss: the checkpoint with its best value is saved and kept."""
         best_mode: Literal["min", "max"] = "min"
         """Whether the smallest or the largest value of `keep_best` is the best."""
+        upload_to: str | None = None
+        """Folder in an object store, such as s3://bucket/runs. Each complete checkpoint is uploaded in the background to
+        project/group/name in it; a run whose folder has no or only earlier checkpoints resumes from there. None: no
+        uploads."""
         stop_file: str = "STOP"
         """Name of a file in the run folder that makes the run save and stop, like SIGTERM. "": no such file."""
 
@@ -95,6 +101,9 @@ class Checkpointer(Configurable):
                 if is_remote(given := getattr(self, name) or "") and not given.startswith("hf://"):
                     why = "weights are read from this machine or from the hub, not from an object store"
                     raise wrong(self, name, why=why, remedy="copy the folder to this machine and name the copy")
+            if self.upload_to is not None and (not is_remote(self.upload_to) or self.upload_to.startswith(READ_ONLY)):
+                remedy = "set the address of a folder in an object store, such as s3://bucket/runs"
+                raise wrong(self, "upload_to", why="checkpoints cannot be uploaded there", remedy=remedy)
             for name, what in (("load_training_state", "training state"), ("load_ema_to_reg", "EMA weights")):
                 if getattr(self, name) and self.load_path is None:
                     remedy = f"set load_path to the checkpoint with the {what} to load"
