@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import toy_runs
 from object_store import ObjectStore, connected, serving
@@ -76,7 +75,7 @@ def checkpoints_in(runs: str) -> list[str]:
 def test_a_run_resumes_on_another_machine_as_if_undisturbed(
     world: Path, undisturbed: Path, store: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """5 % of all requests fail and bodies are cut off; four steps on one machine, the rest on one without the folder."""
+    """5 % of all requests fail, and bodies are cut off; four steps on one machine, four on one without the folder."""
     store.fail(every=20, cut=20, writes=True)
     config = stored_config(world, "moved")
     config.trainer.max_iter = 4
@@ -88,7 +87,7 @@ def test_a_run_resumes_on_another_machine_as_if_undisturbed(
     assert trainer.iteration == 4
     assert trainer.train() is Outcome.FINISHED
     require_same_end(tmp_path / "two/run", undisturbed)
-    assert "iter_000000004 downloaded" in caplog.text
+    assert "iter_000000004 was downloaded" in caplog.text
     assert trainer.uploads.failed == 0
     assert newest_stored("s3://bucket/moved/tests/tiny/run") == "iter_000000008"
     local = {path.name for path in (tmp_path / "two/run/checkpoints").glob("iter_*")}
@@ -124,7 +123,7 @@ def test_failed_uploads_are_counted_and_repeated_with_the_next_checkpoint(
             trainer.uploads._pool.submit(store.fail)
 
     monkeypatch.setattr(trainer, "_report_save", report_save)
-    with pytest.raises(SaveError, match=r"could not be uploaded: s3://.*denies access.*may write"):
+    with pytest.raises(SaveError, match=r"UPLOAD FAILED: iter_000000008 to s3://.*denies access.*may write"):
         trainer.train()
     assert trainer.outcome is None
     assert trainer.uploads.failed == 2
@@ -144,7 +143,7 @@ def test_a_store_that_cannot_be_used_is_reported_before_the_start(
 ) -> None:
     store.fail(denied="secret", writes=True)
     for runs, problem in (("secret", "denies access.*may write"), ("readable", "denies access")):
-        with pytest.raises(UserError, match=rf"checkpoints cannot be uploaded: .*{problem}"):
+        with pytest.raises(UserError, match=rf"checkpoint.upload_to: files cannot be uploaded: .*{problem}"):
             Trainer(stored_config(world, runs), run_folder=tmp_path / "run")
         store.fail(denied="readable", writes=True, only_writes=True)
     store.fail()
@@ -187,17 +186,15 @@ def test_a_killed_upload_leaves_the_previous_checkpoint_as_the_newest(
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        helpers = psutil.Process(process.pid).children(recursive=True)
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
+    assert len(helpers) >= 2, "one writes checkpoints, one uploads them"
+    assert psutil.wait_procs(helpers, timeout=20)[1] == []
     assert newest_stored(address) == "iter_000000002"
-    seen = set(list_remote(address))
     store.fail()
-    time.sleep(1.5)
-    assert set(list_remote(address)) - seen == set() or len(set(list_remote(address)) - seen) <= 4
-    assert newest_stored(address) == "iter_000000002"
     monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "elsewhere"))
     assert main(["--import", "toy_family", "train", str(tmp_path / "run.yaml")]) == 0
     require_same_end(tmp_path / "elsewhere/tests/tiny/run", undisturbed)
     assert newest_stored(address) == "iter_000000008"
-    assert json.loads((tmp_path / "elsewhere/tests/tiny/run/status.json").read_text())["state"] == "finished"

@@ -79,20 +79,19 @@ def write_remote(address: str, content: bytes) -> None:
     retry(write, address, "write")
 
 
-def remove_remote(folder: str, first: Iterable[str] = ()) -> None:
-    """Deletes all files below a remote folder, those with the relative paths `first` before the others."""
-    names = list_remote(folder)
-    for group in ([name for name in first if name in names], [name for name in names if name not in first]):
-        if group:
-            retry(partial(_remove, [join_address(folder, name) for name in group]), folder, "write")
+def remove_remote(folder: str, names: Iterable[str]) -> None:
+    """Deletes files of a remote folder by their relative paths; raises RemoteError if one cannot be deleted."""
 
+    def remove() -> None:
+        system, path = open_system(folder)
+        left = [name for name in names if system.exists(f"{path}/{name}")]
+        if left:
+            system.rm([f"{path}/{name}" for name in left])
+            system.invalidate_cache()
+            if system.exists(f"{path}/{left[0]}"):
+                raise PermissionError(f"{left[0]} is not deleted")  # s3fs ignores errors of single files
 
-def _remove(addresses: list[str]) -> None:
-    system = open_system(addresses[0])[0]
-    system.rm([open_system(address)[1] for address in addresses])
-    system.invalidate_cache()
-    if left := [address for address in addresses if system.exists(open_system(address)[1])]:
-        raise PermissionError(f"{left[0]} is not deleted")  # s3fs ignores errors of single files
+    retry(remove, folder, "write")
 
 
 def upload_files(folder: Path, names: Iterable[str], address: str, known: Mapping[str, list[int]] | None = None) -> int:

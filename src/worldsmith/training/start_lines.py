@@ -56,7 +56,8 @@ def start_lines(run: TrainingRun, batch: Any) -> Iterator[str]:
     """
     config, task, loader = run.config, run.task, run.state.loader
     yield f"run folder   {run.run_folder}{describe_start(config, run.resumed)}"
-    yield from run.uploads.start_lines()
+    if run.uploads.address is not None:
+        yield f"store        checkpoints are uploaded to {run.uploads.address}{run.uploads.downloaded}"
     for callback in run.callbacks.values():
         yield from callback.start_lines(run)
     yield from model_lines(config, run.model.network, task, run.state.optimizer)

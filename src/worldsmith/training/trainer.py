@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.run.checkpoint_store import Uploads, store_address
+from worldsmith.checkpoint.run.checkpoint_store import Uploads
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, start_writer
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config import Configurable
@@ -94,8 +94,7 @@ class Trainer(Configurable):
         require_files(config, self.run_folder, self.world, launch.variables)
         require_memory(config, self.world)
         self.lock = RunLock(self.run_folder, self.world)
-        address = store_address(config.checkpoint, config.job, self.run_folder)
-        self.uploads = Uploads(config.checkpoint, address, self.run_folder, self.world)
+        self.uploads = Uploads(config.checkpoint, config.job, self.run_folder, self.world)
         self.failed_saves = 0
         """Periodic saves that could not be written since this process started."""
         self.outcome: Outcome | None = None

@@ -17,37 +17,20 @@ import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.run.find_checkpoint import (
-    BEST_POINTER,
-    NAME,
-    POINTER,
-    checkpoint_folders,
-    folder_iteration,
-    is_later,
-    read_best,
-)
-from worldsmith.checkpoint.run.frozen_weights import FILE as FROZEN
+from worldsmith.checkpoint.run import find_checkpoint as local
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.checkpoint.run.write_checkpoint import outdated, temporary_folder
+from worldsmith.checkpoint.sources.remote_model import CHECKPOINTS, RECORDS
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.process_signals import STOP_SIGNALS, signal_at_parents_end
 from worldsmith.distributed.world import World
-from worldsmith.files import atomic
+from worldsmith.files import atomic, remote_folder
 from worldsmith.files.checksum_manifest import MANIFEST
 from worldsmith.files.locks import lease
-from worldsmith.files.remote import RemoteError, join_address, remote_exists
-from worldsmith.files.remote_folder import (
-    download_files,
-    list_remote,
-    read_remote_text,
-    remove_remote,
-    upload_files,
-    write_remote,
-)
+from worldsmith.files.remote import RemoteError, join_address
 
 if TYPE_CHECKING:
     from worldsmith.checkpoint.run.checkpointer import Checkpointer
@@ -55,39 +38,41 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINTS = "checkpoints"
 UPLOADED = "uploaded_checkpoint.txt"
 """Local file that names the newest uploaded checkpoint and the address of the copy."""
 PROBE = "access_test"
-RECORDS = (".yaml", ".json", ".jsonl", ".txt")
-"""Suffixes of the files of the run folder that are copied with each checkpoint."""
 NICE = 10
-"""Priority of the process that uploads, so that training steps come first."""
+"""Added to the nice value of the process that uploads, so that training steps come first."""
 
 
 def store_address(settings: Checkpointer.Config, job: JobConfig, run_folder: Path) -> str | None:
     """Returns the address of the copy of a run folder; None without `checkpoint.upload_to`."""
-    if settings.upload_to is None:
-        return None
-    return join_address(settings.upload_to.rstrip("/"), f"{job.project}/{job.group}/{run_folder.name}")
+    names = f"{job.project}/{job.group}/{run_folder.name}"
+    return None if settings.upload_to is None else join_address(settings.upload_to.rstrip("/"), names)
 
 
 def require_access(address: str, *, deletes: bool) -> None:
     """Writes, reads and deletes a small file in the store.
 
     Args:
-        address: Address of the copy of a run folder.
-        deletes: Whether the run deletes checkpoints; if not, the permission to delete files is not required.
+        address: Address of a folder.
+        deletes: Whether old files will be deleted; if not, the permission to delete files is not required.
 
     Raises:
         UserError: If the bucket does not exist or the storage denies access.
     """
     try:
-        write_remote(join_address(address, f"{PROBE}/file"), b"test")
+        remote_folder.write_remote(join_address(address, PROBE), b"test")
         with suppress(*(() if deletes else (RemoteError,))):
-            remove_remote(join_address(address, PROBE))
+            remote_folder.remove_remote(address, [PROBE])
     except OSError as error:
-        raise UserError(f"checkpoints cannot be uploaded: {error}") from None
+        raise UserError(f"files cannot be uploaded: {error}") from None
+
+
+def read_name(address: str, file: str) -> str:
+    """Returns the name of a checkpoint in a pointer of the copy of a run folder; "" if there is no valid one."""
+    name = (remote_folder.read_remote_text(join_address(address, f"{CHECKPOINTS}/{file}")) or "").strip()
+    return name if local.NAME.fullmatch(name) else ""
 
 
 def newest_stored(address: str) -> str | None:
@@ -95,24 +80,18 @@ def newest_stored(address: str) -> str | None:
 
     Without a pointer, the newest complete one is returned; None if the store has no complete checkpoint.
     """
-    files = list_remote(join_address(address, CHECKPOINTS))
+    files = remote_folder.list_remote(join_address(address, CHECKPOINTS))
     found = [Path(name).parent for name in files if Path(name).name == MANIFEST]
-    complete = sorted((path for path in found if NAME.fullmatch(str(path))), key=folder_iteration)
-    pointer = (read_remote_text(join_address(address, f"{CHECKPOINTS}/{POINTER}")) or "").strip()
-    if NAME.fullmatch(pointer):
-        complete = [path for path in complete if not is_later(path, Path(pointer))]
+    complete = sorted((path for path in found if local.NAME.fullmatch(str(path))), key=local.folder_iteration)
+    if named := read_name(address, local.POINTER):
+        complete = [path for path in complete if not local.is_later(path, Path(named))]
     return complete[-1].name if complete else None
 
 
 def newer_stored(address: str, run_folder: Path) -> str | None:
     """Returns the newest checkpoint in the store if all checkpoints in the run folder are of earlier steps."""
-    stored, local = newest_stored(address), checkpoint_folders(run_folder / CHECKPOINTS)
-    return stored if stored is not None and (not local or is_later(Path(stored), local[0])) else None
-
-
-def is_partial_stored(address: str, name: str) -> bool:
-    """Returns whether a checkpoint in the store has no frozen weights, so that a resume also needs the base weights."""
-    return remote_exists(join_address(address, f"{CHECKPOINTS}/{name}/{FROZEN}"))
+    stored, present = newest_stored(address), local.checkpoint_folders(run_folder / CHECKPOINTS)
+    return stored if stored is not None and (not present or local.is_later(Path(stored), present[0])) else None
 
 
 def is_uploaded(checkpoint: Path, address: str) -> bool:
@@ -121,8 +100,8 @@ def is_uploaded(checkpoint: Path, address: str) -> bool:
     return record.is_file() and record.read_text(encoding="utf-8").split() == [checkpoint.name, address]
 
 
-def download_checkpoint(address: str, name: str, run_folder: Path) -> int:
-    """Downloads a checkpoint, the best checkpoint and the records of a run; returns their size in bytes.
+def download_checkpoint(address: str, name: str, run_folder: Path) -> None:
+    """Downloads a checkpoint, the best checkpoint and the records of a run.
 
     Each checkpoint is published by an atomic rename, and the pointer is written last.
 
@@ -132,35 +111,25 @@ def download_checkpoint(address: str, name: str, run_folder: Path) -> int:
         run_folder: Existing run folder.
 
     Raises:
-        UserError: If the disk has not enough space.
         OSError: If a file cannot be read or written.
     """
-    folder, size = run_folder / CHECKPOINTS, 0
-    best = (read_remote_text(join_address(address, f"{CHECKPOINTS}/{BEST_POINTER}")) or "").strip()
-    for wanted in dict.fromkeys([best, name]):
+    folder, best = run_folder / CHECKPOINTS, read_name(address, local.BEST_POINTER)
+    for wanted in dict.fromkeys([best, name] if best else [name]):
         source, target = join_address(address, f"{CHECKPOINTS}/{wanted}"), folder / wanted
-        manifest = read_remote_text(join_address(source, MANIFEST)) if NAME.fullmatch(wanted) else None
-        if manifest is None or (target / MANIFEST).exists():
+        manifest = remote_folder.read_remote_text(join_address(source, MANIFEST))
+        if manifest is None or target.exists():
             continue
-        files = json.loads(manifest)["files"]
-        needed, free = sum(entry[0] for entry in files.values()), shutil.disk_usage(folder).free
-        if needed > free:
-            raise UserError(
-                f"{source} needs {needed / 2**20:.1f} MiB, but the disk of {folder} has {free / 2**20:.1f} MiB free. "
-                "Free disk space, or choose another output root"
-            )
         aside = temporary_folder(target)
-        download_files(source, aside, files)
+        remote_folder.download_files(source, aside, json.loads(manifest)["files"])
         (aside / MANIFEST).write_text(manifest, encoding="utf-8")
         atomic.publish_folder(aside, target)
-        size += needed
         if wanted == best:
-            atomic.write_text(folder / BEST_POINTER, f"{best}\n")
-    records = {file: [info["size"]] for file, info in list_remote(address, recursive=False).items()}
-    download_files(address, run_folder, {file: known for file, known in records.items() if file.endswith(RECORDS)})
+            atomic.write_text(folder / local.BEST_POINTER, f"{best}\n")
+    found = remote_folder.list_remote(address, recursive=False).items()
+    records = {file: [info["size"]] for file, info in found if file.endswith(RECORDS)}
+    remote_folder.download_files(address, run_folder, records)
     atomic.write_text(folder / UPLOADED, f"{name} {address}\n")
-    atomic.write_text(folder / POINTER, f"{name}\n")
-    return size
+    atomic.write_text(folder / local.POINTER, f"{name}\n")
 
 
 class Uploads:
@@ -171,19 +140,20 @@ class Uploads:
 
     Args:
         settings: Checkpoint settings.
-        address: Address of the copy of the run folder, see `store_address`; None: no uploads.
+        job: Job section of the config.
         run_folder: Run folder.
         world: Ranks of the run.
     """
 
-    def __init__(self, settings: Checkpointer.Config, address: str | None, run_folder: Path, world: World) -> None:
-        self.settings, self.address, self.run_folder, self.world = settings, address, run_folder, world
+    def __init__(self, settings: Checkpointer.Config, job: JobConfig, run_folder: Path, world: World) -> None:
+        self.settings, self.run_folder, self.world = settings, run_folder, world
+        self.address = store_address(settings, job, run_folder)
         self.failed = 0
         """Failed uploads since this process started."""
         self.downloaded = ""
-        """Description of the checkpoint that was downloaded at the start; "": none."""
+        """Description of the checkpoint that was downloaded at the start; "": no download."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="upload")
-        self._last: Future[str | None] | None = None
+        self._last: Future[str] | None = None
         self._unsent: list[str] = []
 
     def download(self) -> bool:
@@ -191,26 +161,19 @@ class Uploads:
 
         Raises UserError on all ranks if that fails.
         """
-        problem = None
+        problem, start = "", time.monotonic()
         if self.address is not None and self.world.is_main:
             try:
                 if (name := newer_stored(self.address, self.run_folder)) is not None:
-                    logger.info("downloading %s of %s", name, self.address)
-                    start = time.monotonic()
-                    size = download_checkpoint(self.address, name, self.run_folder)
-                    seconds = time.monotonic() - start
-                    self.downloaded = f"{name} downloaded, {size / 2**20:.1f} MiB in {seconds:.1f} s"
-            except (UserError, OSError, ValueError, KeyError) as error:
+                    logger.info("downloading %s from %s", name, self.address)
+                    download_checkpoint(self.address, name, self.run_folder)
+                    self.downloaded = f"; {name} was downloaded in {time.monotonic() - start:.1f} s"
+            except (OSError, ValueError) as error:
                 problem = f"the checkpoint in {self.address} cannot be downloaded: {error}"
         problem, self.downloaded = self.world.broadcast((problem, self.downloaded))
-        if problem is not None:
+        if problem:
             raise UserError(problem)
         return bool(self.downloaded)
-
-    def start_lines(self) -> list[str]:
-        """Returns the line on the store that a run prints at its start; empty without uploads."""
-        what = f"; {self.downloaded}" if self.downloaded else ""
-        return [] if self.address is None else [f"store        uploads checkpoints to {self.address}{what}"]
 
     def offer(self, checkpoint: Path | None, *, retire: bool = True) -> None:
         """Uploads a checkpoint in the background, after those offered before; None and the last upload are ignored.
@@ -230,124 +193,107 @@ class Uploads:
             return
         if self._last is not None and not self._last.done():
             logger.info("waiting for the upload of checkpoints to %s", self.address)
-        problem = self.world.broadcast(None if self._last is None else self._last.result())
-        if problem is not None:
-            raise SaveError(
-                f"the last checkpoint is in {self.run_folder / CHECKPOINTS}, but could not be uploaded: {problem}. The "
-                "same command uploads it"
-            )
+        problem = self.world.broadcast("" if self._last is None else self._last.result())
+        if problem:
+            raise SaveError(f"UPLOAD FAILED: {problem}. The checkpoint is in {self.run_folder}; the same command "
+                            "uploads it")  # fmt: skip
 
     def cancel(self) -> None:
         """Gives up the uploads that have not started; the next start of the run uploads its newest checkpoint."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _upload(self, name: str, retire: bool) -> str | None:
-        """Uploads a checkpoint, and those of failed uploads, in another process; returns the problem, if any."""
-        names = [name, *(other for other in self._unsent if other != name)]
-        keep = self.settings.keep_latest_k if retire else None
-        job = Job(str(self.address), str(self.run_folder), names, keep, self.settings.keep_every, os.getpid())
-        start = time.monotonic()
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", __name__, json.dumps(asdict(job))],
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True,
-            )  # fmt: skip
-            problem = None if done.returncode == 0 else (done.stdout.strip() or done.stderr.strip()).split("\n")[-1]
-        except OSError as error:
-            problem = str(error)
-        if problem is None:
-            self._unsent = []
-            logger.info("uploaded %s to %s: %s in %.1f s", name, self.address, done.stdout, time.monotonic() - start)
-            return None
-        self.failed, self._unsent = self.failed + 1, names
-        problem = problem or f"the process that uploads ended with exit code {done.returncode}"
-        logger.warning(
-            "UPLOAD FAILED (%d so far): %s to %s: %s. The training continues; the upload is repeated with the next "
-            "checkpoint",
-            self.failed, name, self.address, problem,
+    def _upload(self, name: str, retire: bool) -> str:
+        """Uploads a checkpoint, and those of failed uploads, in another process; returns the problem, "" if none."""
+        names, start = [name, *(other for other in self._unsent if other != name)], time.monotonic()
+        keep, every = self.settings.keep_latest_k if retire else None, self.settings.keep_every
+        words = [str(self.address), str(self.run_folder), str(keep or ""), str(every or ""), str(os.getpid()), *names]
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, *words],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True,
         )  # fmt: skip
+        if done.returncode == 0:
+            self._unsent = []
+            logger.info("uploaded %s to %s in %.1f s", name, self.address, time.monotonic() - start)
+            return ""
+        self.failed, self._unsent = self.failed + 1, names
+        last = (done.stdout.strip() or done.stderr.strip() or f"exit code {done.returncode}").split("\n")[-1]
+        problem = f"{name} to {self.address}: {last}"
+        logger.warning("UPLOAD FAILED (%d so far): %s. It is repeated with the next checkpoint", self.failed, problem)
         return problem
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Checkpoints to upload, as an argument of the process that uploads them."""
-
-    address: str
-    folder: str
-    """Run folder."""
-    names: list[str]
-    """Names of the checkpoints; the first one is the newest."""
-    keep_latest_k: int | None
-    keep_every: int | None
-    parent: int
-    """ID of the training process."""
-
-
-def run_job(job: Job) -> str:
-    """Uploads the checkpoints of a job, sets the pointers and removes old checkpoints; returns the size as text.
+def upload_checkpoints(address: str, run_folder: Path, names: list[str], keep: int | None, every: int | None) -> None:
+    """Uploads checkpoints, sets the pointers and removes old checkpoints from the store.
 
     A checkpoint that the run has removed in the meantime is skipped.
+
+    Args:
+        address: Address of the copy of the run folder.
+        run_folder: Run folder.
+        names: Names of the checkpoints; the first one is the newest.
+        keep: Value of `checkpoint.keep_latest_k`.
+        every: Value of `checkpoint.keep_every`.
     """
-    folder, remote, size = Path(job.folder) / CHECKPOINTS, join_address(job.address, CHECKPOINTS), 0
-    newest, names = job.names[0], [name for name in job.names if lease(folder / name / MANIFEST)]
+    folder, remote = run_folder / CHECKPOINTS, join_address(address, CHECKPOINTS)
+    newest, names = names[0], [name for name in names if lease(folder / name / MANIFEST)]
     for name in names:
-        size += upload_checkpoint(folder / name, job.address)
+        upload_checkpoint(folder / name, address)
         if name == newest:
             set_pointers(folder / name, remote)
-            atomic.write_text(folder / UPLOADED, f"{name} {job.address}\n")
+            atomic.write_text(folder / UPLOADED, f"{name} {address}\n")
     if newest not in names:
-        return "it was removed before its turn"
-    found = {Path(file).parts[0] for file in list_remote(remote)}
-    stored = sorted((Path(name) for name in found if NAME.fullmatch(name)), key=folder_iteration, reverse=True)
-    best = (read_remote_text(join_address(remote, BEST_POINTER)) or "").strip()
-    for path in outdated(stored, Path(newest), Path(best), job.keep_latest_k, job.keep_every):
-        remove_remote(join_address(remote, path.name), [MANIFEST])
-    return f"{size / 2**20:.1f} MiB"
+        return
+    found = {Path(file).parts[0] for file in remote_folder.list_remote(remote)}
+    stored = sorted((Path(name) for name in found if local.NAME.fullmatch(name)), key=local.folder_iteration)
+    best = Path(read_name(address, local.BEST_POINTER))
+    for path in outdated(stored[::-1], Path(newest), best, keep, every):
+        remove_stored(join_address(remote, path.name))
 
 
-def upload_checkpoint(checkpoint: Path, address: str) -> int:
-    """Uploads a checkpoint with the records of its run, its manifest last; returns the size of its files in bytes.
-
-    A checkpoint that is already stored is not uploaded again.
+def upload_checkpoint(checkpoint: Path, address: str) -> None:
+    """Uploads a checkpoint with the records of its run, its manifest last; a stored one is not uploaded again.
 
     Args:
         checkpoint: Folder of the checkpoint.
         address: Address of the copy of the run folder.
     """
-    target, manifest = join_address(address, f"{CHECKPOINTS}/{checkpoint.name}"), (checkpoint / MANIFEST).read_bytes()
-    stored, size = read_remote_text(join_address(target, MANIFEST)), 0
-    if stored is not None and stored.encode() != manifest:  # the run was resumed from an earlier step
-        remove_remote(target, [MANIFEST])
-    if stored is None or stored.encode() != manifest:
+    target, manifest = join_address(address, f"{CHECKPOINTS}/{checkpoint.name}"), (checkpoint / MANIFEST).read_text()
+    stored = remote_folder.read_remote_text(join_address(target, MANIFEST))
+    if stored not in (None, manifest):  # the run was resumed from an earlier step
+        remove_stored(target)
+    if stored != manifest:
         files = json.loads(manifest)["files"]
-        size = upload_files(checkpoint, files, target, files)
+        remote_folder.upload_files(checkpoint, files, target, files)
     with tempfile.TemporaryDirectory() as copy:  # the run appends to its records during the upload
         records = [path for path in checkpoint.parents[1].iterdir() if path.suffix in RECORDS and path.is_file()]
         for path in records:
             shutil.copyfile(path, Path(copy, path.name))
-        upload_files(Path(copy), [path.name for path in records], address)
-    write_remote(join_address(target, MANIFEST), manifest)
-    return size
+        remote_folder.upload_files(Path(copy), [path.name for path in records], address)
+    remote_folder.write_remote(join_address(target, MANIFEST), manifest.encode())
+
+
+def remove_stored(checkpoint: str) -> None:
+    """Deletes a checkpoint in the store, its manifest first, so that the checkpoint is never taken as complete."""
+    remote_folder.remove_remote(checkpoint, [MANIFEST])
+    remote_folder.remove_remote(checkpoint, remote_folder.list_remote(checkpoint))
 
 
 def set_pointers(checkpoint: Path, remote: str) -> None:
     """Names a complete checkpoint in the store as the newest, after the best one, if that is stored, too."""
-    best = read_best(checkpoint.parent)
-    if best is not None and remote_exists(join_address(remote, f"{best.name}/{MANIFEST}")):
-        write_remote(join_address(remote, BEST_POINTER), f"{best.name}\n".encode())
-    write_remote(join_address(remote, POINTER), f"{checkpoint.name}\n".encode())
+    best = local.read_best(checkpoint.parent)
+    if best is not None and remote_folder.read_remote_text(join_address(remote, f"{best.name}/{MANIFEST}")):
+        remote_folder.write_remote(join_address(remote, local.BEST_POINTER), f"{best.name}\n".encode())
+    remote_folder.write_remote(join_address(remote, local.POINTER), f"{checkpoint.name}\n".encode())
 
 
-def main(text: str) -> int:
-    """Uploads the checkpoints of a job in JSON format; prints the size or the problem, and returns the exit code."""
-    job = Job(**json.loads(text))
+def main(address: str, run_folder: str, keep: str, every: str, parent: str, *names: str) -> int:
+    """Uploads checkpoints in a process of its own; prints the problem and returns the exit code."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # only the training process handles them: it waits for this process
-    signal_at_parents_end(signal.SIGKILL, job.parent)
+    signal_at_parents_end(signal.SIGKILL, int(parent))
     os.nice(NICE)
     try:
-        print(run_job(job))
+        upload_checkpoints(address, Path(run_folder), list(names), int(keep or 0) or None, int(every or 0) or None)
     except OSError as error:
         print(error)
         return 1
@@ -355,4 +301,4 @@ def main(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))
