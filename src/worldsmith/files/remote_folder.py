@@ -14,7 +14,7 @@ from typing import Any
 
 from worldsmith.files import atomic
 from worldsmith.files.checksum_manifest import summarize_file
-from worldsmith.files.remote import VERSIONS, cache_folder, join_address, open_system, retry
+from worldsmith.files.remote import VERSIONS, RemoteError, cache_folder, join_address, open_system, retry
 
 THREADS = 4
 """Number of files that are transferred at the same time; of a large file, up to ten parts."""
@@ -22,6 +22,17 @@ PART = 50 * 2**20
 """Size in bytes of the parts of a large upload, the default of fsspec; the ETag of S3 depends on it."""
 LOCK_PAUSE = 0.5
 """Seconds between two attempts to find a folder that another process of this machine downloads."""
+
+
+Known = Mapping[str, list[int]]
+"""Relative path of each file -> [size in bytes, CRC-32]."""
+
+
+def open_fresh(address: str) -> tuple[Any, str]:
+    """Returns the fsspec file system of an address, without cached listings, and the path of the address in it."""
+    system, path = open_system(address)
+    system.invalidate_cache()
+    return system, path
 
 
 def list_remote(address: str, *, recursive: bool = True) -> dict[str, dict[str, Any]]:
@@ -39,8 +50,7 @@ def list_remote(address: str, *, recursive: bool = True) -> dict[str, dict[str, 
     """
 
     def find() -> dict[str, dict[str, Any]]:
-        system, path = open_system(address)
-        system.invalidate_cache()
+        system, path = open_fresh(address)
         found = system.find(path, maxdepth=None if recursive else 1, detail=True)
         return {posixpath.relpath(name, path): info for name, info in found.items() if info["type"] == "file"}
 
@@ -58,7 +68,7 @@ def read_remote_text(address: str) -> str | None:
     """
 
     def read() -> str:
-        system, path = open_system(address)
+        system, path = open_fresh(address)
         return bytes(system.cat_file(path)).decode()
 
     try:
@@ -71,7 +81,7 @@ def write_remote(address: str, content: bytes) -> None:
     """Writes a small remote file and reads it back. Raises RemoteError, or FileNotFoundError without its bucket."""
 
     def write() -> None:
-        system, path = open_system(address)
+        system, path = open_fresh(address)
         system.pipe_file(path, content)
         if bytes(system.cat_file(path)) != content:
             raise OSError("the stored content differs from the written one")
@@ -82,20 +92,25 @@ def write_remote(address: str, content: bytes) -> None:
 def remove_remote(folder: str, names: Iterable[str]) -> None:
     """Deletes files of a remote folder by their relative paths; raises RemoteError if one cannot be deleted."""
 
+    def present() -> list[str]:
+        return sorted(list_remote(folder, recursive=any("/" in name for name in wanted)).keys() & wanted)
+
     def remove() -> None:
-        system, path = open_system(folder)
-        left = [name for name in names if system.exists(f"{path}/{name}")]
-        if left:
-            system.rm([f"{path}/{name}" for name in left])
-            system.invalidate_cache()
-            if system.exists(f"{path}/{left[0]}"):
-                raise PermissionError(f"{left[0]} is not deleted")  # s3fs ignores errors of single files
+        system, path = open_fresh(folder)
+        system.rm([f"{path}/{name}" for name in present()])
+        if left := present():
+            raise PermissionError(f"{left[0]} is not deleted")  # s3fs ignores errors of single files
 
-    retry(remove, folder, "write")
+    wanted = set(names)
+    if present():
+        retry(remove, folder, "write")
 
 
-def upload_files(folder: Path, names: Iterable[str], address: str, known: Mapping[str, list[int]] | None = None) -> int:
-    """Uploads files in several threads; a file that is already stored is skipped.
+def upload_files(folder: Path, names: Iterable[str], address: str, known: Known | None = None) -> None:
+    """Uploads files in several threads and verifies them; files that are already stored are skipped.
+
+    The size and ETag in the store are compared with the local file. If the ETag is not an MD5, as in a bucket that is
+    encrypted by KMS, the file is uploaded and read back.
 
     Args:
         folder: Local folder.
@@ -103,60 +118,38 @@ def upload_files(folder: Path, names: Iterable[str], address: str, known: Mappin
         address: Address of the remote folder.
         known: [size in bytes, CRC-32] of files by relative path, which the local files must have.
 
-    Returns:
-        Size of the files in bytes.
-
     Raises:
         RemoteError: If a file cannot be written, or its stored content differs.
         OSError: If a local file cannot be read, or has changed.
     """
-    known = known or {}
+    names, known = list(names), known or {}
 
-    def upload(name: str) -> int:
-        return upload_file(folder / name, join_address(address, name), known.get(name))
+    def differing() -> list[str]:
+        stored = list_remote(address, recursive=any("/" in name for name in names))
+        found = {name: (info["size"], (info.get("ETag") or "").strip('"')) for name, info in stored.items()}
+        return [name for name, (size, _, etag) in facts.items() if found.get(name) != (size, etag)]
+
+    def put(name: str) -> None:
+        system, path = open_fresh(address)
+        system.put_file(str(folder / name), f"{path}/{name}")
 
     with ThreadPoolExecutor(THREADS) as pool:
-        return sum(pool.map(upload, names))
+        facts = dict(zip(names, pool.map(lambda name: summarize_upload(folder / name), names)))
+        if changed := [name for name, (size, crc, _) in facts.items() if known.get(name, [size, crc]) != [size, crc]]:
+            raise OSError(f"{folder / changed[0]} has changed since it was saved")
+        list(pool.map(lambda name: retry(partial(put, name), join_address(address, name), "write"), differing()))
+    for name in differing():
+        if retry(partial(remote_crc, join_address(address, name)), address) != facts[name][1]:
+            raise RemoteError(f"{join_address(address, name)} differs from the uploaded file {folder / name}")
 
 
-def upload_file(path: Path, address: str, known: list[int] | None = None) -> int:
-    """Uploads a file unless it is already stored, and verifies it: by size and ETag, else by reading it back.
-
-    Args:
-        path: Local file.
-        address: Address of the remote file.
-        known: [size in bytes, CRC-32] that the local file must have; None: not checked.
-
-    Returns:
-        Size in bytes.
-    """
-    size, crc, etag = summarize_upload(path)
-    if known not in (None, [size, crc]):
-        raise OSError(f"{path} has changed since it was saved")
-
-    def is_stored(system: Any, target: str) -> bool:
-        system.invalidate_cache()
-        info = system.info(target)
-        return bool(info["size"] == size and (info.get("ETag") or "").strip('"') == etag)
-
-    def upload() -> None:
-        system, target = open_system(address)
-        if system.exists(target) and is_stored(system, target):
-            return
-        system.put_file(str(path), target)
-        if not is_stored(system, target) and remote_crc(system, target, size) != crc:
-            raise OSError("the stored file differs from the local one")
-
-    retry(upload, address, "write")
-    return size
-
-
-def remote_crc(system: Any, path: str, size: int) -> int:
-    """Returns the CRC-32 of a remote file of at least `size` bytes; -1 if its size differs."""
-    crc = 0
+def remote_crc(address: str) -> int:
+    """Returns the CRC-32 of a remote file, which is read in parts."""
+    system, path = open_fresh(address)
+    crc, size = 0, system.info(path)["size"]
     for start in range(0, size, PART):
         crc = zlib.crc32(system.cat_file(path, start=start, end=min(start + PART, size)), crc)
-    return crc if system.info(path)["size"] == size else -1
+    return crc
 
 
 def summarize_upload(path: Path) -> tuple[int, int, str]:
@@ -172,7 +165,7 @@ def summarize_upload(path: Path) -> tuple[int, int, str]:
     return size, crc, f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"
 
 
-def download_files(address: str, folder: Path, known: Mapping[str, list[int]]) -> None:
+def download_files(address: str, folder: Path, known: Known) -> None:
     """Downloads files in several threads and verifies them.
 
     Args:
@@ -196,7 +189,7 @@ def download_files(address: str, folder: Path, known: Mapping[str, list[int]]) -
 
 
 def _download(address: str, path: Path, known: list[int]) -> None:
-    system, source = open_system(address)
+    system, source = open_fresh(address)
     system.get_file(source, str(path))
     if (found := summarize_file(path)[: len(known)]) != known:
         raise OSError(f"expected [size, CRC-32] = {known}, received {found}")
