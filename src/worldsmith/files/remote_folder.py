@@ -97,13 +97,13 @@ def remove_remote(folder: str, names: Iterable[str]) -> None:
 
     def remove() -> None:
         system, path = open_fresh(folder)
-        system.rm([f"{path}/{name}" for name in present()])
-        if left := present():
-            raise PermissionError(f"{left[0]} is not deleted")  # s3fs ignores errors of single files
+        if found := present():
+            system.rm([f"{path}/{name}" for name in found])
+            if left := present():
+                raise PermissionError(f"{left[0]} is not deleted")  # s3fs ignores errors of single files
 
     wanted = set(names)
-    if present():
-        retry(remove, folder, "write")
+    retry(remove, folder, "write")
 
 
 def upload_files(folder: Path, names: Iterable[str], address: str, known: Known | None = None) -> None:

@@ -47,7 +47,7 @@ NICE = 10
 
 def store_address(settings: Checkpointer.Config, job: JobConfig, run_folder: Path) -> str | None:
     """Returns the address of the copy of a run folder; None without `checkpoint.upload_to`."""
-    names = f"{job.project}/{job.group}/{run_folder.name}"
+    names = "/".join(name for name in (job.project, job.group, run_folder.name) if name)
     return None if settings.upload_to is None else join_address(settings.upload_to.rstrip("/"), names)
 
 
@@ -161,8 +161,10 @@ class Uploads:
 
         Raises UserError on all ranks if that fails.
         """
+        if self.address is None:
+            return False
         problem, start = "", time.monotonic()
-        if self.address is not None and self.world.is_main:
+        if self.world.is_main:
             try:
                 if (name := newer_stored(self.address, self.run_folder)) is not None:
                     logger.info("downloading %s from %s", name, self.address)
@@ -193,7 +195,8 @@ class Uploads:
             return
         if self._last is not None and not self._last.done():
             logger.info("waiting for the upload of checkpoints to %s", self.address)
-        problem = self.world.broadcast("" if self._last is None else self._last.result())
+        last = "" if self._last is None else self._last.exception() or self._last.result()
+        problem = self.world.broadcast(str(last))
         if problem:
             raise SaveError(f"UPLOAD FAILED: {problem}. The checkpoint is in {self.run_folder}; the same command "
                             "uploads it")  # fmt: skip
@@ -216,8 +219,8 @@ class Uploads:
             logger.info("uploaded %s to %s in %.1f s", name, self.address, time.monotonic() - start)
             return ""
         self.failed, self._unsent = self.failed + 1, names
-        last = (done.stdout.strip() or done.stderr.strip() or f"exit code {done.returncode}").split("\n")[-1]
-        problem = f"{name} to {self.address}: {last}"
+        said = (done.stdout.strip() or done.stderr.strip() or f"exit code {done.returncode}").split("\n")[-1]
+        problem = f"{name} to {self.address}: {said}"
         logger.warning("UPLOAD FAILED (%d so far): %s. It is repeated with the next checkpoint", self.failed, problem)
         return problem
 

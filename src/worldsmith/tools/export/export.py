@@ -95,7 +95,7 @@ class Export(WritingAction):
 
     def plan(self) -> Iterator[str]:
         found = self.prepare()
-        yield f"{found.form.what} would be written to {found.out} ({self.describe(found.model)})"
+        yield f"{found.form.what} would be written to {self.config.out or found.out} ({self.describe(found.model)})"
         if read_about(found.out, found.form.index) is not None:
             yield "the folder already has an export: it is kept if it is identical, else only replaced with --force"
 
@@ -107,11 +107,10 @@ class Export(WritingAction):
             adapter = [] if model.adapter is None else [Input("adapter", model.adapter)]
             inputs = [Input("base" if adapter else "model", model.folder), *bases_of(model), *adapter]
             write_lineage(out, action="export", settings=to_dict(config), inputs=inputs, outputs=["."])
+        what, place = f"({self.describe(model)})", config.out or out
         if config.out is not None and in_store(config.out):
             upload_export(out, config.out)
-            out = config.out
-        what = f"({self.describe(model)})"
-        done = f"exported {form.what}: {out} {what}" if written else f"{out} is already complete {what}"
+        done = f"exported {form.what}: {place} {what}" if written else f"{place} is already complete {what}"
         lines = [done, *formats_of(model.spec.name).left_out(name, model.config)]
         if model.config.converters and name != "native":
             names = ", ".join(tag_of(type(converter)) for converter in model.config.converters)
@@ -122,10 +121,10 @@ class Export(WritingAction):
             start = "the random weights of the run" if model.start is None else model.start.lasting
             lines.append(f"it belongs to {start}")
         if name in NEXT:
-            known = {"folder": out, "caption": caption_of(Path(config.model)) or "…"}
+            known = {"folder": place, "caption": caption_of(Path(config.model)) or "…"}
             words = ROBOT_NEXT if robots_of(model) else NEXT[name]
             lines += ["next:", *command_lines(["worldsmith", *(word.format(**known) for word in words)])]
-        facts = {"folder": str(out), "written": written, "format": name, "dtype": config.dtype}
+        facts = {"folder": str(place), "written": written, "format": name, "dtype": config.dtype}
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 
     def options(self, form: Format) -> ExportOptions:
