@@ -216,7 +216,10 @@ FIELDS: tuple[TomlField, ...] = (
 )
 
 REFUSED = {
-    ("job", "upload_reproducible_setup"): "runs are not uploaded to an object store; write false or remove the key",
+    (
+        "job",
+        "upload_reproducible_setup",
+    ): "the setup of a run is not uploaded to an object store; write false or remove it",
 }
 """Keys of the recipe TOML that are not supported and must be false: path of the key -> reason."""
 

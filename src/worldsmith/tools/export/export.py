@@ -107,9 +107,9 @@ class Export(WritingAction):
             adapter = [] if model.adapter is None else [Input("adapter", model.adapter)]
             inputs = [Input("base" if adapter else "model", model.folder), *bases_of(model), *adapter]
             write_lineage(out, action="export", settings=to_dict(config), inputs=inputs, outputs=["."])
-        what, place = f"({self.describe(model)})", config.out or out
+        what, place = f"({self.describe(model)})", str(out)
         if config.out is not None and in_store(config.out):
-            upload_export(out, config.out)
+            upload_export(out, place := config.out)
         done = f"exported {form.what}: {place} {what}" if written else f"{place} is already complete {what}"
         lines = [done, *formats_of(model.spec.name).left_out(name, model.config)]
         if model.config.converters and name != "native":
@@ -124,7 +124,7 @@ class Export(WritingAction):
             known = {"folder": place, "caption": caption_of(Path(config.model)) or "…"}
             words = ROBOT_NEXT if robots_of(model) else NEXT[name]
             lines += ["next:", *command_lines(["worldsmith", *(word.format(**known) for word in words)])]
-        facts = {"folder": str(place), "written": written, "format": name, "dtype": config.dtype}
+        facts = {"folder": place, "written": written, "format": name, "dtype": config.dtype}
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 
     def options(self, form: Format) -> ExportOptions:
