@@ -23,6 +23,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.files.remote_folder import list_remote
 from worldsmith.monitor.metrics_log import read_metrics
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.trainer import Outcome, Trainer
 
 pytest.importorskip("s3fs")
@@ -94,11 +95,24 @@ def test_a_run_resumes_on_another_machine_as_if_undisturbed(
     assert local == {f"iter_00000000{step}" for step in (4, 6, 8)}
 
 
-def test_the_store_keeps_the_checkpoints_that_the_run_folder_keeps(
+def test_steps_do_not_wait_and_the_store_keeps_the_checkpoints_that_the_run_folder_keeps(
     world: Path, store: ObjectStore, tmp_path: Path
 ) -> None:
+    """The store is slow until the last step is done."""
+
+    class Listener(Callback):
+        def on_training_step_end(self, trainer: Trainer, step: object) -> None:
+            if trainer.iteration == 8:
+                stored.extend(checkpoints_in("few"))
+                store.fail()
+
+    stored: list[str] = []
     config = stored_config(world, "few", keep_latest_k=1, keep_every=4, async_save=False)
-    Trainer(config, run_folder=tmp_path / "run").train()
+    trainer = Trainer(config, run_folder=tmp_path / "run")
+    trainer.callbacks["listener"] = Listener(Listener.Config(), folder=tmp_path)
+    store.fail(slow=1, writes=True, only_writes=True)
+    trainer.train()
+    assert stored == []
     local = sorted(path.name[-1] for path in (tmp_path / "run/checkpoints").glob("iter_*"))
     assert checkpoints_in("few") == ["4", "8"]
     assert {"4", "8"} <= set(local)  # those that were being uploaded stay until the next save
@@ -134,6 +148,7 @@ def test_failed_uploads_are_counted_and_repeated_with_the_next_checkpoint(
     assert {"failed_uploads"} <= set(read_metrics(tmp_path / "run/metrics.jsonl")[-1])
     store.fail()
     again = Trainer(stored_config(world, "denied"), run_folder=tmp_path / "run")
+    assert (again.iteration, again.uploads.downloaded) == (8, ""), "the checkpoint on disk is newer"
     assert again.train() is Outcome.FINISHED
     assert checkpoints_in("denied") == ["2", "4", "6", "8"]
 

@@ -21,7 +21,7 @@ from worldsmith.checkpoint.sources.remote_model import fetch_model, full_address
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.files.remote import RemoteError, cache_folder
-from worldsmith.files.remote_folder import list_remote, read_remote_text, remove_remote
+from worldsmith.files.remote_folder import download_files, list_remote, read_remote_text, remove_remote
 from worldsmith.training.trainer import Trainer
 
 pytest.importorskip("s3fs")
@@ -166,6 +166,8 @@ def test_one_process_downloads_and_a_replaced_file_is_downloaded_again(
     assert fetch_model("s3://bucket/plain", field="model", download=False) is None
     assert (fetch_model("s3://bucket/plain", field="model") / "more.json").is_file()
     assert fetch_model("s3://bucket/plain/more.json", field="model").read_bytes() == b"{}"
+    store.put("plain/more.json", b"[]")
+    assert (fetch_model("s3://bucket/plain", field="model") / "more.json").read_bytes() == b"[]"
 
 
 def test_a_run_is_pinned_to_its_newest_or_best_checkpoint(run: Path, store: ObjectStore) -> None:
@@ -176,11 +178,13 @@ def test_a_run_is_pinned_to_its_newest_or_best_checkpoint(run: Path, store: Obje
     assert pinned(str(run)) == str(run)
 
 
-def test_files_outside_of_the_folder_are_refused(run: Path, store: ObjectStore, tmp_path: Path) -> None:
-    from worldsmith.files.remote_folder import download_files
-
+def test_downloaded_files_must_have_their_checksums_and_be_in_their_folder(store: ObjectStore, tmp_path: Path) -> None:
+    store.put("sums/x", b"abc")
+    download_files("s3://bucket/sums", tmp_path, {"x": [3, 891568578]})
+    with pytest.raises(RemoteError, match=r"s3://bucket/sums/x .*expected \[size, CRC-32\] = \[3, 1\]"):
+        download_files("s3://bucket/sums", tmp_path, {"x": [3, 1]})
     with pytest.raises(OSError, match="outside of its folder"):
-        download_files(RUN, tmp_path, {"../x": [1]})
+        download_files("s3://bucket/sums", tmp_path, {"../x": [1]})
 
 
 def test_a_file_that_changes_during_its_upload_is_an_error(run: Path, store: ObjectStore, tmp_path: Path) -> None:
