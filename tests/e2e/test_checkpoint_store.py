@@ -24,6 +24,7 @@ from worldsmith.config.tree.plain import to_yaml
 from worldsmith.files.remote_folder import list_remote
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.start_checks import completion
 from worldsmith.training.trainer import Outcome, Trainer
 
 pytest.importorskip("s3fs")
@@ -108,11 +109,15 @@ def test_steps_do_not_wait_and_the_store_keeps_the_checkpoints_that_the_run_fold
 
     stored: list[str] = []
     config = stored_config(world, "few", keep_latest_k=1, keep_every=4, async_save=False)
+    config.trainer.max_iter = 2
+    Trainer(config, run_folder=tmp_path / "run").train()
+    assert checkpoints_in("few") == ["2"]
+    config.trainer.max_iter = 8
     trainer = Trainer(config, run_folder=tmp_path / "run")
     trainer.callbacks["listener"] = Listener(Listener.Config(), folder=tmp_path)
     store.fail(slow=1, writes=True, only_writes=True)
     trainer.train()
-    assert stored == []
+    assert stored == ["2"]
     local = sorted(path.name[-1] for path in (tmp_path / "run/checkpoints").glob("iter_*"))
     assert checkpoints_in("few") == ["4", "8"]
     assert {"4", "8"} <= set(local)  # those that were being uploaded stay until the next save
@@ -147,10 +152,12 @@ def test_failed_uploads_are_counted_and_repeated_with_the_next_checkpoint(
     assert newest_stored("s3://bucket/denied/tests/tiny/run") == "iter_000000006"
     assert {"failed_uploads"} <= set(read_metrics(tmp_path / "run/metrics.jsonl")[-1])
     store.fail()
+    assert completion(tmp_path / "run", config) is None
     again = Trainer(stored_config(world, "denied"), run_folder=tmp_path / "run")
     assert (again.iteration, again.uploads.downloaded) == (8, ""), "the checkpoint on disk is newer"
     assert again.train() is Outcome.FINISHED
     assert checkpoints_in("denied") == ["2", "4", "6", "8"]
+    assert "8 of 8 steps are done" in str(completion(tmp_path / "run", config))
 
 
 def test_a_store_that_cannot_be_used_is_reported_before_the_start(
@@ -208,6 +215,7 @@ def test_a_killed_upload_leaves_the_previous_checkpoint_as_the_newest(
     assert len(helpers) >= 2, "one writes checkpoints, one uploads them"
     assert psutil.wait_procs(helpers, timeout=20)[1] == []
     assert newest_stored(address) == "iter_000000004"
+    assert checkpoints_in("killed") == ["4"]
     store.fail()
     monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "elsewhere"))
     assert main(["--import", "toy_family", "train", str(tmp_path / "run.yaml")]) == 0

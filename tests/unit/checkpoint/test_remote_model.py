@@ -105,9 +105,10 @@ def test_an_export_is_uploaded_and_read_again(
     assert main([*words, address, "--dtype", "float32", "--force"]) == 0
     assert json.loads(read_remote_text(f"{address}/worldsmith.json"))["dtype"] == "float32"
     assert read_remote_text(f"{address}/other.txt") is not None
-    store.fail(denied="denied", writes=True)
+    store.fail(denied="denied", writes=True, only_writes=True)
     assert main([*words, "s3://bucket/denied/x"]) == 2
     assert "denies access" in capsys.readouterr().err
+    assert not list(cache_folder("exports").glob("*/*")), "it was not exported in vain"
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,9 @@ def test_a_run_starts_from_weights_in_a_store_as_from_those_on_disk(
         config.checkpoint.load_path = place
         Trainer(config, run_folder=tmp_path / name).train()
     toy_runs.require_same_end(tmp_path / "far", tmp_path / "near", step=2)
-    assert json.loads((tmp_path / "far/load_report.json").read_text())["loaded"]
+    report = json.loads((tmp_path / "far/load_report.json").read_text())
+    assert report["loaded"]
+    assert sorted(path.name for path in Path(report["folder"]).parent.iterdir() if path.is_dir()) == ["model"]
 
 
 def test_weights_that_cannot_be_read_are_reported_before_the_start(
