@@ -59,8 +59,9 @@ def open_weights(
     from worldsmith.models.model_files import local_folder
 
     world = world or World()
-    path = fetched(world.broadcast(pinned(str(path))), field=field)
-    root = local_folder(full_name(path), file_patterns=FILES, field=field)
+    if in_store(str(path)):
+        path = fetched(world.broadcast(pinned(str(path))), field=field)
+    root = local_folder(full_name(str(path)), file_patterns=FILES, field=field)
     foreign = find_source(root)
     if root.is_file() and foreign is None:
         raise UserError(f"{field} {path} is a file; {OURS}, or {describe_readable()}")
