@@ -20,8 +20,8 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 61_148,
-    "core_code_lines": 33_282,
+    "code_lines": 61_146,
+    "core_code_lines": 33_279,
     "longest_file": 325,
     "import_percent": 8.9,
     "single_importer_files": 54,

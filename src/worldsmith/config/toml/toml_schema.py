@@ -216,10 +216,7 @@ FIELDS: tuple[TomlField, ...] = (
 )
 
 REFUSED = {
-    (
-        "job",
-        "upload_reproducible_setup",
-    ): "the setup of a run is not uploaded to an object store; write false or remove it",
+    ("job", "upload_reproducible_setup"): "the setup is not uploaded to an object store; write false or remove the key",
 }
 """Keys of the recipe TOML that are not supported and must be false: path of the key -> reason."""
 
