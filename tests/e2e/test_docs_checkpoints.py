@@ -35,7 +35,7 @@ def test_the_commands_print_what_the_page_shows(tmp_path: Path, programs: str) -
 
 def test_the_table_shows_the_defaults() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", TEXT, flags=re.MULTILINE))
-    assert len(rows) == 6
+    assert len(rows) == 7
     config = Checkpointer.Config(init="scratch")
     words = {None: "null", True: "true", "all": "`all`", "STOP": "`STOP`", 100: "100"}
     assert rows == {name: words[getattr(config, name)] for name in rows}

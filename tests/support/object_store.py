@@ -48,7 +48,9 @@ class ObjectStore:
 
     def fail(self, **faults: Any) -> None:
         """Of GET and HEAD: `every` n-th is answered 500 and 503 in turn, every `cut`-th is cut off in the middle,
-        keys with `denied` in them are answered 403, and all come `slow` seconds later."""
+        keys with `denied` in them are answered 403, and all come `slow` seconds later.
+
+        With `writes` this applies to other methods, too; with `only_writes` only to them."""
         self.ask("/_faults", "PUT", faults)
 
     def requests(self) -> list[str]:
@@ -111,16 +113,20 @@ class Faults:
         if path == "/_requests":
             seen, self.seen = self.seen, []
             return self.answer(start, "200 OK", json.dumps(seen).encode())
-        if method not in ("GET", "HEAD"):
+        writes = method not in ("GET", "HEAD")
+        if not writes:
+            self.seen.append(f"{method} {path}")
+        if self.faults.get("only_writes", False) if not writes else not self.faults.get("writes"):
             return self.application(environ, start)
-        self.seen.append(f"{method} {path}")
         self.count += 1
         time.sleep(self.faults.get("slow", 0))
         if self.faults.get("denied") and self.faults["denied"] in path:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             return self.answer(start, "403 Forbidden", b"" if method == "HEAD" else DENIED)
         every = self.faults.get("every")
         if every and self.count % every == 0:
             turn = self.count // every % 2
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             return self.answer(start, "500 Internal Server Error" if turn else "503 Slow Down", b"")
         body = b"".join(self.application(environ, start))
         if method == "GET" and self.faults.get("cut") and self.count % self.faults["cut"] == 0:

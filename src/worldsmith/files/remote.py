@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from worldsmith.files.atomic import replacing
 from worldsmith.files.errors import UserError
@@ -88,12 +88,13 @@ def open_system(address: str) -> tuple[Any, str]:
     return url_to_fs(address)  # type: ignore[no-any-return]
 
 
-def retry(read: Callable[[], T], address: str) -> T:
+def retry(read: Callable[[], T], address: str, access: Literal["read", "write"] = "read") -> T:
     """Calls `read` and returns its result; after an error of a remote storage, up to `ATTEMPTS` times.
 
     Args:
-        read: Function that reads from `address`.
+        read: Function that reads or writes `address`.
         address: Path or address, for messages; a local file is read once.
+        access: Kind of access, for messages.
 
     Raises:
         FileNotFoundError: If the file does not exist.
@@ -114,12 +115,13 @@ def retry(read: Callable[[], T], address: str) -> T:
             status = getattr(error, "status", getattr(error, "code", None))
             if isinstance(error, PermissionError) or status in (401, 403) or DENIED.search(why):
                 raise RemoteError(
-                    f"{name}: the storage denies access ({why}). Expected credentials that may read this address: set "
-                    "them for the storage's own library (s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
+                    f"{name}: the storage denies access ({why}). Expected credentials that may {access} this address: "
+                    "set them for the storage's own library (s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
                     "AWS_SECRET_ACCESS_KEY; gs: GOOGLE_APPLICATION_CREDENTIALS; hf: HF_TOKEN) on each machine"
                 ) from None
             if attempt == attempts or "Protocol not known" in why:
-                raise RemoteError(f"{name} cannot be read: {why} ({attempt} attempts)") from None
+                failed = "read" if access == "read" else "written"
+                raise RemoteError(f"{name} cannot be {failed}: {why} ({attempt} attempts)") from None
             time.sleep(PAUSE * 2 ** (attempt - 1))
     raise AssertionError("at least one attempt")
 

@@ -241,7 +241,7 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
 
 def _why_not_on_the_hub(name: str) -> str:
     if is_remote(name):
-        return "; weights are read from this machine or from the hub. Copy the folder to this machine and name the copy"
+        return "; this component is read from this machine or from the hub. Copy the folder and name the copy"
     if name.startswith(SCHEME):
         return f", and hub names have the form {SCHEME}org/name[@revision][/folder]"
     return "" if Path(name).is_absolute() or name.startswith(".") else "; hub repositories are named org/name"

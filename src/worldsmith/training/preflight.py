@@ -16,9 +16,11 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
+from worldsmith.checkpoint.run.checkpoint_store import newer_stored, require_access, store_address
 from worldsmith.checkpoint.run.find_checkpoint import list_candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.open_weights import require_weights
+from worldsmith.checkpoint.sources.remote_model import fetch_model, in_store
 from worldsmith.checkpoint.sources.warm_start import ADAPTER_FILES, read_initial_adapter
 from worldsmith.config.declare.configurable import find, walk
 from worldsmith.config.errors import Problem, UserError
@@ -73,7 +75,7 @@ def check_files(
     config = config if mistakes else resolve(config)
     wrong = [problem.keys for problem in mistakes if problem.path]
     problems = []
-    needs_base = is_new = True
+    needs_base, is_new, section = True, True, "job"
     try:
         if not is_text_wrong(config, ("job",), wrong):
             folder = run_folder or run_path(config.job)
@@ -81,8 +83,13 @@ def check_files(
             candidates = list_candidates(folder / "checkpoints").checkpoints
             is_new = not candidates
             needs_base = is_new or is_partial(candidates[0])
-    except UserError as error:
-        problems.append(Problem("job", str(error)))
+            section, address = "checkpoint.upload_to", store_address(config.checkpoint, config.job, folder)
+            if address is not None:
+                require_access(address, deletes=config.checkpoint.keep_latest_k is not None)
+                if newer_stored(address, folder) is not None:
+                    is_new, needs_base = False, config.checkpoint.save_weights == "trained"
+    except (UserError, OSError) as error:
+        problems.append(Problem(section, str(error)))
     for path, node in walk(config):
         check = getattr(node, "check_files", None)
         if node is config.checkpoint and needs_base:
@@ -134,11 +141,11 @@ def require_start(config: RunConfig, *, is_new: bool) -> None:
     start, adapter = config.initial_weights(), config.checkpoint.load_adapter
     if start is not None:
         require_weights(start.path, field=start.field.removeprefix("checkpoint."), family=config.model.name)
-    if (
-        is_new
-        and adapter is not None
-        and find_without_download(adapter, file_patterns=ADAPTER_FILES, field="load_adapter")
-    ):
+    if not is_new or adapter is None:
+        return
+    if in_store(adapter):
+        fetch_model(adapter, field="load_adapter", download=False)
+    elif find_without_download(adapter, file_patterns=ADAPTER_FILES, field="load_adapter"):
         read_initial_adapter(adapter, config.model, field="load_adapter")
 
 

@@ -87,8 +87,8 @@ def given_root() -> Path | None:
     for name, root in given.items():
         if is_remote(root):
             raise UserError(
-                f"{name} is an address: expected a folder on this machine, found {root}. Runs and checkpoints are only "
-                "written to folders; copy the run folder to the object store afterwards"
+                f"{name} is an address: expected a folder on this machine, found {root}. A run is written to a "
+                "folder; set checkpoint.upload_to to copy its checkpoints to an object store"
             )
     return Path(next(iter(given.values()))) if given else None
 
@@ -355,6 +355,10 @@ class RunLock:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+
+    def keep_folder(self) -> None:
+        """Keeps the folder, which now contains a downloaded checkpoint, in `withdraw`."""
+        self._made = []
 
     def require_held(self) -> None:
         """Raises SaveError on all ranks if the folder was moved, removed or replaced. Collective."""

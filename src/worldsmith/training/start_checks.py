@@ -268,11 +268,12 @@ def completion(folder: Path, config: RunConfig) -> str | None:
         config: Config of the run; a job without a name gets the name of the folder, in place.
 
     Returns:
-        A message if all steps are complete; None if steps are left.
+        A message if all steps are complete; None if steps are left, or the last checkpoint was not uploaded.
 
     Raises:
         UserError: If config or dataset differ from those of the run, since no step is left to which they could apply.
     """
+    from worldsmith.checkpoint.run.checkpoint_store import is_uploaded, store_address
     from worldsmith.checkpoint.run.find_checkpoint import folder_iteration, read_pointer
     from worldsmith.files.checksum_manifest import find_damage
 
@@ -282,6 +283,9 @@ def completion(folder: Path, config: RunConfig) -> str | None:
         return None
     done = folder_iteration(newest)
     if done < config.trainer.max_iter or find_damage(newest):
+        return None
+    address = store_address(config.checkpoint, config.job, folder)
+    if address is not None and not is_uploaded(newest, address):
         return None
     config.job.name = config.job.name or folder.name
     changes = changed_settings(folder, config) or changed_data(folder, config)

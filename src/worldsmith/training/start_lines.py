@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.run.checkpoint_store import newer_stored, store_address
 from worldsmith.checkpoint.run.checkpointer import load_positions
 from worldsmith.checkpoint.run.find_checkpoint import gone_back
 from worldsmith.checkpoint.sources.warm_start import plan_loading
@@ -55,6 +56,8 @@ def start_lines(run: TrainingRun, batch: Any) -> Iterator[str]:
     """
     config, task, loader = run.config, run.task, run.state.loader
     yield f"run folder   {run.run_folder}{describe_start(config, run.resumed)}"
+    if run.uploads.address is not None:
+        yield f"store        checkpoints are uploaded to {run.uploads.address}{run.uploads.downloaded}"
     for callback in run.callbacks.values():
         yield from callback.start_lines(run)
     yield from model_lines(config, run.model.network, task, run.state.optimizer)
@@ -139,6 +142,9 @@ def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, c
     lost = None if checkpoint is None else gone_back(checkpoint, config.checkpoint.keep_latest_k)
     if lost is not None:
         yield f"note         {lost}"
+    address = store_address(config.checkpoint, config.job, run_folder)
+    if address is not None and (newer := newer_stored(address, run_folder)) is not None:
+        yield f"note         the run downloads {newer} from {address} and resumes from it, not as described here"
     user = in_use(run_folder)
     if user is not None:
         yield f"note         the run folder is in use, so starting the run now would fail: {user}"

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.run.checkpoint_store import Uploads
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, start_writer
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config import Configurable
@@ -93,6 +94,7 @@ class Trainer(Configurable):
         require_files(config, self.run_folder, self.world, launch.variables)
         require_memory(config, self.world)
         self.lock = RunLock(self.run_folder, self.world)
+        self.uploads = Uploads(config.checkpoint, config.job, self.run_folder, self.world)
         self.failed_saves = 0
         """Periodic saves that could not be written since this process started."""
         self.outcome: Outcome | None = None
@@ -127,10 +129,12 @@ class Trainer(Configurable):
 
         Raises:
             FloatingPointError: After too many skipped steps in a row.
-            SaveError: If a required checkpoint cannot be written.
+            SaveError: If a required checkpoint cannot be written, or the last one cannot be uploaded.
         """
+        self.uploads.offer(self.resumed)
         if self.state.is_done:
             self._log("the run is complete: %s", self.state.describe_end())
+            self.uploads.finish()
             self.lock.release()
             return Outcome.FINISHED
         stop_file = self.config.checkpoint.stop_file
@@ -141,12 +145,16 @@ class Trainer(Configurable):
                 self._call("on_run_start")
                 with contextlib.closing(self._begin()) as batches:
                     self._call("on_train_start")
-                    self.outcome = self._run_steps(batches, stop)
+                    outcome = self._run_steps(batches, stop)
+                with self.busy("uploading"):
+                    self.uploads.finish()
+                self.outcome = outcome
             finally:
+                self.uploads.cancel()
                 self._finish_save(report=False)
                 self._call("on_train_end")
                 self.lock.release()
-        return self.outcome
+        return outcome
 
     def _run_steps(self, batches: Iterator[Any], stop: StopSignals) -> Outcome:
         """Trains, validates and saves until no step is left or a stop is requested."""
@@ -300,7 +308,7 @@ class Trainer(Configurable):
             self._count_failure(error)
             return
         if not background:
-            self._call("on_save_checkpoint_end", checkpoint)
+            self._report_save(checkpoint)
 
     @contextlib.contextmanager
     def busy(self, doing: str) -> Iterator[None]:
@@ -327,6 +335,8 @@ class Trainer(Configurable):
         from worldsmith.training.start_run import start_run
 
         config, world, folder = self.config, self.world, self.run_folder
+        if self.uploads.download():
+            self.lock.keep_folder()
         self.resumed = self.checkpointer.latest()
         changes = [] if self.resumed is None else require_same_run(folder, given, resume_changed=resume_changed)
         for line in changes:
@@ -366,7 +376,12 @@ class Trainer(Configurable):
             self._count_failure(error)
         else:
             if report and checkpoint is not None:
-                self._call("on_save_checkpoint_end", checkpoint)
+                self._report_save(checkpoint)
+
+    def _report_save(self, checkpoint: Path) -> None:
+        """Uploads a complete checkpoint in the background and calls `on_save_checkpoint_end`."""
+        self.uploads.offer(checkpoint, retire=self.state.guard.consecutive == 0)
+        self._call("on_save_checkpoint_end", checkpoint)
 
     def _count_failure(self, error: SaveError) -> None:
         self.failed_saves += 1

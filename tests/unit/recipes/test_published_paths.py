@@ -103,7 +103,7 @@ def test_other_fields_of_the_published_data_set_and_batcher_have_their_names_her
 @pytest.mark.parametrize("task", RECIPES)
 def test_an_upload_may_be_false_only(task: str, path: str) -> None:
     assert load(RECIPES[task], [f"{path}=false"]).warnings == []
-    with pytest.raises(ConfigError, match="runs are not uploaded to an object store"):
+    with pytest.raises(ConfigError, match="the setup is not uploaded to an object store"):
         load(RECIPES[task], [f"{path}=true"])
 
 

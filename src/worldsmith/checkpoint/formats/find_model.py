@@ -16,6 +16,7 @@ from worldsmith.checkpoint.formats.weight_formats import FORMATS, full_name, wei
 from worldsmith.checkpoint.run.find_checkpoint import NAME, find_latest, folder_iteration
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
+from worldsmith.checkpoint.sources.remote_model import fetched
 from worldsmith.checkpoint.sources.stored_config import explain_config_errors
 from worldsmith.checkpoint.sources.verify import WEIGHTS, require_intact
 from worldsmith.config.declare.value_types import fits, wrong_type_problem
@@ -122,7 +123,7 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
         FileNotFoundError: If `path` contains no model.
         UserError: If the config cannot be read; ValueError if it lacks a required section.
     """
-    path = local_folder(full_name(str(path)), file_patterns=FILES, field="model")
+    path = local_folder(full_name(fetched(str(path), field="model")), file_patterns=FILES, field="model")
     about = read_optional_json(path / ABOUT)
     if "converted_from" in about:
         raise FileNotFoundError(

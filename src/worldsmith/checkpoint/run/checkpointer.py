@@ -24,6 +24,7 @@ from worldsmith.checkpoint.run.find_checkpoint import find_latest, folder_name, 
 from worldsmith.checkpoint.run.save_error import SaveError, describe_causes, is_disk_full, is_expected
 from worldsmith.checkpoint.run.staging_buffer import StagedLayout, Stager, allocate_private
 from worldsmith.checkpoint.run.write_checkpoint import Save, WriterProcess, tidy_up, write_checkpoint
+from worldsmith.checkpoint.sources.remote_model import in_store
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.distributed.coordination_group import PeerError, SideGroup
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+READ_ONLY = ("http://", "https://", "hf://")
+"""Beginnings of addresses to which checkpoints are not uploaded."""
 BYTES_PER_TENSOR = 2048
 """Estimated overhead of one tensor on disk, in bytes."""
 
@@ -53,8 +56,8 @@ class Checkpointer(Configurable):
 
     class Config(Configurable.Config):
         load_path: str | None = None
-        """Initial weights of a new run: a run folder, a checkpoints/iter_… folder, a model folder, or a Hub name. None:
-        as `init` states."""
+        """Initial weights of a new run: a run folder, a checkpoints/iter_… folder, a model folder, a Hub name, or the
+        address of such a folder in an object store. None: as `init` states."""
         load_adapter: str | None = None
         """Initial LoRA adapters of a new run: an adapter folder in PEFT's format, or a LoRA file of diffusers, ComfyUI,
         kohya's trainers or ai-toolkit. None: those in load_path, or newly initialized ones."""
@@ -85,16 +88,23 @@ class Checkpointer(Configurable):
         """Validation metric, such as val/loss or val_ema/loss: the checkpoint with its best value is saved and kept."""
         best_mode: Literal["min", "max"] = "min"
         """Whether the smallest or the largest value of `keep_best` is the best."""
+        upload_to: str | None = None
+        """Folder in an object store, such as s3://bucket/runs. Each complete checkpoint is uploaded in the background,
+        to project/group/name in it; a run whose folder has no or only earlier checkpoints resumes from there. None: no
+        uploads."""
         stop_file: str = "STOP"
         """Name of a file in the run folder that makes the run save and stop, like SIGTERM. "": no such file."""
 
         def check(self) -> None:
             if self.load_path == "":
                 raise wrong(self, "load_path", why="an empty name", remedy="set load_path, or use null for none")
-            for name in ("load_path", "load_adapter"):
-                if is_remote(given := getattr(self, name) or "") and not given.startswith("hf://"):
-                    why = "weights are read from this machine or from the hub, not from an object store"
-                    raise wrong(self, name, why=why, remedy="copy the folder to this machine and name the copy")
+            if self.load_training_state and in_store(self.load_path or ""):
+                why = "of a run in an object store, only the weights are loaded"
+                remedy = "copy the run folder to this machine and name the copy, or set load_training_state = false"
+                raise wrong(self, "load_path", "load_training_state", why=why, remedy=remedy)
+            if self.upload_to is not None and (not is_remote(self.upload_to) or self.upload_to.startswith(READ_ONLY)):
+                remedy = "set the address of a folder in an object store, such as s3://bucket/runs"
+                raise wrong(self, "upload_to", why="checkpoints cannot be uploaded there", remedy=remedy)
             for name, what in (("load_training_state", "training state"), ("load_ema_to_reg", "EMA weights")):
                 if getattr(self, name) and self.load_path is None:
                     remedy = f"set load_path to the checkpoint with the {what} to load"

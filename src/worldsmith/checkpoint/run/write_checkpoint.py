@@ -116,16 +116,30 @@ def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) 
         keep_latest_k: Number of newest checkpoints to keep; None: no checkpoint is removed.
         keep_every: Checkpoints whose step is a multiple of this number are also kept; None: no such checkpoints.
     """
-    if keep_latest_k is None:
-        return
-    found = checkpoint_folders(newest.parent)
-    # Checkpoints of later steps than the newest one exist if the run was resumed from an earlier step: remove them.
-    before = [path for path in found if is_later(newest, path)][: keep_latest_k - 1]
     best = read_best(newest.parent)
-    for path in found:
-        milestone = keep_every is not None and folder_iteration(path) % keep_every == 0
-        if path not in (newest, best, *before) and not (milestone and is_later(newest, path)):
-            remove_unless_read(path)
+    for path in outdated(checkpoint_folders(newest.parent), newest, best, keep_latest_k, keep_every):
+        remove_unless_read(path)
+
+
+def outdated(
+    found: list[Path], newest: Path, best: Path | None, keep_latest_k: int | None, keep_every: int | None
+) -> list[Path]:
+    """Returns the checkpoints that are not kept; arguments as those of `remove_old`.
+
+    Args:
+        found: Folders of all checkpoints, the newest first.
+        newest: Folder of the checkpoint that was just saved.
+        best: Folder of the best checkpoint; None: not known.
+        keep_latest_k: Number of newest checkpoints to keep; None: all.
+        keep_every: Checkpoints whose step is a multiple of this number are also kept; None: no such checkpoints.
+    """
+    if keep_latest_k is None:
+        return []
+    # Checkpoints of later steps than the newest one exist if the run was resumed from an earlier step: remove them.
+    kept = [newest, best, *[path for path in found if is_later(newest, path)][: keep_latest_k - 1]]
+    if keep_every is not None:
+        kept += [path for path in found if folder_iteration(path) % keep_every == 0 and is_later(newest, path)]
+    return [path for path in found if path not in kept]
 
 
 def remove_unless_read(folder: Path) -> None:

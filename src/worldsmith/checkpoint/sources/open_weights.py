@@ -12,6 +12,7 @@ from worldsmith.checkpoint.run.find_checkpoint import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH, start_in
+from worldsmith.checkpoint.sources.remote_model import fetch_model, fetched, in_store, pinned
 from worldsmith.checkpoint.sources.verify import WEIGHTS, has_checksums, require_intact
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
@@ -57,11 +58,13 @@ def open_weights(
     from worldsmith.checkpoint.sources.verify import require_intact
     from worldsmith.models.model_files import local_folder
 
+    world = world or World()
+    if in_store(str(path)):
+        path = fetched(world.broadcast(pinned(str(path))), field=field)
     root = local_folder(full_name(str(path)), file_patterns=FILES, field=field)
     foreign = find_source(root)
     if root.is_file() and foreign is None:
         raise UserError(f"{field} {path} is a file; {OURS}, or {describe_readable()}")
-    world = world or World()
     require_same_kind(root, world, field=field)
     if foreign is not None:
         if root.is_dir():
@@ -92,8 +95,9 @@ def require_weights(path: str, *, field: str, family: str = "") -> None:
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
     from worldsmith.models.model_files import find_without_download
 
-    root = find_without_download(full_name(path), file_patterns=FILES, field=field)
-    if root is None:  # it exists on the Hub
+    local = fetch_model(path, field=field, download=False) if in_store(path) else path
+    root = None if local is None else find_without_download(full_name(str(local)), file_patterns=FILES, field=field)
+    if root is None:  # it exists in a store or on the Hub
         return
     foreign = find_source(root)
     if foreign is not None:

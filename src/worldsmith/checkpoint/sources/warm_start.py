@@ -12,6 +12,7 @@ from worldsmith.checkpoint.formats.weight_formats import NetworkDifference, weig
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
 from worldsmith.checkpoint.sources.open_weights import open_weights
+from worldsmith.checkpoint.sources.remote_model import fetched
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.errors import UserError
@@ -259,7 +260,7 @@ def read_initial_adapter(adapter: str, spec: ModelSpec, *, field: str = "checkpo
         UserError: If a file is damaged, or rank or alpha differ.
         ValueError: If the adapters are not plain LoRA of this network.
     """
-    place = local_folder(adapter, file_patterns=ADAPTER_FILES, field=field)
+    place = local_folder(fetched(adapter, field=field), file_patterns=ADAPTER_FILES, field=field)
     stored, config = weight_formats(spec.name).read_adapter(place), spec.config
     if (stored.rank, stored.alpha) != (config.lora_rank, config.lora_alpha):
         raise UserError(

@@ -216,7 +216,7 @@ FIELDS: tuple[TomlField, ...] = (
 )
 
 REFUSED = {
-    ("job", "upload_reproducible_setup"): "runs are not uploaded to an object store; write false or remove the key",
+    ("job", "upload_reproducible_setup"): "the setup is not uploaded to an object store; write false or remove the key",
 }
 """Keys of the recipe TOML that are not supported and must be false: path of the key -> reason."""
 

@@ -53,6 +53,7 @@ toml_keys(
     only="vfm",
 )
 toml_keys("checkpoint", Checkpointer.Config, "load_adapter", "keep_latest_k", "keep_best", "best_mode", "save_weights")
+toml_keys("checkpoint", Checkpointer.Config, "upload_to")
 toml_keys("model.ema", PowerEMA.Config, "trainable_only", at="model.config.ema")
 toml_keys("dataloader_train", VideoDataset.Config, "min_frames", at="dataloader_train.dataset", only="vfm")
 toml_keys("dataloader_train", VideoLoader.Config, "max_caption_tokens", "num_workers", "latent_cache", only="vfm")

@@ -206,7 +206,8 @@ def result_facts(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
         name = "Elapsed" if status.at_work else "Duration"
         yield fact(name, duration(status.elapsed_seconds), note)
     yield fact("Checkpoints", str(len(run.checkpoints)), run.checkpoints[-1] if run.checkpoints else "none yet")
-    for name, title in (("skipped_total", "Skipped steps"), ("failed_saves", "Failed saves")):
+    counters = {"skipped_total": "Skipped steps", "failed_saves": "Failed saves", "failed_uploads": "Failed uploads"}
+    for name, title in counters.items():
         if latest.get(name):
             yield fact(title, format_count(latest[name]))
 

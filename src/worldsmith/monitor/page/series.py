@@ -17,7 +17,7 @@ from worldsmith.files.lines import require_regular
 MOST_BUCKETS = 800
 """Max number of points of one series."""
 NO_CURVE = re.compile(
-    r"samples|tokens|skipped(_total)?|failed_saves|unwritten|first_step|memory_before_bytes|val\w*/(samples|tokens|seconds)"
+    r"samples|tokens|skipped(_total)?|failed_(saves|uploads)|unwritten|first_step|memory_before_bytes|val\w*/(samples|tokens|seconds)"
     r"|(loaded|rejected)/.*"
 )
 """Counters, of which the last value is shown."""

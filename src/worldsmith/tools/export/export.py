@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,11 +19,17 @@ from worldsmith.checkpoint.formats.family_formats import ExportFormat as Format
 from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
 from worldsmith.checkpoint.formats.find_model import find_family, find_model
 from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel
+from worldsmith.checkpoint.run.checkpoint_store import require_access
+from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
+from worldsmith.checkpoint.sources.remote_model import fetched, in_store
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.fingerprint import LINEAGE
+from worldsmith.files.remote import cache_folder, join_address, remote_exists
+from worldsmith.files.remote_folder import read_remote_text, remove_remote, upload_files, write_remote
+from worldsmith.files.write_checks import files_in
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
 from worldsmith.monitor.terminal_text import command_lines
@@ -61,7 +70,8 @@ class Export(WritingAction):
 
     class Config(WritingAction.Config):
         out: str | None = None
-        """Output folder; null: a folder inside the run folder."""
+        """Output folder, which may be the address of a folder in an object store; null: a folder inside the run
+        folder."""
         format: str | None = None
         """Format of the export. diffusers: complete pipeline of a video generator; hf: complete transformers folder of
         a reasoner; native: sharded safetensors with internal parameter names and config.json; adapter: only the LoRA
@@ -85,21 +95,22 @@ class Export(WritingAction):
 
     def plan(self) -> Iterator[str]:
         found = self.prepare()
-        yield f"{found.form.what} would be written to {found.out} ({self.describe(found.model)})"
+        yield f"{found.form.what} would be written to {self.config.out or found.out} ({self.describe(found.model)})"
         if read_about(found.out, found.form.index) is not None:
             yield "the folder already has an export: it is kept if it is identical, else only replaced with --force"
 
     def run(self) -> Result:
-        config = self.config
         found = self.prepare()
-        name, form, out, model = found.name, found.form, found.out, found.model
+        config, name, form, out, model = self.config, found.name, found.form, found.out, found.model
         written = form.write(model, out, self.options(form))
         if written or not (out / LINEAGE).is_file():
             adapter = [] if model.adapter is None else [Input("adapter", model.adapter)]
             inputs = [Input("base" if adapter else "model", model.folder), *bases_of(model), *adapter]
             write_lineage(out, action="export", settings=to_dict(config), inputs=inputs, outputs=["."])
-        what = f"({self.describe(model)})"
-        done = f"exported {form.what}: {out} {what}" if written else f"{out} is already complete {what}"
+        what, place = f"({self.describe(model)})", str(out)
+        if config.out is not None and in_store(config.out):
+            upload_export(out, place := config.out)
+        done = f"exported {form.what}: {place} {what}" if written else f"{place} is already complete {what}"
         lines = [done, *formats_of(model.spec.name).left_out(name, model.config)]
         if model.config.converters and name != "native":
             names = ", ".join(tag_of(type(converter)) for converter in model.config.converters)
@@ -110,10 +121,10 @@ class Export(WritingAction):
             start = "the random weights of the run" if model.start is None else model.start.lasting
             lines.append(f"it belongs to {start}")
         if name in NEXT:
-            known = {"folder": out, "caption": caption_of(Path(config.model)) or "…"}
+            known = {"folder": place, "caption": caption_of(Path(config.model)) or "…"}
             words = ROBOT_NEXT if robots_of(model) else NEXT[name]
             lines += ["next:", *command_lines(["worldsmith", *(word.format(**known) for word in words)])]
-        facts = {"folder": str(out), "written": written, "format": name, "dtype": config.dtype}
+        facts = {"folder": place, "written": written, "format": name, "dtype": config.dtype}
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 
     def options(self, form: Format) -> ExportOptions:
@@ -131,7 +142,9 @@ class Export(WritingAction):
 
         Raises UserError if the settings do not fit the model or the format.
         """
-        config, path = self.config, Path(self.config.model)
+        given = self.config.model
+        self.config = config = replace(self.config, model=fetched(self.config.model, field="model"))
+        path = Path(config.model)
         family = find_family(path, base=config.base)
         formats = exports_of(family)
         name = next(iter(formats)) if config.format is None else config.format
@@ -145,7 +158,11 @@ class Export(WritingAction):
                 f"--vision-tower: models of the family '{family}' cannot be exported as {name} with a vision tower; "
                 "omit it"
             )
+        if not config.out and config.model != given:
+            raise UserError(f"{given} is not on this machine: set the output folder with -o")
         out = Path(config.out) if config.out else in_run(path, form.folder)
+        if config.out and in_store(config.out):
+            out = local_copy(config.out, force=config.force)
         require_place(out, form.index)
         model = find_model(path, weights=config.weights, base=config.base)
         if not config.merge and not model.has_adapters:
@@ -180,6 +197,30 @@ class Export(WritingAction):
             raise UserError(f"--shift sets the noise schedule, which --format {name} does not have; omit it")
         if config.base is not None and not form.has_weights:
             raise UserError(f"--base has no effect: --format {name} reads only the adapters; omit it")
+
+
+def local_copy(address: str, *, force: bool) -> Path:
+    """Returns the local folder of an export that is uploaded to `address`, after a check of the address.
+
+    Raises:
+        UserError: If the storage denies access.
+        FileExistsError: If the address has an export and `force` is False.
+    """
+    require_access(address, deletes=force)
+    if not force and remote_exists(join_address(address, ABOUT)):
+        raise FileExistsError(f"{address} already has an export: replace it with --force, or choose another folder")
+    return cache_folder("exports") / hashlib.sha256(address.encode()).hexdigest()[:16] / Path(address).name
+
+
+def upload_export(out: Path, address: str) -> None:
+    """Uploads an export, `worldsmith.json` last, and removes the local copy; files of a replaced export are deleted."""
+    names = files_in(out)
+    if (about := read_remote_text(join_address(address, ABOUT))) is not None:
+        remove_remote(address, [ABOUT])
+        remove_remote(address, set(json.loads(about)["files"]) - set(names))
+    upload_files(out, [name for name in names if name != ABOUT], address)
+    write_remote(join_address(address, ABOUT), (out / ABOUT).read_bytes())
+    shutil.rmtree(out)
 
 
 def bases_of(model: StoredModel) -> list[Input | dict[str, Any]]:

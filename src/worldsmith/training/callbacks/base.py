@@ -17,6 +17,7 @@ from worldsmith.config.errors import describe_error
 if TYPE_CHECKING:
     from torch import nn
 
+    from worldsmith.checkpoint.run.checkpoint_store import Uploads
     from worldsmith.distributed.world import World
     from worldsmith.models.ema import PowerEMA
     from worldsmith.models.model import Model
@@ -190,6 +191,7 @@ class TrainingRun(Protocol):
     share: float | None
     """Completed fraction of an activity other than training, 0 to 1; None if it is not known."""
     failed_saves: int
+    uploads: Uploads
     memory_before: int
     """Memory in bytes that the process used before the model was built."""
     is_asked_to_stop: Callable[[], bool]

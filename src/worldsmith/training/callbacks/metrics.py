@@ -157,6 +157,7 @@ def step_metrics(step: StepResult, trainer: TrainingRun, sums: Mapping[str, floa
         "skipped": step.skipped,
         "skipped_total": trainer.state.guard.skipped,
         "failed_saves": trainer.failed_saves,
+        **({"failed_uploads": trainer.uploads.failed} if trainer.uploads.address else {}),
         "peak_memory_bytes": peak_memory_bytes(trainer.world.device),
         "memory_before_bytes": trainer.memory_before,
         "rejected": data[REJECTED],
