@@ -33,7 +33,7 @@ from worldsmith.tools.plan.plan import BUDGET, BUDGET_TO_FIND_ONE
 
 SHORT = {
     r"only adapters \(they need a higher optimizer.lr\)": "LoRA",
-    "updates rounded to bfloat16": "bfloat16 weights",
+    "(weight )?updates (are )?rounded to bfloat16": "bfloat16 weights",
     "optimizer state in 8 bits": "AdamW8bit",
     r"frozen weights rounded to (\d) bits": r"\1-bit base",
     r"clips of (\d+) frames instead of \d+": r"\1 frames",
