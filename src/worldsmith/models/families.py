@@ -89,9 +89,6 @@ class FamilyRegistry(Generic[T]):
         """Sets the part of the family `family`; an earlier one is replaced, and the family needs no `Family` object."""
         self._registered[family] = part
 
-    def unregister(self, family: str) -> None:
-        self._registered.pop(family, None)
-
     def find(self, name: str) -> T | None:
         """Returns the part of the family `name`; None if the family does not exist or has no such part."""
         if name not in self._registered:

@@ -9,11 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from launch_overrides import build_overrides
 
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.command_line.overrides import apply_overrides, parse_overrides
 from worldsmith.config.load import load
-from worldsmith.config.toml.recipe_toml import build_overrides, read_recipe_toml
+from worldsmith.config.toml.recipe_toml import read_recipe_toml
 from worldsmith.config.toml.toml_schema import toml_fields
 from worldsmith.config.tree.references import resolve
 

@@ -11,10 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from launch_overrides import build_overrides
 
 from worldsmith.config.declare.configurable import find
 from worldsmith.config.load import load
-from worldsmith.config.toml.recipe_toml import build_overrides, check_table
+from worldsmith.config.toml.recipe_toml import check_table
 from worldsmith.config.toml.toml_schema import remap, toml_fields
 
 SAME = "same path"

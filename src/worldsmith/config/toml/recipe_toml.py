@@ -31,9 +31,7 @@ from worldsmith.config.tree.config_draft import Draft
 from worldsmith.config.tree.paths import Path, flatten, format_path
 from worldsmith.config.tree.plain import MISSING
 from worldsmith.config.tree.suggest import did_you_mean_path
-from worldsmith.config.write.values import LAUNCH_WORD, WORD, write
-
-SELECTORS = {("job", "task"), ("job", "experiment")}
+from worldsmith.config.write.values import WORD, write
 
 
 def read_recipe_toml(path: str | PathLike[str], overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
@@ -96,37 +94,6 @@ def check_table(
     check = _Check({entry.path: entry for entry in toml_fields()}, problems, tree, task)
     check.section(table, ())
     return check.found
-
-
-def build_overrides(table: dict[str, Any]) -> list[str]:
-    """Converts a parsed recipe TOML to overrides: ``--``, ``experiment=<name>``, then its leaves in file order.
-
-    The overrides are for users and launch scripts; `read_recipe_toml` sets the typed values in the config directly.
-
-    Args:
-        table: Parsed recipe TOML.
-
-    Raises:
-        ConfigError: If the experiment is missing or the task is unknown.
-    """
-    job = table.get("job", {})
-    experiment = job.get("experiment", "") if isinstance(job, dict) else ""
-    if not experiment:
-        raise ConfigError([_experiment_required()])
-    task = job.get("task", "vfm")
-    if task not in TASKS:
-        raise ConfigError([mismatch(("job", "task"), f"one of {list(TASKS)}", task)])
-    words = ["--", f"experiment={experiment}"]
-    for section, content in table.items():
-        if section == OPAQUE:
-            continue
-        if section == "job":
-            content = {key: value for key, value in job.items() if (section, key) not in SELECTORS}
-        for path, value in flatten({section: content}):
-            target = remap(tuple(str(part) for part in path), task)
-            if target is not None and value != MISSING:
-                words.append(f"{format_path(target)}={write(value, LAUNCH_WORD)}")
-    return words
 
 
 @dataclass(slots=True)
