@@ -20,7 +20,7 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 61_387,
+    "code_lines": 61_362,
     "core_code_lines": 33_375,
     "longest_file": 325,
     "import_percent": 8.9,

@@ -12,13 +12,16 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from worldsmith.actions.action import Action
+from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Count, NotNegative, PositiveFactor
 from worldsmith.config.errors import UserError
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.process_signals import signal_at_parents_end
@@ -39,6 +42,42 @@ OBJECT_STORE_BYTES = 200 << 20
 """Shared memory of a Ray that is started on this machine. It contains items and results, which are small."""
 CONNECT_SECONDS = 10.0
 """Time limit for the first connection to a Ray cluster; Ray itself tries for minutes."""
+
+
+class PoolAction(Action):
+    """Base class of commands that divide items, such as clips, among processes of this machine or of Ray."""
+
+    metavars: ClassVar[Mapping[str, str]] = {"on": "WHERE", "record_timeout": "SECONDS"}
+
+    class Config(Action.Config):
+        processes: Count = 1
+        """Number of processes that share the work, on this machine or on Ray."""
+        on: str = "local"
+        """Where the processes run: "local", "ray" (a Ray that is started on this machine) or "ray://HOST:PORT" (the
+        Ray cluster with this head; this machine must be one of its nodes)."""
+        max_failures: NotNegative = 0
+        """Number of samples or windows that may fail before the command ends with an error."""
+        record_timeout: PositiveFactor | None = None
+        """Time limit in seconds for the work that a process gets at once (a sample, or a batch of windows), above which
+        it has failed; only with --on ray. The first time of a process includes loading the model."""
+
+        def check(self) -> None:
+            super().check()
+            if self.on != "local" and not is_ray(self.on):
+                raise wrong(self, "on", allowed="local, ray or ray://HOST:PORT")
+            if self.record_timeout is not None and self.on == "local":
+                why = "local processes read samples ahead, so that a sample has no time of its own"
+                raise wrong(self, "record_timeout", why=why, remedy="add --on ray")
+
+    config: Config
+
+    def require_few_failures(self, failed: int, done: str) -> None:
+        """Raises UserError if more than `max_failures` samples have failed; `done` is a participle: "encoded"."""
+        if failed > self.config.max_failures:
+            raise UserError(
+                f"{failed} samples cannot be {done} (see above), {self.config.max_failures} are allowed: fix the "
+                "cause, or raise --max-failures; the same command continues"
+            )
 
 
 class WorkerProcessError(RuntimeError):

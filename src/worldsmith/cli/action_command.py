@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 from worldsmith.actions.action import Action, ColoredLine, Result, user_errors
+from worldsmith.actions.processes import PoolAction
 from worldsmith.actions.registry import command_class_for_model, command_class_for_word, command_classes, commands
 from worldsmith.cli.run_source import take_help
 from worldsmith.cli.spec_and_parent import (
@@ -298,7 +299,7 @@ def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:
         UserError: If more processes than GPUs are requested, or another number than `worldsmith launch` has started.
     """
     requested, device = getattr(loaded.tree, PROCESSES, None), getattr(loaded.tree, "device", None)
-    if requested is None or hasattr(loaded.tree, "on"):  # with `on`, an action starts its processes itself
+    if requested is None or isinstance(loaded.tree, PoolAction.Config):  # which starts its processes itself
         return 1
     if os.environ.get("WORLD_SIZE") or os.environ.get("RANK"):
         if requested != world_size():

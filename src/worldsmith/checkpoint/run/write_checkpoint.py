@@ -124,7 +124,7 @@ def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) 
 def outdated(
     found: list[Path], newest: Path, best: Path | None, keep_latest_k: int | None, keep_every: int | None
 ) -> list[Path]:
-    """Returns the checkpoints that are not kept; arguments as those of `remove_old`.
+    """Returns the checkpoints that `remove_old` removes.
 
     Args:
         found: Folders of all checkpoints, the newest first.

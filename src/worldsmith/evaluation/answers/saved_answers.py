@@ -89,17 +89,15 @@ class SavedAnswers:
 
 
 def question_fingerprint(turns: Sequence[Turn]) -> str:
-    """Returns a fingerprint of a question: texts, media content, frame rates and sizes; file names do not matter."""
-    facts = [
-        [turn.role, [[part.kind, part.text, *media_fingerprint(part), *shown_as(part)] for part in turn.parts]]
-        for turn in turns
-    ]
+    """Returns a fingerprint of a question: texts, media content, rates, sizes and frames; file names do not matter."""
+    facts = [[turn.role, [part_facts(part) for part in turn.parts]] for turn in turns]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def shown_as(part: Part) -> list[Any]:
-    """Returns the frame rate and size with which a part is shown, and its frames if they are not all."""
-    return [part.fps, part.resized, *([] if part.frames is None else [part.frames])]
+def part_facts(part: Part) -> list[Any]:
+    """Returns what a model is shown of a part, as JSON data; without the used frames if these are all frames."""
+    frames = [] if part.frames is None else [part.frames]
+    return [part.kind, part.text, *media_fingerprint(part), part.fps, part.resized, *frames]
 
 
 def media_fingerprint(part: Part) -> tuple[str, int]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from worldsmith.actions.action import Result, left_out_lines, make_progress_reporter
-from worldsmith.actions.model_action import AnswerAction, WritingAction, find_device, require_outside
-from worldsmith.actions.processes import FailedItem, connect_ray, is_ray, map_on_ray, run_in_processes
-from worldsmith.config import wrong
-from worldsmith.config.declare.ranges import Count, NotNegative, PositiveFactor
+from worldsmith.actions.model_action import AnswerAction, WritingAction, require_outside
+from worldsmith.actions.processes import FailedItem, PoolAction, connect_ray, is_ray, map_on_ray, run_in_processes
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.clips.captions import CAPTION_KEYS, LEGACY_STYLES
-from worldsmith.data.clips.clip_records import FILE_NAMES, LAST, find_file, line_records
+from worldsmith.data.clips.clip_records import LAST, find_file, line_records
 from worldsmith.data.conversations.conversation import Part, Turn, say
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Rejection
@@ -32,25 +31,28 @@ from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.sampling.generate_answers import Answer
 
+logger = logging.getLogger(__name__)
+
 Batch = tuple[tuple[str, tuple[Turn, ...]], ...]
 """(Key, conversation) of each window that is captioned together with others."""
 PROMPTS = {
-    "text": "Describe this video in one paragraph: the setting, the objects and people with their appearance, what "
-    "they do in order of time, and how the camera moves. State only what is visible.",
-    "json": "Describe this video as one JSON object with the keys subjects (list of objects with name and appearance), "
-    "setting (text), actions (list of objects with time and description, in order of time) and cinematography (object "
-    "with framing, camera_motion and lighting). State only what is visible. Reply with the JSON object only.",
+    "text": "Describe this video or image in one paragraph: the setting, the objects and people with their "
+    "appearance, what they do in order of time, and how the camera moves. State only what is visible.",
+    "json": "Describe this video or image as one JSON object with the keys subjects (list of objects with name and "
+    "appearance), setting (text), actions (list of objects with time and description, in order of time) and "
+    "cinematography (object with framing, camera_motion and lighting). State only what is visible. Reply with the JSON "
+    "object only.",
 }
 """Form of the captions -> default instruction."""
 KEYS = {"text": "caption", "json": "caption_json"}
-"""Form of the captions -> key in the windows of the dataset file."""
+"""Form of the captions -> its key in the windows of the dataset file."""
 SHOWN = 80
 """Max characters of a reply in a message."""
 ENDS = ("start_frame", "end_frame")
-FILE = FILE_NAMES[-2]
+FILE = "video_dataset_file.jsonl"
 
 
-class CaptionClips(AnswerAction, WritingAction):
+class CaptionClips(PoolAction, AnswerAction, WritingAction):
     """Captions every window of the clips of a dataset with a vision-language model, and writes a new dataset file.
 
     Clips are not copied, and earlier captions are not kept. Each caption is saved at once, so the same command
@@ -59,33 +61,16 @@ class CaptionClips(AnswerAction, WritingAction):
     """
 
     places: ClassVar[tuple[str, ...]] = ("source",)
-    metavars: ClassVar[Mapping[str, str]] = {"on": "WHERE", "record_timeout": "SECONDS"}
 
-    class Config(AnswerAction.Config, WritingAction.Config):
+    class Config(PoolAction.Config, AnswerAction.Config, WritingAction.Config):
         source: str
-        """Dataset of clips: video_dataset_file.jsonl or its folder, also in an object store."""
+        """Dataset of clips: video_dataset_file.jsonl or its folder, on this machine."""
         out: str
         """Folder of the new dataset."""
         form: Literal["text", "json"] = "text"
         """Form of a caption: text, or a JSON object. A reply that is not a JSON object has failed."""
         prompt: str | None = None
         """Instruction to the model; null: a general one for the form."""
-        processes: Count = 1
-        """Number of processes that share the clips, each with its own model, on this machine or on Ray."""
-        on: str = "local"
-        """Where the processes run: "local", "ray" (a Ray that is started on this machine) or "ray://HOST:PORT" (the
-        Ray cluster with this head; this machine must be one of its nodes)."""
-        max_failures: NotNegative = 0
-        """Number of windows that may have no caption before the command ends with an error."""
-        record_timeout: PositiveFactor | None = None
-        """Time limit in seconds for a batch of windows, above which it has failed; only with --on ray."""
-
-        def check(self) -> None:
-            super().check()
-            if self.on != "local" and not is_ray(self.on):
-                raise wrong(self, "on", allowed="local, ray or ray://HOST:PORT")
-            if self.record_timeout is not None and self.on == "local":
-                raise wrong(self, "record_timeout", why="only Ray limits the time", remedy="add --on ray")
 
     config: Config
 
@@ -99,32 +84,80 @@ class CaptionClips(AnswerAction, WritingAction):
 
     def run(self) -> Result:
         config, out = self.config, Path(self.config.out)
-        clips, model = self.read(), self.find()
+        clips, model, saved = self.read(), self.find(), SavedAnswers(out)
         require_outside(out, model)
         require_writable(out)
-        saved = SavedAnswers(out)
-        adapter = None if model.adapter is None else fingerprint(model.adapter)
-        settings = {"model": fingerprint(model.folder), "adapter": adapter, "weights": model.weights}
-        saved.begin({**settings, **self.how(model), "form": config.form}, overwrite=config.force)
-        known, show = clips.saved(saved)[0], make_progress_reporter("captions")
+        if (out / FILE).exists() and not saved.folder.exists() and not config.force:
+            raise FileExistsError(f"{out / FILE} belongs to another command: choose another folder, or use --force")
+        marks = {"model": fingerprint(model.folder), "adapter": model.adapter and fingerprint(model.adapter)}
+        settings = {**marks, "weights": model.weights, **self.how(model), "form": config.form}
+        saved.begin(settings, overwrite=config.force)
+        known, report = clips.saved(saved)[0], make_progress_reporter("captions")
         waiting = [(key, turns) for key, turns in clips.questions.items() if key not in known]
         batches = [tuple(waiting[i : i + config.batch_size]) for i in range(0, len(waiting), config.batch_size)]
-        share = CaptionShare(config, saved, clips.marks, batches)
-        shown = lambda done: show(len(known) + done, len(clips.questions))  # noqa: E731
+
+        def shown(done: int) -> None:
+            report(len(known) + done, len(clips.questions))
+
+        save = partial(self.save, saved, clips.marks)
         if is_ray(config.on):
             with connect_ray(config.on, config.processes):
-                share.run_on_ray(shown)
-        elif config.processes > 1:
-            run_in_processes(share.run, config.processes, shown)
+                make = partial(make_captioner, config)
+                save(map_on_ray(make, batches, config.processes, timeout=config.record_timeout), 0, 1, shown)
+        elif batches and config.processes > 1:
+            run_in_processes(partial(self.caption_share, save, batches), config.processes, shown)
         elif batches:
-            share.run(0, 1, shown)
+            save(map(make_captioner(config), batches), 0, 1, shown)
         captions, failed = clips.saved(saved)
+        self.require_few_failures(len(failed), "captioned")
         count = clips.write(out / FILE, captions, KEYS[config.form])
         inputs = [*self.inputs(model), Input("dataset", clips.file)]
         write_lineage(out / FILE, action="caption", settings=to_dict(config), inputs=inputs)
         said = f"{len(captions)} windows of {count} clips have captions, {len(known)} of them from an earlier start"
         lines = [f"{said}: {out / FILE}", *left_out_lines([*clips.left_out, *failed])]
         return Result(lines, {"captions": len(captions), "known": len(known), "clips": count, "failed": len(failed)})
+
+    def caption_share(
+        self, save: Callable[..., None], batches: list[Batch], number: int, count: int, report: Callable[[int], None]
+    ) -> None:
+        """Captions every `count`-th batch, from batch `number`, in process `number` of this machine."""
+        import torch
+
+        torch.set_num_threads(max(1, torch.get_num_threads() // count))
+        device = "cpu" if self.config.device == "cpu" else take_device(number)
+        caption = make_captioner(replace(self.config, device=device))
+        save(map(caption, batches[number::count]), number, count, report)
+
+    def save(
+        self,
+        saved: SavedAnswers,
+        marks: Mapping[str, str],
+        batches: Iterable[Any],
+        number: int,
+        count: int,
+        report: Callable[[int], None],
+    ) -> None:
+        """Saves captions and failures as they are generated. Raises UserError above `max_failures` failures.
+
+        Args:
+            saved: Folder of the captions.
+            marks: Fingerprint of the conversation of each window.
+            batches: Answers of each batch, or a `FailedItem`.
+            number: Number of the process that saves them.
+            count: Number of processes.
+            report: Called with the number of finished windows.
+        """
+        done = failed = 0
+        for batch in batches:
+            if isinstance(batch, FailedItem):
+                batch = [Answer(key, error=batch.reason) for key, _ in batch.item]
+            for answer in batch:
+                saved.add(answer, marks[answer.key], number=number, count=count)
+                if answer.error:
+                    logger.warning("%s: %s", answer.key, answer.error)
+                done, failed = done + 1, failed + bool(answer.error)
+            self.require_few_failures(failed, "captioned")
+            report(done)
 
     @property
     def prompt(self) -> str:
@@ -144,7 +177,7 @@ class CaptionClips(AnswerAction, WritingAction):
         return clips
 
 
-@dataclass(slots=True)
+@dataclass
 class UncaptionedClips:
     """The clips of a dataset file, and a conversation about each window."""
 
@@ -162,6 +195,9 @@ class UncaptionedClips:
             if isinstance(record, Rejection):
                 self.left_out.append(f"{record.key}: {record.reason}: {record.detail}")
                 continue
+            if is_remote(record.path):
+                self.left_out.append(f"{record.facts['uuid']}: {record.path} is in an object store")
+                continue
             path = str(Path(record.path).resolve())
             self.records.append({**record.facts, "vision_path": path})
             for number, window in enumerate(record.facts["t2w_windows"]):
@@ -175,15 +211,14 @@ class UncaptionedClips:
                 part = Part("image", source=path) if is_image else Part("video", source=path, frames=frames)
                 self.questions[key] = (say("user", part, prompt),)
 
-    @property
+    @cached_property
     def marks(self) -> dict[str, str]:
         """Fingerprint of the conversation of each window; another one if the clip, the window or the prompt changed."""
         return {key: question_fingerprint(turns) for key, turns in self.questions.items()}
 
     def saved(self, answers: SavedAnswers) -> tuple[dict[str, str], list[str]]:
         """Returns the saved captions by window, and the windows that failed, with the reason."""
-        marks = self.marks
-        lines = [line for (key, mark), line in answers.read().items() if marks.get(key) == mark]
+        lines = [line for (key, mark), line in answers.read().items() if self.marks.get(key) == mark]
         failed = [f"{line['id']}: {line['error']}" for line in lines if "error" in line]
         return {line["id"]: line["said"] for line in lines if "error" not in line}, failed
 
@@ -214,56 +249,14 @@ def window_key(record: Mapping[str, Any], number: int) -> str:
     return f"{record['uuid']}_w{number}"
 
 
-@dataclass(frozen=True, slots=True)
-class CaptionShare:
-    """Windows to caption, which are divided among processes. Each caption is saved when its batch is complete."""
-
-    config: CaptionClips.Config
-    saved: SavedAnswers
-    marks: Mapping[str, str]
-    batches: list[Batch]
-
-    def run(self, number: int, count: int, report: Callable[[int], None]) -> None:
-        """Captions every `count`-th batch, from batch `number`, in this process."""
-        caption = make_captioner(replace(self.config, device=self.config.device or take_device(number)))
-        self.save(map(caption, self.batches[number::count]), number, count, report)
-
-    def run_on_ray(self, report: Callable[[int], None]) -> None:
-        """Captions the batches in processes of the connected Ray."""
-        config = self.config
-        make = partial(make_captioner, config)
-        self.save(map_on_ray(make, self.batches, config.processes, timeout=config.record_timeout), 0, 1, report)
-
-    def save(self, batches: Iterable[Any], number: int, count: int, report: Callable[[int], None]) -> None:
-        """Saves captions and failures as they are generated. Raises UserError above `max_failures` failures."""
-        done = failed = 0
-        for batch in batches:
-            if isinstance(batch, FailedItem):
-                batch = [Answer(key, error=batch.reason) for key, _ in batch.item]
-            for answer in batch:
-                self.saved.add(answer, self.marks[answer.key], number=number, count=count)
-                done, failed = done + 1, failed + bool(answer.error)
-                if failed > self.config.max_failures:
-                    raise UserError(
-                        f"{answer.key}: {answer.error}\n{failed} windows have no caption, {self.config.max_failures} "
-                        "are allowed: fix the cause, or raise --max-failures; the same command continues"
-                    )
-            report(done)
-
-
 def make_captioner(config: CaptionClips.Config) -> Callable[[Batch], list[Answer]]:
     """Loads the model, and returns the function that captions a batch of windows."""
     action = CaptionClips(config)
-    answerer = action.answerer(action.find(), device=find_device(config.device))
+    answerer = action.answerer(action.find())
 
     def caption(batch: Batch) -> list[Answer]:
-        found = answerer.answers(
-            batch,
-            batch_size=len(batch),
-            max_new_tokens=config.max_new_tokens,
-            decoding=action.decoding,
-            forgiving=True,
-        )
+        sizes = {"batch_size": len(batch), "max_new_tokens": config.max_new_tokens}
+        found = answerer.answers(batch, **sizes, decoding=action.decoding, forgiving=True)
         return [answer if answer.error else check_caption(answer, config.form) for answer in found]
 
     return caption

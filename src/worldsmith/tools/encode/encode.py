@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import Result, make_progress_reporter
-from worldsmith.actions.processes import FailedItem, connect_ray, is_ray, map_on_ray, run_in_processes
+from worldsmith.actions.processes import FailedItem, PoolAction, connect_ray, is_ray, map_on_ray, run_in_processes
 from worldsmith.actions.run_action import RunAction
-from worldsmith.config import wrong
-from worldsmith.config.declare.ranges import Count, NotNegative, PositiveFactor
+from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.read_config import from_dict
@@ -38,34 +37,15 @@ if TYPE_CHECKING:
     from worldsmith.tasks.task import SampleEncoder
 
 
-class Encode(RunAction):
+class Encode(PoolAction, RunAction):
     """Encodes the clips of a run into dataloader_train.latent_cache, so that training only reads latents.
 
     The same command continues after a stop; `worldsmith launch … encode …` shares the work among its processes.
     """
 
-    metavars: ClassVar[Mapping[str, str]] = {"on": "WHERE", "record_timeout": "SECONDS"}
-
-    class Config(RunAction.Config):
-        processes: Count = 1
-        """Number of processes that share the work, on this machine or on Ray."""
-        on: str = "local"
-        """Where the processes run: "local", "ray" (a Ray that is started on this machine) or "ray://HOST:PORT" (the
-        Ray cluster with this head; this machine must be one of its nodes)."""
+    class Config(PoolAction.Config, RunAction.Config):
         passes: Count = 1
         """Number of epochs to encode, each with other random frames or windows."""
-        max_failures: NotNegative = 0
-        """Number of samples that may fail with an error of the encoder before the command ends with an error."""
-        record_timeout: PositiveFactor | None = None
-        """Time limit in seconds for reading and encoding a sample, above which it has failed; only with --on ray. The
-        first sample of a process includes loading the encoder."""
-
-        def check(self) -> None:
-            if self.on != "local" and not is_ray(self.on):
-                raise wrong(self, "on", allowed="local, ray or ray://HOST:PORT")
-            if self.record_timeout is not None and self.on == "local":
-                why = "local processes read samples ahead, so that a sample has no time of its own"
-                raise wrong(self, "record_timeout", why=why, remedy="add --on ray")
 
     config: Config
 
@@ -96,7 +76,7 @@ class Encode(RunAction):
         else:
             shares = [self.encode_share(rank, size, shown, local_rank=local_rank)]
         done = Encoded(*(sum(column) for column in zip(*(asdict(share).values() for share in shares))))
-        self.require_few_failures(done)
+        self.require_few_failures(done.failed, "encoded")
         folders = ", ".join(dict.fromkeys(str(each.require_cache()) for each in self.encoders(World()).values()))
         failed = f", {done.failed} failed" if done.failed else ""
         summary = (
@@ -164,7 +144,7 @@ class Encode(RunAction):
             for number, each in enumerate(found, 1):
                 if isinstance(each, FailedItem):
                     done.count_failure("sample {1} of dataloader_{0}".format(*each.item), each.reason)
-                    self.require_few_failures(done)
+                    self.require_few_failures(done.failed, "encoded")
                 elif loaders[each.split].receive(each.made):
                     done.encoded, done.found = done.encoded + each.is_new, done.found + (not each.is_new)
                     captions |= {(each.split, caption): None for caption in each.captions}
@@ -178,14 +158,6 @@ class Encode(RunAction):
                 if isinstance(each, FailedItem):
                     raise UserError(f"a caption of dataloader_{each.item[0]} cannot be encoded: {each.reason}")
         return done
-
-    def require_few_failures(self, done: Encoded) -> None:
-        """Raises UserError if more samples have failed than `max_failures` allows."""
-        if done.failed > self.config.max_failures:
-            raise UserError(
-                f"{done.failed} samples cannot be encoded (see above), {self.config.max_failures} are allowed: fix the "
-                "cause, or raise --max-failures; the same command continues"
-            )
 
 
 @dataclass(frozen=True, slots=True)

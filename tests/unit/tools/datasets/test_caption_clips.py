@@ -122,11 +122,11 @@ def test_videos_without_captions_are_imported_first(tmp_path: Path, capsys: pyte
 
 
 def test_failures_end_the_command_and_captions_are_kept(
-    captioned: dict[str, list[Any]], capsys: pytest.CaptureFixture[str]
+    captioned: dict[str, list[Any]], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     said = caption("strict", capsys, "--batch-size", "1", code=2)
-    assert "damaged_w0: " in said
-    assert "1 windows have no caption, 0 are allowed" in said
+    assert "damaged_w0: " in caplog.text
+    assert "1 samples cannot be captioned (see above), 0 are allowed" in said
     assert not Path("strict/video_dataset_file.jsonl").exists()
     said = caption("strict", capsys, "--max-failures", "1")
     assert "3 windows of 2 clips have captions, 3 of them from an earlier start" in said
@@ -154,6 +154,34 @@ def test_a_changed_prompt_or_model_is_not_mixed_with_earlier_captions(
     assert "generated with other settings: temperature was 0.0" in capsys.readouterr().err
     assert main([*words, "--prompt", "What stands still?"]) == 0
     assert ", 0 of them from an earlier start" in capsys.readouterr().out
+
+
+def test_failures_of_all_processes_count_together(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each process has one, and one is allowed."""
+    Path("twice").mkdir()
+    line = Path("clips/video_dataset_file.jsonl").read_text().splitlines()[-1]
+    lines = [json.dumps({**json.loads(line), "uuid": name, "vision_path": "../clips/damaged.mp4"}) for name in "xy"]
+    Path("twice/video_dataset_file.jsonl").write_text("\n".join(lines))
+    words = ["--model", "model", "-o", "out_twice", *WORDS, "--processes", "2", "--batch-size", "1"]
+    assert main(["dataset", "caption", "twice", *words, "--max-failures", "1"]) == 2
+    assert "2 samples cannot be captioned (see above), 1 are allowed" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_dataset_of_another_command_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other").mkdir()
+    Path("other/video_dataset_file.jsonl").write_text("")
+    assert "belongs to another command: choose another folder, or use --force" in caption("other", capsys, code=2)
+    assert Path("other/video_dataset_file.jsonl").read_text() == ""
+
+
+def test_clips_in_a_store_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mixed").mkdir()
+    line = json.loads(Path("clips/video_dataset_file.jsonl").read_text().splitlines()[1])
+    records = [{**line, "vision_path": "../clips/b.mp4"}, {**line, "uuid": "far", "vision_path": "s3://bucket/b.mp4"}]
+    Path("mixed/video_dataset_file.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert main(["dataset", "caption", "mixed", "--model", "model", "-o", "out_mixed", *WORDS]) == 0
+    assert "skipped far: s3://bucket/b.mp4 is in an object store" in " ".join(capsys.readouterr().out.split())
+    assert list(captions("out_mixed")) == ["b"]
 
 
 def test_mistakes_are_reported_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
