@@ -13,8 +13,11 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, TypeVar
@@ -61,6 +64,11 @@ class PoolAction(Action):
         """Time limit in seconds for the work that a process gets at once (a sample, or a batch of windows), above which
         it has failed; only with --on ray. The first time of a process includes loading the model."""
 
+        @property
+        def uses_pool(self) -> bool:
+            """Whether the command starts processes, on this machine or on Ray."""
+            return self.processes > 1 or is_ray(self.on)
+
         def check(self) -> None:
             super().check()
             if self.on != "local" and not is_ray(self.on):
@@ -71,6 +79,31 @@ class PoolAction(Action):
 
     config: Config
 
+    def apply(self, make: Callable[[int], Callable[[Any], Any]], items: Sequence[Any]) -> Iterator[Any]:
+        """Applies a function to items in the processes of the command; yields the results as they complete.
+
+        Args:
+            make: Called once in each process, with the number of the GPU that it uses; returns the function. Picklable.
+            items: Different hashable items; they and the results are picklable.
+
+        Yields:
+            The result of the function, or a `FailedItem` if it raised an error.
+
+        Raises:
+            UserError: If the function raises UserError or DataError, or `make` raises one of these, ValueError or
+                OSError.
+            WorkerProcessError: If a process on this machine was killed, or if the Ray cluster fails.
+        """
+        config = self.config
+        if is_ray(config.on):
+            with connect_ray(config.on, config.processes):
+                yield from map_on_ray(partial(make, 0), items, config.processes, timeout=config.record_timeout)
+        elif items and config.processes > 1:
+            yield from map_in_processes(make, items, config.processes)
+        elif items:
+            function = make(0)
+            yield from (call_or_fail(function, item) for item in items)
+
     def require_few_failures(self, failed: int, done: str) -> None:
         """Raises UserError if more than `max_failures` samples have failed; `done` is a participle: "encoded"."""
         if failed > self.config.max_failures:
@@ -78,6 +111,53 @@ class PoolAction(Action):
                 f"{failed} samples cannot be {done} (see above), {self.config.max_failures} are allowed: fix the "
                 "cause, or raise --max-failures; the same command continues"
             )
+
+
+def map_in_processes(make: Callable[[int], Callable[[Any], Any]], items: Sequence[Any], count: int) -> Iterator[Any]:
+    """Applies a function to items in `count` processes of this machine, as `PoolAction.apply` documents it."""
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    numbers = context.SimpleQueue()
+    for number in range(count):
+        numbers.put(number)
+    pool = ProcessPoolExecutor(count, context, initializer=start_process, initargs=(make, numbers, count, os.getpid()))
+    try:
+        for future in as_completed([pool.submit(apply_in_process, item) for item in items]):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise WorkerProcessError("a process was killed; run the same command again to continue") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def start_process(make: Callable[[int], Callable[[Any], Any]], numbers: Any, count: int, parent: int) -> None:
+    """Prepares one of the `count` processes of `map_in_processes`, which ends with the process `parent`."""
+    import torch
+
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop_signal, signal.SIG_DFL)
+    signal_at_parents_end(signal.SIGTERM, parent)
+    torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    apply_in_process.make = partial(make, numbers.get())  # type: ignore[attr-defined]
+
+
+def apply_in_process(item: Any) -> Any:
+    """Applies the function of this process to an item; constructs it before the first one."""
+    if not hasattr(apply_in_process, "function"):
+        try:
+            apply_in_process.function = apply_in_process.make()  # type: ignore[attr-defined]
+        except (ValueError, OSError) as error:
+            raise UserError(str(error)) from error
+    return call_or_fail(apply_in_process.function, item)  # type: ignore[attr-defined]
+
+
+def call_or_fail(function: Callable[[Any], Any], item: Any) -> Any:
+    """Returns `function(item)`, or a `FailedItem` if it raises an error other than UserError and DataError."""
+    try:
+        return function(item)
+    except (UserError, DataError):
+        raise
+    except Exception as error:
+        return FailedItem(item, f"{type(error).__name__}: {error}")
 
 
 class WorkerProcessError(RuntimeError):

@@ -57,7 +57,7 @@ class SavedAnswers:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
 
-    def add(self, answer: Answer, mark: str, *, number: int, count: int) -> None:
+    def add(self, answer: Answer, mark: str, *, number: int = 0, count: int = 1) -> None:
         """Appends an answer, or the error instead of an answer, to the file of process `number` of `count`.
 
         `mark` is the fingerprint of the question, from `question_fingerprint`.

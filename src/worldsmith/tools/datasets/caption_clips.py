@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from worldsmith.actions.action import Result, left_out_lines, make_progress_reporter
 from worldsmith.actions.model_action import AnswerAction, WritingAction, require_outside
-from worldsmith.actions.processes import FailedItem, PoolAction, connect_ray, is_ray, map_on_ray, run_in_processes
+from worldsmith.actions.processes import FailedItem, PoolAction
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.clips.captions import CAPTION_KEYS, LEGACY_STYLES
@@ -99,15 +99,7 @@ class CaptionClips(PoolAction, AnswerAction, WritingAction):
         def shown(done: int) -> None:
             report(len(known) + done, len(clips.questions))
 
-        save = partial(self.save, saved, clips.marks)
-        if is_ray(config.on):
-            with connect_ray(config.on, config.processes):
-                make = partial(make_captioner, config)
-                save(map_on_ray(make, batches, config.processes, timeout=config.record_timeout), 0, 1, shown)
-        elif batches and config.processes > 1:
-            run_in_processes(partial(self.caption_share, save, batches), config.processes, shown)
-        elif batches:
-            save(map(make_captioner(config), batches), 0, 1, shown)
+        self.save(saved, clips.marks, self.apply(partial(make_captioner, config), batches), shown)
         captions, failed = clips.saved(saved)
         self.require_few_failures(len(failed), "captioned")
         count = clips.write(out / FILE, captions, KEYS[config.form])
@@ -117,25 +109,8 @@ class CaptionClips(PoolAction, AnswerAction, WritingAction):
         lines = [f"{said}: {out / FILE}", *left_out_lines([*clips.left_out, *failed])]
         return Result(lines, {"captions": len(captions), "known": len(known), "clips": count, "failed": len(failed)})
 
-    def caption_share(
-        self, save: Callable[..., None], batches: list[Batch], number: int, count: int, report: Callable[[int], None]
-    ) -> None:
-        """Captions every `count`-th batch, from batch `number`, in process `number` of this machine."""
-        import torch
-
-        torch.set_num_threads(max(1, torch.get_num_threads() // count))
-        device = "cpu" if self.config.device == "cpu" else take_device(number)
-        caption = make_captioner(replace(self.config, device=device))
-        save(map(caption, batches[number::count]), number, count, report)
-
     def save(
-        self,
-        saved: SavedAnswers,
-        marks: Mapping[str, str],
-        batches: Iterable[Any],
-        number: int,
-        count: int,
-        report: Callable[[int], None],
+        self, saved: SavedAnswers, marks: Mapping[str, str], batches: Iterable[Any], report: Callable[[int], None]
     ) -> None:
         """Saves captions and failures as they are generated. Raises UserError above `max_failures` failures.
 
@@ -143,8 +118,6 @@ class CaptionClips(PoolAction, AnswerAction, WritingAction):
             saved: Folder of the captions.
             marks: Fingerprint of the conversation of each window.
             batches: Answers of each batch, or a `FailedItem`.
-            number: Number of the process that saves them.
-            count: Number of processes.
             report: Called with the number of finished windows.
         """
         done = failed = 0
@@ -152,7 +125,7 @@ class CaptionClips(PoolAction, AnswerAction, WritingAction):
             if isinstance(batch, FailedItem):
                 batch = [Answer(key, error=batch.reason) for key, _ in batch.item]
             for answer in batch:
-                saved.add(answer, marks[answer.key], number=number, count=count)
+                saved.add(answer, marks[answer.key])
                 if answer.error:
                     logger.warning("%s: %s", answer.key, answer.error)
                 done, failed = done + 1, failed + bool(answer.error)
@@ -249,9 +222,9 @@ def window_key(record: Mapping[str, Any], number: int) -> str:
     return f"{record['uuid']}_w{number}"
 
 
-def make_captioner(config: CaptionClips.Config) -> Callable[[Batch], list[Answer]]:
-    """Loads the model, and returns the function that captions a batch of windows."""
-    action = CaptionClips(config)
+def make_captioner(config: CaptionClips.Config, number: int) -> Callable[[Batch], list[Answer]]:
+    """Loads the model, on GPU `number` if there is one, and returns the function that captions a batch of windows."""
+    action = CaptionClips(replace(config, device="cpu" if config.device == "cpu" else take_device(number)))
     answerer = action.answerer(action.find())
 
     def caption(batch: Batch) -> list[Answer]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from worldsmith.actions.action import Result
+from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.actions.model_action import WritingAction, find_device
+from worldsmith.actions.processes import FailedItem, PoolAction
 from worldsmith.checkpoint.formats.export_folder import robots_of
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.merge_adapter import use_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
+from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
@@ -23,7 +27,7 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.dialects.sat.recognize import is_change
 from worldsmith.dialects.sat.sampling import translate_sampling
-from worldsmith.distributed.world import start_world, stop_world, world_size
+from worldsmith.distributed.world import start_world, stop_world, take_device, world_size
 from worldsmith.files.write_checks import require_writable
 from worldsmith.models.video_model import ROBOT_MODES
 from worldsmith.monitor.terminal_text import print_message
@@ -36,16 +40,18 @@ if TYPE_CHECKING:
     from worldsmith.models.video_model import VideoModel
     from worldsmith.sampling.sample_args import SampleArgs
 
+logger = logging.getLogger(__name__)
+
 SIZES = ("height", "width", "resolution", "num_frames", "fps")
 
 
-class GenerateVideos(WritingAction):
+class GenerateVideos(PoolAction, WritingAction):
     """Generates videos and images with a trained, exported or released generator.
 
     Each sample gets a folder in --out, with its name, that contains vision.mp4 or vision.jpg, actions.json if it has
     robot actions, sample_args.json and sample_outputs.json. Complete samples are kept: the same command continues after
     a stop. Flags override settings in files. `worldsmith launch --nproc-per-node N generate …` divides the samples
-    among N processes.
+    among N processes in advance; with --processes N, or on Ray, a process that is done with its samples gets others.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {
@@ -55,7 +61,7 @@ class GenerateVideos(WritingAction):
         "--steps": "num_steps",
     }
 
-    class Config(SampleSettings, WritingAction.Config):
+    class Config(PoolAction.Config, SampleSettings, WritingAction.Config):
         prompt: list[str] = field(default_factory=list)
         """Prompt of a sample; the flag may be repeated."""
         input_files: list[str] = field(default_factory=list)
@@ -71,7 +77,7 @@ class GenerateVideos(WritingAction):
         weights: Literal["auto", "ema", "live", "untrained"] = "auto"
         """auto: the EMA weights (ema) if they exist, otherwise the raw weights (live)."""
         max_num_seqs: Count | None = None
-        """Max samples per forward pass; null: only max_model_len limits them."""
+        """Max samples per forward pass; null: only max_model_len limits them, but 1 with --processes or on Ray."""
         max_model_len: Count | None = None
         """Max tokens per forward pass; null: the model's training limit."""
         cfgp_size: Literal[1, 2] = 1
@@ -79,6 +85,11 @@ class GenerateVideos(WritingAction):
         (classifier-free guidance parallelism)."""
         device: str | None = None
         """cpu or cuda; null: cuda if available."""
+
+        def check(self) -> None:
+            super().check()
+            if self.cfgp_size > 1 and self.uses_pool:
+                raise wrong(self, "cfgp_size", why="it needs `worldsmith launch`", remedy="omit --processes and --on")
 
     config: Config
 
@@ -93,6 +104,8 @@ class GenerateVideos(WritingAction):
 
     def run(self) -> Result:
         config, order = self.config, self.prepare()
+        if config.uses_pool:
+            return self.run_in_pool(order)
         try:
             world = start_world(context_parallel=config.cfgp_size)
             if world.is_main:
@@ -106,6 +119,30 @@ class GenerateVideos(WritingAction):
             return order.finish(len(made)) if world.is_main else Result()
         finally:
             stop_world()
+
+    def run_in_pool(self, order: Order) -> Result:
+        """Generates the samples in processes of this machine or of Ray. Raises UserError if too many fail."""
+        config = self.config
+        if world_size() > 1:
+            raise UserError("the launch already has several processes: omit --processes and --on")
+        print_message("\n".join([f"settings of {order.model.weights_description}:", *order.setting_lines()]))
+        made, report = [] if config.force else order.made(), make_progress_reporter("generating")
+        groups: dict[Any, list[str]] = {}
+        for sample in order.samples:
+            if sample.name not in made:
+                groups.setdefault(sample.sampling, []).append(sample.name)
+        size, done, failed = config.max_num_seqs or 1, len(made), list[str]()
+        packs = [tuple(names[i : i + size]) for names in groups.values() for i in range(0, len(names), size)]
+        for found in self.apply(partial(make_generator, config), packs):
+            if isinstance(found, FailedItem):
+                failed += found.item
+                logger.warning("%s: %s", ", ".join(found.item), found.reason)
+                self.require_few_failures(len(failed), "generated")
+            done += len(found.item if isinstance(found, FailedItem) else found)
+            report(done, len(order.samples))
+        complete = replace(order, samples=[sample for sample in order.samples if sample.name not in failed])
+        result = complete.finish(len(made))
+        return replace(result, lines=[*result.lines, f"{len(failed)} failed (see above)"]) if failed else result
 
     def prepare(self) -> Order:
         """Checks the settings without loading weights, and returns the model and the samples to generate.
@@ -165,6 +202,21 @@ class GenerateVideos(WritingAction):
         if not config.force:
             order.require_same()
         return order
+
+
+def make_generator(config: GenerateVideos.Config, number: int) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+    """Loads the model on GPU `number` if there is one; returns the function that generates samples by their names."""
+    order = GenerateVideos(replace(config, device="cpu" if config.device == "cpu" else take_device(number))).prepare()
+    generator = load_generator(order.model, order.adapter, order.device)
+    samples = {sample.name: sample for sample in order.samples}
+
+    def generate(names: tuple[str, ...]) -> tuple[str, ...]:
+        wanted = [samples[name] for name in names]
+        for pack in order.packs(generator, wanted, len(names), config.max_model_len, shared=False):
+            order.make_pack(generator, pack)
+        return names
+
+    return generate
 
 
 def model_of_stack(stack: Sequence[str]) -> StoredModel:

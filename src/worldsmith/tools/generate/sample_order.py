@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -125,13 +125,9 @@ class Order:
             max_num_seqs: Maximum number of samples in a forward pass; None: limited by tokens only.
             max_model_len: Maximum number of tokens in a forward pass; None: the model's training limit.
         """
-        from worldsmith.sampling.generate_videos import run_pack
-        from worldsmith.sampling.requests import read_request
-        from worldsmith.sampling.robot_samples import RobotSampleArgs
-
-        grid, share = LatentGrid(*generator.latent_grid), branch_share(world)
+        share = branch_share(world)
         most = min(max_num_seqs or len(self.samples), -(-len(self.samples) // world.data_size))
-        packs = self.packs(generator, grid, most, max_model_len, shared=share is not None)
+        packs = self.packs(generator, self.samples, most, max_model_len, shared=share is not None)
         open_packs = [pack for pack in packs if any(sample.name not in made for sample in pack)]
         mine = open_packs[world.data_rank :: world.data_size]
         total, done = sum(len(pack) * count_steps(generator, pack[0]) for pack in mine), 0
@@ -144,24 +140,47 @@ class Order:
                 show(done, total)
 
         for pack in mine:
-            sampler = generator.sampler(pack[0].sampling)
-            requests = [read_request(sampler, sample.request(grid)) for sample in pack]
-            results = run_pack(sampler, requests, progress=count, share=share)
-            for sample, result in zip(pack, results):
-                if sample.name not in made and (share is None or share.branch == 0):
-                    video, actions = generator.decode(sampler.finish(*result)).cpu(), None
-                    if isinstance(sample, RobotSampleArgs):
-                        actions = sample.describe_actions(sampler.finish_actions(*result))
-                    write_sample(self.out / sample.name, sample, self.arguments(sample), video, actions)
+            self.make_pack(generator, pack, made, count, share)
 
-    def packs(
-        self, generator: VideoModel, grid: LatentGrid, most: int, max_tokens: int | None, *, shared: bool
-    ) -> list[list[SampleArgs]]:
-        """Returns the requested samples in packs (batches); all samples of a pack have the same sampling settings.
+    def make_pack(
+        self,
+        generator: VideoModel,
+        pack: Sequence[SampleArgs],
+        made: Collection[str] = (),
+        progress: Callable[[int], None] | None = None,
+        share: BranchShare | None = None,
+    ) -> None:
+        """Generates samples in one forward pass per step, and writes those that are not in `made`.
 
         Args:
             generator: The loaded model.
-            grid: Latent grid of the model.
+            pack: Samples with the same sampling settings.
+            made: Names of complete samples.
+            progress: Called after each step with the number of samples.
+            share: As returned by `branch_share`.
+        """
+        from worldsmith.sampling.generate_videos import run_pack
+        from worldsmith.sampling.requests import read_request
+        from worldsmith.sampling.robot_samples import RobotSampleArgs
+
+        sampler, grid = generator.sampler(pack[0].sampling), LatentGrid(*generator.latent_grid)
+        requests = [read_request(sampler, sample.request(grid)) for sample in pack]
+        results = run_pack(sampler, requests, progress=progress, share=share)
+        for sample, result in zip(pack, results):
+            if sample.name not in made and (share is None or share.branch == 0):
+                video, actions = generator.decode(sampler.finish(*result)).cpu(), None
+                if isinstance(sample, RobotSampleArgs):
+                    actions = sample.describe_actions(sampler.finish_actions(*result))
+                write_sample(self.out / sample.name, sample, self.arguments(sample), video, actions)
+
+    def packs(
+        self, generator: VideoModel, samples: Iterable[SampleArgs], most: int, max_tokens: int | None, *, shared: bool
+    ) -> list[list[SampleArgs]]:
+        """Returns samples in packs (batches); all samples of a pack have the same sampling settings.
+
+        Args:
+            generator: The loaded model.
+            samples: Samples of this request.
             most: Maximum number of samples in a pack.
             max_tokens: Maximum number of tokens in a forward pass; None: the model's training limit.
             shared: Whether two ranks compute the guidance branches of a pack, so that a forward pass has one branch.
@@ -169,8 +188,9 @@ class Order:
         from worldsmith.sampling.generate_videos import make_packs
         from worldsmith.sampling.requests import read_request
 
+        grid = LatentGrid(*generator.latent_grid)
         groups: dict[Sampling, list[SampleArgs]] = {}
-        for sample in self.samples:
+        for sample in samples:
             groups.setdefault(sample.sampling, []).append(sample)
         packs = []
         for sampling, group in groups.items():

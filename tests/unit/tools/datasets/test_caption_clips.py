@@ -137,7 +137,6 @@ def test_failures_end_the_command_and_captions_are_kept(
 def test_processes_share_the_windows(captioned: dict[str, list[Any]], capsys: pytest.CaptureFixture[str]) -> None:
     caption("two", capsys, "--processes", "2", "--batch-size", "1", "--max-failures", "1")
     assert captions("two") == captioned
-    assert {file.name for file in Path("two/answers").glob("*.jsonl")} == {"0_of_2.jsonl", "1_of_2.jsonl"}
 
 
 @pytest.mark.timeout(600)
