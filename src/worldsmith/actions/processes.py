@@ -13,14 +13,12 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from worldsmith.actions.action import Action
 from worldsmith.config import wrong
@@ -99,7 +97,8 @@ class PoolAction(Action):
             with connect_ray(config.on, config.processes):
                 yield from map_on_ray(partial(make, 0), items, config.processes, timeout=config.record_timeout)
         elif items and config.processes > 1:
-            yield from map_in_processes(make, items, config.processes)
+            work = partial(apply_to_share, make, items)
+            yield from (value for kind, _, value in run_messages(work, config.processes) if kind == "done")
         elif items:
             function = make(0)
             yield from (call_or_fail(function, item) for item in items)
@@ -113,45 +112,8 @@ class PoolAction(Action):
             )
 
 
-def map_in_processes(make: Callable[[int], Callable[[Any], Any]], items: Sequence[Any], count: int) -> Iterator[Any]:
-    """Applies a function to items in `count` processes of this machine, as `PoolAction.apply` documents it."""
-    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    numbers = context.SimpleQueue()
-    for number in range(count):
-        numbers.put(number)
-    pool = ProcessPoolExecutor(count, context, initializer=start_process, initargs=(make, numbers, count, os.getpid()))
-    try:
-        for future in as_completed([pool.submit(apply_in_process, item) for item in items]):
-            yield future.result()
-    except BrokenProcessPool as error:
-        raise WorkerProcessError("a process was killed; run the same command again to continue") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def start_process(make: Callable[[int], Callable[[Any], Any]], numbers: Any, count: int, parent: int) -> None:
-    """Prepares one of the `count` processes of `map_in_processes`, which ends with the process `parent`."""
-    import torch
-
-    for stop_signal in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop_signal, signal.SIG_DFL)
-    signal_at_parents_end(signal.SIGTERM, parent)
-    torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    apply_in_process.make = partial(make, numbers.get())  # type: ignore[attr-defined]
-
-
-def apply_in_process(item: Any) -> Any:
-    """Applies the function of this process to an item; constructs it before the first one."""
-    if not hasattr(apply_in_process, "function"):
-        try:
-            apply_in_process.function = apply_in_process.make()  # type: ignore[attr-defined]
-        except (ValueError, OSError) as error:
-            raise UserError(str(error)) from error
-    return call_or_fail(apply_in_process.function, item)  # type: ignore[attr-defined]
-
-
 def call_or_fail(function: Callable[[Any], Any], item: Any) -> Any:
-    """Returns `function(item)`, or a `FailedItem` if it raises an error other than UserError and DataError."""
+    """Returns `function(item)`, or a `FailedItem` if it raised an error other than UserError and DataError."""
     try:
         return function(item)
     except (UserError, DataError):
@@ -182,18 +144,50 @@ def run_in_processes(
         UserError: If `work` raises UserError, DataError, ValueError or OSError.
         WorkerProcessError: If a process was killed or ended with another error.
     """
+    done, results = [0] * count, dict[int, T]()
+    for kind, number, value in run_messages(work, count):
+        if kind == "result":
+            results[number] = value
+        else:
+            done[number] = value
+            shown(sum(done))
+    return [results[number] for number in range(count)]
+
+
+def run_messages(work: Callable[[int, int, Callable[[Any], None]], Any], count: int) -> Iterator[tuple[str, int, Any]]:
+    """Runs `work` in processes as `run_in_processes` does; yields their messages.
+
+    Yields:
+        ("done", process number, value that `work` has reported) or ("result", process number, result of `work`).
+    """
     # As for loader workers: Linux forks, and no thread pool has been used yet.
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    pipes, processes = [], []
+    running: dict[Connection, tuple[int, Any]] = {}
+    processes = []
     try:
         for number in range(count):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(target=run_worker, args=(work, number, count, sender, os.getpid()))
             process.start()
             sender.close()
-            pipes.append(receiver)
+            running[receiver] = number, process
             processes.append(process)
-        return collect_results(pipes, processes, shown)
+        while running:
+            for pipe in cast(list[Connection], wait(list(running))):
+                number, process = running[pipe]
+                try:
+                    kind, value = pipe.recv()
+                except EOFError:
+                    process.join()
+                    code = process.exitcode
+                    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                    again = "run the same command again to continue"
+                    raise WorkerProcessError(f"process {number} {how}; {again}") from None
+                if kind == "refused":
+                    raise UserError(value)
+                if kind == "result":
+                    del running[pipe]
+                yield kind, number, value
     finally:
         for process in processes:
             process.terminate()
@@ -201,34 +195,20 @@ def run_in_processes(
             process.join()
 
 
-def collect_results(pipes: list[Connection], processes: list[Any], shown: Callable[[int], None]) -> list[Any]:
-    """Receives the messages of all processes until each has sent its result; returns the results in process order.
+def apply_to_share(
+    make: Callable[[int], Callable[[Any], Any]],
+    items: Sequence[Any],
+    number: int,
+    count: int,
+    report: Callable[[Any], None],
+) -> None:
+    """Applies the function of `make` to every `count`-th item, from item `number`, and reports the results."""
+    import torch
 
-    Args:
-        pipes: One receiving end per process.
-        processes: The process objects, in the same order.
-        shown: As in `run_in_processes`, which also documents the errors.
-    """
-    done = [0] * len(pipes)
-    results: dict[int, Any] = {}
-    while len(results) < len(pipes):
-        for pipe in wait([pipe for number, pipe in enumerate(pipes) if number not in results]):
-            number = pipes.index(pipe)  # type: ignore[arg-type]
-            try:
-                kind, value = pipes[number].recv()
-            except EOFError:
-                processes[number].join()
-                code = processes[number].exitcode
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                raise WorkerProcessError(f"process {number} {how}; run the same command again to continue") from None
-            if kind == "refused":
-                raise UserError(value)
-            if kind == "done":
-                done[number] = value
-                shown(sum(done))
-            else:
-                results[number] = value
-    return [results[number] for number in range(len(pipes))]
+    torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    function = make(number)
+    for item in items[number::count]:
+        report(call_or_fail(function, item))
 
 
 def run_worker(work: Callable[..., Any], number: int, count: int, pipe: Connection, parent: int) -> None:
@@ -424,14 +404,12 @@ class RayProcess:
         except Exception:
             return "broken", traceback.format_exc()
         try:
-            return "result", call_within(self.timeout, self.function, item)
+            return "result", call_within(self.timeout, partial(call_or_fail, self.function), item)
         except (UserError, DataError) as error:
             return "refused", str(error)
         except TimeLimitError as error:
             self.function = None
             return "result", FailedItem(item, str(error))
-        except Exception as error:
-            return "result", FailedItem(item, f"{type(error).__name__}: {error}")
 
     def enter_folder(self) -> None:
         """Changes to the working directory and makes the modules importable, unless this has been done."""

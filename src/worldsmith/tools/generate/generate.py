@@ -51,7 +51,7 @@ class GenerateVideos(PoolAction, WritingAction):
     Each sample gets a folder in --out, with its name, that contains vision.mp4 or vision.jpg, actions.json if it has
     robot actions, sample_args.json and sample_outputs.json. Complete samples are kept: the same command continues after
     a stop. Flags override settings in files. `worldsmith launch --nproc-per-node N generate …` divides the samples
-    among N processes in advance; with --processes N, or on Ray, a process that is done with its samples gets others.
+    among N processes, and so does --processes N. On Ray a process that is done with a sample gets another one.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {
