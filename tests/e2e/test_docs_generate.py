@@ -65,7 +65,6 @@ def save_robot(folder: Path) -> None:
 @pytest.mark.timeout(300)
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "1")  # which a launch's plan changes
     config = generator_config()
     export_pipeline(Cosmos3Generator(config, seed=0, defaults=DEFAULTS), tmp_path / "my_pipeline", dtype="float32")
     save_cogvideox(tmp_path / "my_cogvideox")
@@ -76,6 +75,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for line in block.strip().splitlines():
             program, *words = shlex.split(line, comments=True)
             assert program == "worldsmith"
+            monkeypatch.setenv("WORLD_SIZE", "1")  # which the plan of a launch changes
             if words[0] != "launch":
                 assert main(words) == 0, line
                 continue
@@ -83,7 +83,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert words[1:3] == ["--nproc-per-node", "2"]
             launch(RANKS, 2, words[3:])
     names = ["goes_on/0", "goes_on/1", "left", "still"]
-    for folder in ("my_samples", "shared", "halved"):
+    for folder in ("my_samples", "shared", "halved", "pool"):
         assert [str(made.folder.relative_to(folder)) for made in find_samples(Path(folder))] == names
     assert [made.args["num_frames"] for made in find_samples(Path("shared"))] == [9, 9, 9, 1]
     for name in ("push", "push_left"):
