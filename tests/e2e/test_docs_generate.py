@@ -13,6 +13,7 @@ import diffusers
 import numpy as np
 import pytest
 import tiny_cogvideox
+from generator_run import find_samples
 from launch import launch
 from tiny_generator import generator_config
 
@@ -26,7 +27,6 @@ from worldsmith.families.cosmos3.weights.formats import export_pipeline
 from worldsmith.sampling.sample_args import decide
 from worldsmith.sampling.sample_files import Layer, SampleEntry
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
-from worldsmith.tools.generate.sample_order import find_samples
 
 PAGE = (Path(__file__).parents[2] / "docs/generate.md").read_text(encoding="utf-8")
 RANKS = Path(command_ranks.__file__)

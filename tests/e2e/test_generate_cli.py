@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from generator_run import write_generator_run
+from generator_run import find_samples, write_generator_run
 from mp4 import read_mp4
 from PIL import Image
 
@@ -24,7 +24,6 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.sampling.requests import GenerationRequest, conditional_text
 from worldsmith.sampling.write_media import read_image, write_mp4
-from worldsmith.tools.generate.sample_order import find_samples
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import pytest
 import tiny_runs
 import torch
 from diffusers import Cosmos3OmniTransformer
+from generator_run import find_samples
 from peft import PeftModel
 
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.cli.main import main
 from worldsmith.models.lora import adapter_state
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.tools.generate.sample_order import find_samples
 from worldsmith.training.trainer import Trainer
 
 STEPS = 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.sampling.write_media import write_mp4
+from worldsmith.tools.generate.sample_order import OUTPUTS, MadeSample, read_sample
 
 
 def write_generator_run(root: Path) -> Path:
@@ -49,3 +51,10 @@ def write_generator_run(root: Path) -> Path:
     model = {prefix + name: tensor for prefix in ("net.", "net_ema.") for name, tensor in weights.items()}
     Checkpointer.Config(init="scratch").build(folder=folder / "checkpoints").save(4, {"model": model})
     return folder
+
+
+def find_samples(root: Path) -> Iterator[MadeSample]:
+    """Yields the complete samples of `worldsmith generate` below the folder `root`, sorted by path."""
+    for outcome in sorted(root.rglob(OUTPUTS)):
+        if found := read_sample(outcome.parent):
+            yield found

@@ -290,13 +290,6 @@ class MadeSample:
         return next(self.folder / name for name in FILES if (self.folder / name).is_file())
 
 
-def find_samples(root: Path) -> Iterator[MadeSample]:
-    """Yields the complete samples of `worldsmith generate` below the folder `root`, sorted by path."""
-    for outcome in sorted(root.rglob(OUTPUTS)):
-        if found := read_sample(outcome.parent):
-            yield found
-
-
 def read_sample(folder: Path) -> MadeSample | None:
     """Returns the sample in a sample folder; None if it is missing or incomplete.
 
