@@ -77,8 +77,8 @@ def read_video(path: Path) -> np.ndarray:
 def export(training: Training, out: Path) -> None:
     """Writes the averaged weights, rounded to float16, with the latent statistics of 100 clips in the config.
 
-    The config divides each latent channel by its standard deviation and multiplies it by its effect on the pixels. With
-    equal standard deviations, half of the loss of a generator would come from channels that change almost no pixel.
+    The config divides each latent channel by its standard deviation and multiplies it by its effect on the pixels,
+    because a generator's loss counts all channels alike, also those that change almost no pixel.
     """
     vae = training.vae.eval()
     vae.load_state_dict({name: value.half().float() for name, value in training.average.items()})
@@ -87,11 +87,12 @@ def export(training: Training, out: Path) -> None:
     values = latents.transpose(0, 1).flatten(1)
     mean, std = values.mean(1), values.std(1)
     some, effects = latents[:6], []
+    pixels = vae.decode(some).sample
     for channel in range(len(std)):
         changed = some.clone()
         noise = torch.randn(changed[:, channel].shape, generator=generator)
         changed[:, channel] += 0.5 * std[channel] * noise
-        effects.append((vae.decode(changed).sample - vae.decode(some).sample).square().mean().sqrt())
+        effects.append((vae.decode(changed).sample - pixels).square().mean().sqrt())
     effect = torch.stack(effects)
     scale = STRONGEST * (effect / effect.max()).clamp_min(WEAKEST)
     vae.register_to_config(
