@@ -76,6 +76,20 @@ def test_a_sample_that_fails_does_not_stop_the_others(
     assert "3 samples, 2 of them are already complete" in capsys.readouterr().out
 
 
+def test_failures_are_counted_in_one_process_too(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("no such pixel")
+
+    monkeypatch.setattr(Order, "make_pack", fail)
+    command = ["generate", str(run_folder), *PROMPTS, "-o", str(tmp_path / "out"), "--max-failures"]
+    assert main([*command, "2"]) == 2
+    assert "3 samples cannot be generated" in capsys.readouterr().err
+    assert main([*command, "3"]) == 2
+    assert "all samples have failed" in capsys.readouterr().err
+
+
 def test_what_cannot_run_is_refused(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,4 +98,4 @@ def test_what_cannot_run_is_refused(
     assert "it needs `worldsmith launch`" in " ".join(capsys.readouterr().err.split())
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(command) == 2
-    assert "omit --processes and --on" in " ".join(capsys.readouterr().err.split())
+    assert "omit --processes, --on and --max-failures" in " ".join(capsys.readouterr().err.split())

@@ -62,11 +62,6 @@ class PoolAction(Action):
         """Time limit in seconds for the work that a process gets at once (a sample, or a batch of windows), above which
         it has failed; only with --on ray. The first time of a process includes loading the model."""
 
-        @property
-        def uses_pool(self) -> bool:
-            """Whether the command starts processes, on this machine or on Ray."""
-            return self.processes > 1 or is_ray(self.on)
-
         def check(self) -> None:
             super().check()
             if self.on != "local" and not is_ray(self.on):
@@ -113,7 +108,7 @@ class PoolAction(Action):
 
 
 def call_or_fail(function: Callable[[Any], Any], item: Any) -> Any:
-    """Returns `function(item)`, or a `FailedItem` if it raised an error other than UserError and DataError."""
+    """Returns `function(item)`, or a `FailedItem` if it raises an error. UserError and DataError are raised."""
     try:
         return function(item)
     except (UserError, DataError):
@@ -155,10 +150,16 @@ def run_in_processes(
 
 
 def run_messages(work: Callable[[int, int, Callable[[Any], None]], Any], count: int) -> Iterator[tuple[str, int, Any]]:
-    """Runs `work` in processes as `run_in_processes` does; yields their messages.
+    """Runs `work` in `count` processes of this machine and yields what they report; arguments as in `run_in_processes`.
+
+    When the caller stops reading, and after an error, the processes that still run are terminated.
 
     Yields:
         ("done", process number, value that `work` has reported) or ("result", process number, result of `work`).
+
+    Raises:
+        UserError: If `work` raises UserError, DataError, ValueError or OSError.
+        WorkerProcessError: If a process was killed or ended with another error.
     """
     # As for loader workers: Linux forks, and no thread pool has been used yet.
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -202,7 +203,15 @@ def apply_to_share(
     count: int,
     report: Callable[[Any], None],
 ) -> None:
-    """Applies the function of `make` to every `count`-th item, from item `number`, and reports the results."""
+    """Applies the function that `make(number)` returns to every `count`-th item, from item `number`.
+
+    Args:
+        make: As in `PoolAction.apply`.
+        items: Items of all processes.
+        number: Number of this process.
+        count: Number of processes.
+        report: Called with each result.
+    """
     import torch
 
     torch.set_num_threads(max(1, torch.get_num_threads() // count))

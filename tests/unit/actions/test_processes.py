@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from worldsmith.actions.processes import WorkerProcessError, run_in_processes
+from worldsmith.actions.action import Result
+from worldsmith.actions.processes import FailedItem, PoolAction, WorkerProcessError, run_in_processes
 from worldsmith.config.errors import UserError
 
 
@@ -45,3 +46,43 @@ def test_one_that_is_killed_is_said() -> None:
         WorkerProcessError, match="process 0 was killed by SIGKILL; run the same command again to continue"
     ):
         run_in_processes(work, 2, lambda done: None)
+
+
+class Pool(PoolAction):
+    """A command that does nothing itself."""
+
+    def run(self) -> Result:
+        return Result()
+
+
+def make_reporter(number: int) -> Callable[[int], tuple[int, int, int]]:
+    """A function that returns its item, the number of the process and the process ID; item 3 fails."""
+
+    def report(item: int) -> tuple[int, int, int]:
+        if item == 3:
+            raise RuntimeError("no such pixel")
+        return item, number, os.getpid()
+
+    return report
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_items_are_divided_among_the_processes_of_a_command(processes: int) -> None:
+    found = list(Pool(Pool.Config(processes=processes)).apply(make_reporter, range(6)))
+    assert [each for each in found if isinstance(each, FailedItem)] == [FailedItem(3, "RuntimeError: no such pixel")]
+    done = sorted(each for each in found if not isinstance(each, FailedItem))
+    assert [(item, number) for item, number, _ in done] == [(item, item % processes) for item in (0, 1, 2, 4, 5)]
+    pids = {pid for *_, pid in done}
+    assert len(pids) == processes
+    assert (os.getpid() in pids) == (processes == 1)
+
+
+def refuse(number: int) -> Callable[[int], int]:
+    raise UserError("the disk is full")
+
+
+def test_what_a_process_refuses_ends_the_command() -> None:
+    action = Pool(Pool.Config(processes=2))
+    with pytest.raises(UserError, match="the disk is full"):
+        list(action.apply(refuse, range(4)))
+    assert list(action.apply(refuse, [])) == []
