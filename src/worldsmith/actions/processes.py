@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+POOL_FLAGS = "--processes, --on and --max-failures"
 RAY = "ray"
 """Name of a Ray that is started on this machine; followed by "://" and an address: a running Ray cluster."""
 RAY_BLOCK = 16
@@ -61,6 +62,11 @@ class PoolAction(Action):
         record_timeout: PositiveFactor | None = None
         """Time limit in seconds for the work that a process gets at once (a sample, or a batch of windows), above which
         it has failed; only with --on ray. The first time of a process includes loading the model."""
+
+        @property
+        def uses_pool(self) -> bool:
+            """Whether the work is done by `PoolAction.apply`, which counts the items that fail."""
+            return self.processes > 1 or is_ray(self.on) or self.max_failures > 0
 
         def check(self) -> None:
             super().check()

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from worldsmith.actions.action import Action, Result, make_progress_reporter
 from worldsmith.actions.model_action import VideoAction, find_device, require_outside
+from worldsmith.actions.processes import POOL_FLAGS, PoolAction
 from worldsmith.actions.registry import command_class_for_flag
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -57,19 +58,20 @@ SAME_FORM = ("height", "width", "num_frames", "fps")
 """Sample arguments that must be equal for all models, so that their videos can be compared."""
 
 
-class EvaluateVideos(VideoAction):
+class EvaluateVideos(PoolAction, VideoAction):
     """Evaluates a generator on your own clips, your own samples, or a moving-shapes dataset.
 
     With --dataset DIR, it measures the loss on clips that were not trained on, and compares videos that are generated
     from their captions with the clips. With -i FILE, it measures videos of sample files as for `worldsmith generate`.
     With --prompts FILE, it counts the videos that show the shape in the prompts of a moving-shapes dataset. Videos are
-    generated once per model; the results are evaluation.json, a table and a contact sheet. A run on robot episodes is
-    measured on held-out episodes: its loss, its actions from true frames, and its videos from true actions.
+    generated once per model, with --processes N in N processes; the results are evaluation.json, a table and a contact
+    sheet. A run on robot episodes is measured on held-out episodes: its loss, its actions from true frames, and its
+    videos from true actions.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {**VideoAction.aliases, "-i": "input_files"}
 
-    class Config(MetricOptions, VideoAction.Config):
+    class Config(PoolAction.Config, MetricOptions, VideoAction.Config):
         dataset: str | None = None
         """Dataset of clips, which is read with the settings of the training data: its video_dataset_file.jsonl, its
         folder, or .tar shards. For a run on robot episodes: the folder of a LeRobot dataset, or the name of one of the
@@ -96,6 +98,9 @@ class EvaluateVideos(VideoAction):
         """Metrics to compute; empty: all that are available."""
 
         def check(self) -> None:
+            super().check()
+            if self.prompts is not None and self.uses_pool:
+                raise wrong(self, "prompts", why="one process measures it", remedy=f"omit {POOL_FLAGS}")
             if sum((self.prompts is not None, bool(self.input_files), self.dataset is not None)) > 1:
                 raise self.source_error()
             defaults = class_defaults(type(self))
@@ -207,16 +212,19 @@ class EvaluateVideos(VideoAction):
     def held_out_clips(self, models: Mapping[str, StoredModel]) -> HeldOutClips:
         """Opens the dataset of clips or episodes, and sets `mode` and `modes` from the trained model.
 
-        Raises UserError if the output folder is inside the folder of one of the `models`, or if no metric can be
-        computed.
+        Raises UserError if the output folder is inside the folder of one of the `models`, if no metric can be computed,
+        or if the command would have several processes without videos to generate.
         """
         for model in models.values():
             require_outside(Path(self.config.out), model)
+        if self.robots is None:
+            self.modes = models["trained"].config.modes
+            self.mode = choose_mode(self.modes, self.config.model_mode)
+            self.evaluators.require_active()
+        if self.config.uses_pool and not self.evaluators.generates:
+            raise UserError(f"{POOL_FLAGS} are for videos to generate, but one process measures everything here")
         if self.robots is not None:
             return HeldOutEpisodes(self.config, models["trained"], self.evaluators.active)
-        self.modes = models["trained"].config.modes
-        self.mode = choose_mode(self.modes, self.config.model_mode)
-        self.evaluators.require_active()
         return HeldOutClips(self.config.dataset, models["trained"])
 
     def find_trained_on(self, clips: HeldOutClips) -> tuple[int | None, list[str]]:
@@ -248,7 +256,7 @@ class EvaluateVideos(VideoAction):
 
         Args:
             orders: Generation requests by model name, for the descriptions of the models.
-            samples: The generated videos, by model name.
+            samples: The generated videos, by model name. Those that a model failed to generate are not measured.
             losses: The held-out losses, by model name; None: not measured.
             about: Additional entries of evaluation.json; None: no entries.
             lines: Additional output lines of the result; (): no lines.
@@ -257,6 +265,9 @@ class EvaluateVideos(VideoAction):
             The result of the command: table of metrics and content of evaluation.json.
         """
         out, losses = Path(self.config.out), losses or {}
+        failed = {one.name for of in samples.values() for one in of if not one.file.is_file()}
+        samples = {name: [one for one in of if one.name not in failed] for name, of in samples.items()}
+        lines = [*lines, *(f"not measured  {name}: its video could not be generated (see above)" for name in failed)]
         file, signature = out / RESULT, self.signature(samples, losses)
         makes = any(samples.values())
         last = [*([f"contact sheet {out / SHEET}"] if makes else []), f"metrics       {file}"]
@@ -373,6 +384,10 @@ class EvaluateVideos(VideoAction):
                 shift=config.shift,
                 scheduler=config.scheduler,
                 device=config.device,
+                processes=config.processes,
+                on=config.on,
+                max_failures=config.max_failures,
+                record_timeout=config.record_timeout,
             ).build()
             order = generation.prepare()
             first = found["trained"][0] if found else order

@@ -18,6 +18,7 @@ from worldsmith.cli.main import main
 from worldsmith.evaluation.intervals import mean_interval
 from worldsmith.sampling.write_media import read_image, write_mp4
 from worldsmith.tools.export.export import Export
+from worldsmith.tools.generate.sample_order import Order
 from worldsmith.training.trainer import Trainer
 
 
@@ -107,6 +108,39 @@ def test_videos_from_first_frames_are_compared_with_the_clips(folder: Path, caps
     assert list(real.shape) == [3, line["height"], line["width"]]
 
 
+@pytest.mark.parametrize("place", ["--processes 2", "--on ray"])
+def test_processes_generate_the_same_videos(
+    folder: Path, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "run --dataset val --steps 1 --device cpu --json --evaluators motion"
+    alone = json.loads(evaluate(f"{words} -o alone", capsys))["samples"]["trained"]
+    shared = json.loads(evaluate(f"{words} -o shared {place}", capsys))["samples"]["trained"]
+    assert [one["name"] for one in shared] == [one["name"] for one in alone]
+    for one, other in zip(shared, alone, strict=True):  # the number of threads may differ
+        assert one["figures"]["motion"] == pytest.approx(other["figures"]["motion"], rel=0.1)
+
+
+def test_a_video_that_fails_is_not_measured(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_pack = Order.make_pack
+
+    def fail(self: Order, generator: Any, pack: Any) -> None:
+        if pack[0].name == "0_w0":
+            raise RuntimeError("no such pixel")
+        make_pack(self, generator, pack)
+
+    words = "run --dataset val --steps 1 --device cpu --evaluators motion -o out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Order, "make_pack", fail)
+        assert "1 samples cannot be generated" in evaluate(f"{words} --processes 2", capsys, 2)
+        said = evaluate(f"{words} --max-failures 1", capsys)
+    assert "not measured  0_w0: its video could not be generated" in said
+    assert [one["name"] for one in facts_of("out")["samples"]["trained"]] == ["1_w0"]
+    assert "not measured" not in evaluate(words, capsys)
+    assert facts_of("out")["figures"]["motion"]["trained"]["samples"] == 2
+
+
 def test_the_loss_alone_generates_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("settings.yaml").write_text("dataset: val\nevaluators: [loss]\nout: out\ndevice: cpu\n")
     said = evaluate("run --settings settings.yaml", capsys)
@@ -147,6 +181,8 @@ def test_mistakes_are_said_before_anything_is_generated(folder: Path, capsys: py
         ("--dataset none", "none"),
         ("--dataset val --clip data", "--clip data: config.json is missing. Add --clip FOLDER; `hf download"),
         ("--dataset val --model-mode text2speech", "text2image"),
+        ("--dataset val --evaluators loss --processes 2", "one process measures everything here"),
+        ("--prompts p.jsonl --on ray", "one process measures it"),
         ("--dataset val --prompts p.jsonl", "one of them selects what is measured"),
         ("-i a.txt --evaluators loss", "the loss and actions need a dataset"),
         ("-i a.txt --model-mode image2video", "sample files set the generation mode"),
