@@ -46,35 +46,44 @@ CONNECT_SECONDS = 10.0
 """Time limit for the first connection to a Ray cluster; Ray itself tries for minutes."""
 
 
-class PoolAction(Action):
-    """Base class of commands that divide items, such as clips, among processes of this machine or of Ray."""
+class RayAction(Action):
+    """Base class of commands that can run their work on Ray."""
 
     metavars: ClassVar[Mapping[str, str]] = {"on": "WHERE", "record_timeout": "SECONDS"}
 
     class Config(Action.Config):
-        processes: Count = 1
-        """Number of processes that share the work, on this machine or on Ray."""
         on: str = "local"
         """Where the processes run: "local", "ray" (a Ray that is started on this machine) or "ray://HOST:PORT" (the
         Ray cluster with this head; this machine must be one of its nodes)."""
-        max_failures: NotNegative = 0
-        """Number of samples or windows that may fail before the command ends with an error."""
         record_timeout: PositiveFactor | None = None
-        """Time limit in seconds for the work that a process gets at once (a sample, or a batch of windows), above which
-        it has failed; only with --on ray. The first time of a process includes loading the model."""
-
-        @property
-        def uses_pool(self) -> bool:
-            """Whether the work is done by `PoolAction.apply`, which counts the items that fail."""
-            return self.processes > 1 or is_ray(self.on) or self.max_failures > 0
+        """Time limit in seconds for the work that a process gets at once (a sample, a file, a batch of windows), above
+        which it has failed; only with --on ray. The first time of a process includes loading the model."""
 
         def check(self) -> None:
             super().check()
             if self.on != "local" and not is_ray(self.on):
                 raise wrong(self, "on", allowed="local, ray or ray://HOST:PORT")
             if self.record_timeout is not None and self.on == "local":
-                why = "local processes read samples ahead, so that a sample has no time of its own"
+                why = "the work of a local process is not interrupted"
                 raise wrong(self, "record_timeout", why=why, remedy="add --on ray")
+
+
+class PoolAction(RayAction):
+    """Base class of commands that divide items, such as clips, among processes of this machine or of Ray."""
+
+    needs_gpu: ClassVar[bool] = True
+    """Whether each process gets a GPU, where there are any."""
+
+    class Config(RayAction.Config):
+        processes: Count = 1
+        """Number of processes that share the work, on this machine or on Ray."""
+        max_failures: NotNegative = 0
+        """Number of samples, clips or windows that may fail before the command ends with an error."""
+
+        @property
+        def uses_pool(self) -> bool:
+            """Whether the work is done by `PoolAction.apply`, which counts the items that fail."""
+            return self.processes > 1 or is_ray(self.on) or self.max_failures > 0
 
     config: Config
 
@@ -95,8 +104,9 @@ class PoolAction(Action):
         """
         config = self.config
         if is_ray(config.on):
-            with connect_ray(config.on, config.processes):
-                yield from map_on_ray(partial(make, 0), items, config.processes, timeout=config.record_timeout)
+            with connect_ray(config.on, config.processes, needs_gpu=self.needs_gpu):
+                settings: Any = {"timeout": config.record_timeout, "needs_gpu": self.needs_gpu}
+                yield from map_on_ray(partial(make, 0), items, config.processes, **settings)
         elif items and config.processes > 1:
             work = partial(apply_to_share, make, items)
             yield from (value for kind, _, value in run_messages(work, config.processes) if kind == "done")
@@ -258,7 +268,7 @@ def is_ray(name: str) -> bool:
 
 
 @contextmanager
-def connect_ray(name: str, count: int) -> Iterator[None]:
+def connect_ray(name: str, count: int, *, needs_gpu: bool = True) -> Iterator[None]:
     """Context manager: starts Ray on this machine, or connects to a Ray cluster, and finally disconnects or stops it.
 
     If this program has already started or connected Ray, that Ray is used and stays.
@@ -267,6 +277,7 @@ def connect_ray(name: str, count: int) -> Iterator[None]:
         name: "ray": start Ray on this machine; "ray://HOST:PORT": address of the head of a cluster that contains this
             machine; "ray://auto": the cluster of this machine.
         count: Number of processes that are needed.
+        needs_gpu: Whether each process needs a GPU, where there are any.
 
     Raises:
         UserError: If Ray is not installed, or cannot be started or reached.
@@ -284,7 +295,7 @@ def connect_ray(name: str, count: int) -> Iterator[None]:
         return
     settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
-        require_devices(count)
+        require_devices(count if needs_gpu else 0)
         settings |= {"address": "local", "num_cpus": count, "object_store_memory": OBJECT_STORE_BYTES}
         settings["include_dashboard"] = False
     hint = "HOST:PORT is the address of the head of the cluster, with port 6379 by default (not that of the Ray client)"
@@ -304,13 +315,18 @@ def connect_ray(name: str, count: int) -> Iterator[None]:
 
 
 def map_on_ray(
-    make: Callable[[], Callable[[Any], Any]], items: Sequence[Any], count: int, *, timeout: float | None = None
+    make: Callable[[], Callable[[Any], Any]],
+    items: Sequence[Any],
+    count: int,
+    *,
+    timeout: float | None = None,
+    needs_gpu: bool = True,
 ) -> Iterator[Any]:
     """Applies a function to items in `count` processes of the connected Ray; yields the results as they complete.
 
-    Each process gets one CPU and, if the cluster has GPUs, one GPU. A process that ends is replaced, and its items are
-    processed again, so the function must be idempotent. An item with which `RAY_ATTEMPTS` processes have ended, and an
-    item for which the function raises an error, has a `FailedItem` as result.
+    Each process gets one CPU and, if `needs_gpu` and the cluster has GPUs, one GPU. A process that ends is replaced,
+    and its items are processed again, so the function must be idempotent. An item with which `RAY_ATTEMPTS` processes
+    have ended, and an item for which the function raises an error, has a `FailedItem` as result.
 
     Args:
         make: Called once in each process, before its first item; returns the function. Picklable, like items, results
@@ -319,6 +335,7 @@ def map_on_ray(
         count: Number of processes. If the cluster has room for fewer processes, fewer run.
         timeout: Time limit of an item in seconds; None: no limit. Later items of the process get a new function from
             `make`, because the thread with the old one cannot be ended.
+        needs_gpu: Whether each process needs a GPU, if the cluster has any.
 
     Raises:
         UserError: If the function raises UserError or DataError, or `make` raises one of these, ValueError or OSError.
@@ -333,7 +350,7 @@ def map_on_ray(
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised
     DataContext.get_current().enable_progress_bars = False
     resources = ray.cluster_resources()
-    gpus = resources.get("GPU", 0.0)
+    gpus = resources.get("GPU", 0.0) if needs_gpu else 0.0
     if (room := int(gpus or resources.get("CPU", 0.0))) < count:
         logger.warning("%d processes need one %s each, the Ray cluster has %d", count, "GPU" if gpus else "CPU", room)
     blocks = min(len(items), max(4 * count, -(-len(items) // RAY_BLOCK)))

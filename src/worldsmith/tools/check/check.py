@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.actions.action import Result, make_progress_reporter
+from worldsmith.actions.processes import RayAction
 from worldsmith.actions.run_action import RunAction, RunArguments
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.errors import Place, UserError
@@ -66,24 +67,24 @@ class CheckResult:
             self.problems.append(problem)
 
 
-class CheckData(RunAction):
+class CheckData(RayAction, RunAction):
     """Validates a dataset, or the data of a run, before training, without writing any file.
 
     It reads all data once with the code of the run, and reports used and skipped samples with reasons, tokens, packs,
     sizes, duplicates, steps per epoch and free disk space. FILE_OR_RECIPE may also be a dataset: a folder or a file.
     """
 
-    metavars: ClassVar[Mapping[str, str]] = {"recipe": "NAME"}
+    metavars: ClassVar[Mapping[str, str]] = {"recipe": "NAME", **RayAction.metavars}
     limits_of: str | None = None
     """Recipe whose limits, such as the max tokens per sample, apply if the command only names a dataset; else None."""
 
-    class Config(RunAction.Config):
+    class Config(RayAction.Config, RunAction.Config):
         recipe: str | None = None
         """for a dataset: the recipe whose limits (tokens, clip sizes) apply"""
         processes: Count | None = None
         """number of processes of the run (default: 1)"""
         workers: NotNegative | None = None
-        """number of worker processes that read the data (default: one per CPU)"""
+        """number of worker processes that read the data (default: one per CPU of this machine)"""
         sample: Count | None = None
         """inspect only N samples, evenly spaced"""
         headers: bool = False
@@ -198,7 +199,7 @@ class CheckData(RunAction):
             tasks[split], datasets[split] = task, loader.dataset
             packs_a_step = tree.trainer.grad_accum_iter if split == "train" else 1
             found.reports[split] = report = read_data(
-                loader, tally, workers=self.workers, ranks=ranks,
+                loader, tally, workers=self.workers, place=self.config, ranks=ranks,
                 packs_a_step=packs_a_step, sample=self.config.sample, decode=not self.config.headers,
                 examples=self.config.examples,
                 cap_field=cap_field(self.loaded, split),

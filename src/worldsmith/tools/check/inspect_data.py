@@ -8,8 +8,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from worldsmith.actions.processes import FailedItem, RayAction, connect_ray, is_ray, map_on_ray
 from worldsmith.data.data_report import EXAMPLES, DataReport, Distribution, Histogram, distribution, format_number
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PACKERS, PackingDataLoader
@@ -33,6 +35,7 @@ def read_data(
     tally: Tally,
     *,
     workers: int,
+    place: RayAction.Config,
     ranks: int,
     packs_a_step: int,
     sample: int | None = None,
@@ -47,6 +50,7 @@ def read_data(
         loader: The data loader of the run, created with `tally` as its quarantine (`loader.quarantine`).
         tally: Quarantine of `loader`: list of the skipped samples with the reasons, filled by this function.
         workers: Number of worker processes.
+        place: Where they run: on this machine or on Ray.
         ranks: Number of data-parallel ranks, among which the epoch is divided.
         packs_a_step: Number of packs (forward passes, each over several samples) of a rank per optimizer step.
         sample: Number of samples to inspect, evenly spaced; None: all.
@@ -68,7 +72,7 @@ def read_data(
     chosen = range(total) if sample is None or sample >= total else [i * total // sample for i in range(sample)]
     seen: list[InspectedSample] = []
     try:
-        seen.extend(inspect_samples(loader, chosen, workers=workers, show_progress=show_progress))
+        seen.extend(inspect_samples(loader, chosen, workers, place, show_progress))
     except DataError as error:
         report.problems.append(str(error))
     report.looked_at = len(seen)
@@ -141,17 +145,20 @@ class Inspector(SampleMaker[InspectedSample]):
 def inspect_samples(
     loader: PackingDataLoader,
     positions: Sequence[int],
-    *,
     workers: int,
+    place: RayAction.Config,
     show_progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[InspectedSample]:
     """Yields the inspection results of the samples at `positions` of the dataset, in order.
 
     Skipped samples are added to `loader.quarantine`; workers that died are counted in `loader.counts`. `show_progress`
-    is called with (inspected, total) after each sample.
+    is called with (inspected, total) after each sample. `workers` and `place` are as in `read_data`.
     """
-    stretch = Positions(list(positions), 0, 1, 0)
-    found = fetch(Inspector(loader.maker), stretch, workers=workers, prefetch=AHEAD, counts=loader.counts)
+    inspector, stretch = Inspector(loader.maker), Positions(list(positions), 0, 1, 0)
+    if is_ray(place.on):
+        found = fetch_on_ray(place, max(1, workers), inspector, positions)
+    else:
+        found = fetch(inspector, stretch, workers=workers, prefetch=AHEAD, counts=loader.counts)
     for number, (position, made) in enumerate(zip(positions, found), start=1):
         item = made.item
         if isinstance(item, Rejection):  # the worker died
@@ -161,6 +168,33 @@ def inspect_samples(
         if show_progress is not None:
             show_progress(number, len(positions))
         yield item
+
+
+def fetch_on_ray(
+    place: RayAction.Config, workers: int, inspector: Inspector, positions: Sequence[int]
+) -> Iterator[SampleResult[InspectedSample]]:
+    """Yields the inspection results of the samples at `positions` of the dataset, in order, from processes on Ray.
+
+    Samples that end their processes, or exceed the time limit of `place`, are skipped as "failed".
+    """
+    results, following = dict[int, SampleResult[InspectedSample]](), 0
+    settings: Any = {"timeout": place.record_timeout, "needs_gpu": False}
+    with connect_ray(place.on, workers, needs_gpu=False):
+        make = partial(partial, inspect_item, inspector)
+        for found in map_on_ray(make, list(enumerate(positions)), workers, **settings):
+            if isinstance(found, FailedItem):
+                number, position = found.item
+                results[number] = SampleResult(inspector.reject(position, "failed", found.reason))
+            else:
+                results |= found
+            while following in results:
+                yield results.pop(following)
+                following += 1
+
+
+def inspect_item(inspector: Inspector, item: tuple[int, int]) -> dict[int, SampleResult[InspectedSample]]:
+    """Returns {number: inspection result} of an item (number, position of a sample in the dataset)."""
+    return {item[0]: inspector[item[1]]}
 
 
 def find_problems(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from worldsmith.actions.action import Action, Result, make_progress_reporter
+from worldsmith.actions.action import Result, make_progress_reporter
+from worldsmith.actions.processes import FailedItem, PoolAction
 from worldsmith.config import wrong
+from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range
 from worldsmith.data.clips.clip_records import FILE_NAMES
 from worldsmith.data.clips.video_dataset import VideoDataset
@@ -27,15 +31,28 @@ from worldsmith.tools.datasets.imports.caption_layouts import (
     recognise_sidecars,
     recognise_tables,
 )
-from worldsmith.tools.datasets.imports.importer import LEFT_OUT, NAME, THRESHOLD, Cut, Import, gather, write_import
+from worldsmith.tools.datasets.imports.importer import (
+    LEFT_OUT,
+    NAME,
+    THRESHOLD,
+    ClipsOfFile,
+    Cut,
+    Import,
+    OpenedFile,
+    gather,
+    open_file,
+    write_import,
+)
 from worldsmith.tools.datasets.imports.lerobot import read_lerobot, recognise_lerobot
 from worldsmith.tools.datasets.imports.source_clips import Choices, Found
+
+logger = logging.getLogger(__name__)
 
 SHOWN = 3
 """Max examples per reason in the report of skipped clips."""
 
 
-class ImportClips(Action):
+class ImportClips(PoolAction):
     """Turns clips and captions into a dataset that training reads, and leaves the clips where they are.
 
     Layouts of SOURCE:
@@ -54,8 +71,9 @@ class ImportClips(Action):
 
     places: ClassVar[tuple[str, ...]] = ("source",)
     aliases = {"-o": "out", "--output": "out"}
+    needs_gpu = False
 
-    class Config(Action.Config):
+    class Config(PoolAction.Config):
         source: str
         """Folder of the clips, or the .csv or .jsonl file that lists them."""
         out: str
@@ -87,6 +105,7 @@ class ImportClips(Action):
         _alternatives: ClassVar = (("window_frames", "window_seconds"),)
 
         def check(self) -> None:
+            super().check()
             if self.caption is not None and not self.caption.strip():
                 raise wrong(self, "caption", why="it is blank", remedy="give a caption, or omit the flag")
             if self.overlap and self.window_frames is None and self.window_seconds is None:
@@ -108,7 +127,8 @@ class ImportClips(Action):
                 f"{out} already contains a dataset: choose another folder, or replace it with --force"
             )
         layout, why, made = self.gather()
-        settings = {name: value for name, value in asdict(config).items() if name not in ("out", "layout", "force")}
+        unused = ("out", "layout", "force", *field_names(PoolAction.Config))
+        settings = {name: value for name, value in asdict(config).items() if name not in unused}
         header = {"dataset": "import", "format_version": 1, "layout": layout, "settings": settings}
         write_import(made, out, header, force=config.force)
         lines = [*self.describe(layout, why, made), *self.next_steps(layout, made)]
@@ -133,10 +153,21 @@ class ImportClips(Action):
         lengths = config.window_frames, config.window_seconds, config.overlap, config.min_frames
         cut = Cut(config.cut == "scenes", config.scene_threshold, *lengths)
         folder = source if source.is_dir() else source.parent
-        made = gather(folder, found, out, cut, caption=config.caption, progress=make_progress_reporter("import"))
+        made = gather(folder, found, out, cut, partial(self.open_files, cut), caption=config.caption)
         if not made.records:
             raise DataError("\n".join([f"{config.source}: no clip can be used", *self.left_out(made)]))
         return layout, why, made
+
+    def open_files(self, cut: Cut, files: Sequence[ClipsOfFile]) -> Iterator[OpenedFile | FailedItem]:
+        """Yields the opened media files; raises UserError if more than `max_failures` cause an unexpected error."""
+        failed, report = 0, make_progress_reporter("import")
+        for number, file in enumerate(self.apply(partial(make_opener, cut), files), start=1):
+            if isinstance(file, FailedItem):
+                failed += 1
+                logger.warning("%s: %s", file.item[0], file.reason)
+                self.require_few_failures(failed, "imported")
+            report(number, len(files))
+            yield file
 
     def describe(self, layout: str, why: str, made: Import) -> Iterator[str]:
         """Yields output lines for the user that describe the records to write.
@@ -189,6 +220,11 @@ class ImportClips(Action):
             yield "  and append to the training command: -- trainer.run_validation=true"
         elif layout not in ("lerobot", "sat_shards"):
             yield "no validation data: move some clips into a folder `val` of the source and import again with --force"
+
+
+def make_opener(cut: Cut, number: int) -> Callable[[ClipsOfFile], OpenedFile]:
+    """Returns the function that opens a file in process `number`."""
+    return partial(open_file, cut)
 
 
 def counted(count: int, what: str) -> str:

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from worldsmith.actions.processes import FailedItem
 from worldsmith.data.clips.clip_records import FILE_NAMES
 from worldsmith.data.dataset_folder import complete_folder, prepare_folder
 from worldsmith.data.stream.errors import SampleError
@@ -27,6 +28,12 @@ LEFT_OUT = "left_out.jsonl"
 CONTENTS = ("train", "val", "test", LEFT_OUT)
 THRESHOLD = 27.0
 """Default threshold of PySceneDetect's `ContentDetector`."""
+ClipsOfFile = tuple[str, tuple[range | None, ...]]
+"""Path of a media file, and the frames of each of its clips; None: all frames."""
+Reason = tuple[str, str]
+"""Code of the reason why a clip cannot be used, as in training, and the details."""
+NO_INFO = VideoInfo(width=0, height=0, fps=0.0, num_frames=0, rotation=0)
+"""Metadata of a file that cannot be opened."""
 
 
 @dataclass(slots=True)
@@ -107,9 +114,9 @@ def gather(
     found: Iterable[Found],
     out: Path,
     cut: Cut,
+    open_files: Callable[[Sequence[ClipsOfFile]], Iterable[OpenedFile | FailedItem]],
     *,
     caption: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Import:
     """Opens all clips and returns their records; writes no files.
 
@@ -118,15 +125,35 @@ def gather(
         found: Output of a layout: clips, skipped clips (Rejection) and notes for the user (str).
         out: Folder of the new dataset; paths of records are relative to the folder of their split in it.
         cut: How clips are split into windows.
+        open_files: Applies `open_file` to all files, in any order.
         caption: Caption of clips without a caption; None = these clips are skipped.
-        progress: Called with (done, total) before each clip.
     """
     made, found = Import(), list(found)
-    seen: set[tuple[str, range | None]] = set()
+    refused: dict[int, Reason] = {}
+    clips: dict[str, dict[range | None, int]] = {}
+    for number, item in enumerate(found):
+        if isinstance(item, Clip):
+            path = os.path.normpath(item.path)
+            if path.encode(errors="replace") != path.encode(errors="surrogateescape"):
+                refused[number] = "bad_path", "the path is not valid Unicode, which a dataset file requires"
+            elif item.frames in clips.get(path, ()):
+                refused[number] = "duplicate", "the same file was already imported"
+            else:
+                if not item.captions and not caption:
+                    advice = "--caption TEXT sets one for all such clips"
+                    refused[number] = "no_caption", f"the clip has no caption; {advice}"
+                clips.setdefault(path, {})[item.frames] = number
+    files = {
+        path: tuple(frames for frames, number in of.items() if number not in refused) for path, of in clips.items()
+    }
+    opened = {}
+    for file in open_files([(path, frames) for path, frames in files.items() if frames]):
+        if isinstance(file, FailedItem):
+            path, _ = file.item
+            file = OpenedFile(path, NO_INFO, dict.fromkeys(files[path], ("failed", file.reason)))
+        opened[file.path] = file
     keys: set[str] = set()
-    for number, item in enumerate(found, start=1):
-        if progress is not None:
-            progress(number, len(found))
+    for number, item in enumerate(found):
         if isinstance(item, str):
             made.remarks.append(item)
         elif isinstance(item, Rejection):
@@ -136,24 +163,15 @@ def gather(
             key = item.key or os.path.splitext(path)[0].removeprefix(f"{source}/").lstrip("/")
             while key in keys:  # a.mp4 next to a.mov
                 key += os.path.splitext(path)[1] or "+"
-            try:
-                if path.encode(errors="replace") != path.encode(errors="surrogateescape"):
-                    raise SampleError("bad_path", "the path is not valid Unicode, which a dataset file requires")
-                if (path, item.frames) in seen:
-                    raise SampleError("duplicate", "the same file was already imported")
-                seen.add((path, item.frames))
-                captions = item.captions or ({"caption": caption} if caption else {})
-                if not captions:
-                    raise SampleError(
-                        "no_caption", "the clip has no caption; --caption TEXT sets one for all such clips"
-                    )
-                add_clip(made, replace(item, path=Path(path), key=key, captions=captions), out / item.split, cut)
+            windows = refused[number] if number in refused else opened[path].windows[item.frames]
+            if isinstance(windows, tuple):
+                made.left_out.append(Rejection(escape_undecodable(key), *windows, escape_undecodable(path)))
+            else:
+                captions: dict[str, Any] = item.captions or {"caption": caption}
+                clip = replace(item, path=Path(path), key=key, captions=captions)
+                add_clip(made, clip, opened[path].info, windows, out / item.split, cut.min_frames)
                 made.constant_captions += not item.captions
                 keys.add(key)
-            except SampleError as error:
-                made.left_out.append(
-                    Rejection(escape_undecodable(key), error.reason, error.detail, escape_undecodable(path))
-                )
     return made
 
 
@@ -178,41 +196,62 @@ def write_import(made: Import, out: Path, header: dict[str, Any], *, force: bool
     complete_folder(out, header | made.facts())
 
 
-def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
-    """Opens a clip, splits it into windows and adds its record to `made`, in place.
+class OpenedFile(NamedTuple):
+    """A media file whose clips are divided into windows."""
 
-    A window below `cut.min_frames` is added to `made.left_out` (skipped clips) instead. If all windows are too short,
-    the clip gets no record.
+    path: str
+    info: VideoInfo
+    windows: dict[range | None, list[range] | Reason]
+    """Windows of each clip by its frames, or the reason why it cannot be used."""
+
+
+def open_file(cut: Cut, file: ClipsOfFile) -> OpenedFile:
+    """Opens a media file and divides its clips into windows. Raises UserError if a library is missing."""
+    path, clips = file
+    found: dict[range | None, list[range] | Reason] = {}
+    info = NO_INFO
+    for frames in clips:
+        try:
+            status, info = examine(path)
+            used = range(info.num_frames) if frames is None else frames
+            if used.stop > info.num_frames:
+                detail = f"frames {used.start}..{used.stop - 1} are requested, but the file has {info.num_frames}"
+                raise SampleError("window_out_of_range", detail)
+            found[frames] = list(windows_of(used, path, status.st_mtime_ns, info, cut))
+        except SampleError as error:
+            found[frames] = error.reason, error.detail
+    return OpenedFile(path, info, found)
+
+
+def add_clip(
+    made: Import, clip: Clip, info: VideoInfo, windows: Sequence[range], folder: Path, min_frames: int
+) -> None:
+    """Adds the record of a clip to `made`, in place; its windows that are too short are added to `made.left_out`.
+
+    If all windows are too short, the clip gets no record.
 
     Args:
         made: Content of the dataset so far.
         clip: The clip, with key and captions.
+        info: Metadata of its file.
+        windows: Frame ranges into which the clip is divided.
         folder: Folder of the dataset file, which paths in the record are relative to.
-        cut: How the clip is split into windows.
-
-    Raises:
-        SampleError: If the clip cannot be used, with the reason code that training also uses.
+        min_frames: Min number of frames of a window.
     """
-    path = str(clip.path)
-    status, info = examine(path)
-    frames = clip.frames if clip.frames is not None else range(info.num_frames)
-    if frames.stop > info.num_frames:
-        detail = f"frames {frames.start}..{frames.stop - 1} are requested, but the file has {info.num_frames}"
-        raise SampleError("window_out_of_range", detail)
-    windows = []
-    for window in windows_of(frames, path, status.st_mtime_ns, info, cut):
+    path, used = str(clip.path), []
+    for window in windows:
         ends = {"start_frame": window.start, "end_frame": window.stop - 1, "temporal_interval": 1}
-        if len(window) >= cut.min_frames:
-            windows.append({**ends, **clip.captions})
+        if len(window) >= min_frames:
+            used.append({**ends, **clip.captions})
         else:
-            detail = f"window {window.start}..{window.stop - 1}; min_frames is {cut.min_frames}"
+            detail = f"window {window.start}..{window.stop - 1}; min_frames is {min_frames}"
             made.left_out.append(Rejection(f"{clip.key}:{window.start}", "too_short", detail, path))
     made.files[path] = info
-    if windows:
+    if used:
         times = {"duration": info.duration, "framerate": info.fps} if info.num_frames > 1 else {}
         record: dict[str, Any] = {"uuid": clip.key, "vision_path": os.path.relpath(path, folder), **times}
         record |= {"nb_frames": info.num_frames, "width": info.width, "height": info.height}
-        record |= {"t2w_windows": windows, **clip.extra}
+        record |= {"t2w_windows": used, **clip.extra}
         for name, linked in clip.linked.items():
             record[name] = {**record[name], "path": os.path.relpath(linked, folder)}
         made.records.setdefault(clip.split, []).append(record)
