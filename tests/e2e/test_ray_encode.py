@@ -170,7 +170,7 @@ def test_what_cannot_run_is_refused_with_the_reason(
     for words, reason in {
         ("--on", "slurm"): "local, ray or ray://HOST:PORT",
         ("--on", "ray://"): "local, ray or ray://HOST:PORT",
-        ("--record-timeout", "5"): "local processes read samples ahead",
+        ("--record-timeout", "5"): "the work of a local process is not interrupted",
     }.items():
         assert main(["encode", str(tmp_path / "run.yaml"), *words]) == 2
         assert reason in " ".join(capsys.readouterr().err.split())
@@ -193,6 +193,7 @@ def test_ray_that_is_not_installed_or_not_reachable(monkeypatch: pytest.MonkeyPa
     unreachable, missing = done.stdout.splitlines()
     assert unreachable.startswith("--on ray://127.0.0.1:1: the Ray cluster 127.0.0.1:1 cannot be reached: ")
     assert "`ray start --address=127.0.0.1:1`" in unreachable
+    assert "set RAY_AUTH_MODE=token" in unreachable
     assert missing == "--on ray needs ray, which is not installed: `pip install 'worldsmith[ray]'`"
 
 

@@ -31,6 +31,7 @@ from worldsmith.tools.datasets.imports.caption_layouts import (
     recognise_sidecars,
     recognise_tables,
 )
+from worldsmith.tools.datasets.imports.curator import read_curator, recognise_curator
 from worldsmith.tools.datasets.imports.importer import (
     LEFT_OUT,
     NAME,
@@ -62,11 +63,13 @@ class ImportClips(PoolAction):
       captions    captions/NAME/ and videos/NAME.mp4
       sat_shards  tar shards of CogVideo's SAT, with NAME.meta.jsonl
       lerobot     LeRobot v2.0, v2.1, v3.0
+      curator     output of cosmos-curate's splitting pipeline: metas_jsonl/v0 or metas/v0, and clips
 
     Splits: clips in folders `train`, `val` (or `validation`, `valid`, `dev`) and `test` of SOURCE become OUT/train,
     OUT/val and OUT/test; all other clips become OUT/train. To validate on some clips, move them into SOURCE/val.
 
-    Every clip is opened; skipped clips are counted and listed.
+    Every clip is opened, except one in an object store whose record states its size and length. Skipped clips are
+    counted and listed.
     """
 
     places: ClassVar[tuple[str, ...]] = ("source",)
@@ -78,7 +81,7 @@ class ImportClips(PoolAction):
         """Folder of the clips, or the .csv or .jsonl file that lists them."""
         out: str
         """Folder of the dataset."""
-        layout: Literal["auto", "sidecar", "lines", "table", "captions", "sat_shards", "lerobot"] = "auto"
+        layout: Literal["auto", "sidecar", "lines", "table", "captions", "sat_shards", "lerobot", "curator"] = "auto"
         """Layout of the source; auto: detected and reported."""
         caption: str | None = None
         """Caption of clips that have none; null: such clips are skipped."""
@@ -99,7 +102,8 @@ class ImportClips(PoolAction):
         path_column: str | None = None
         """Table column with the paths; null: file_name, path, video or another common name."""
         caption_column: str | None = None
-        """Table column with the captions; null: caption_json, and caption, text or prompt."""
+        """Table column with the captions; null: caption_json, and caption, text or prompt. With the layout curator: key
+        of the preferred captions, such as qwen_caption."""
         force: bool = False
         """Replace a dataset that an earlier import created."""
         _alternatives: ClassVar = (("window_frames", "window_seconds"),)
@@ -281,11 +285,17 @@ LAYOUTS = {
         recognise_lerobot,
         read_lerobot,
     ),
+    "curator": ImportLayout(
+        "Output of cosmos-curate's splitting pipeline: `metas_jsonl/v0/*.jsonl` or `metas/v0/*.json`, and `clips/`.",
+        recognise_curator,
+        read_curator,
+    ),
 }
 CHOICES = {
     "table": ("path_column", "caption_column"),
     "lerobot": ("camera",),
     "sat_shards": ("caption_column",),
+    "curator": ("caption_column",),
 }
 """Import options (fields of `Choices`) that have an effect, by name of the layout."""
 

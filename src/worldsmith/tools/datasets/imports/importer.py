@@ -18,9 +18,10 @@ from worldsmith.data.clips.clip_records import FILE_NAMES
 from worldsmith.data.dataset_folder import complete_folder, prepare_folder
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.video_decoder import VideoInfo, examine, frame_times
+from worldsmith.data.video_decoder import FileStatus, VideoInfo, examine, frame_times
 from worldsmith.files.atomic import write_text
 from worldsmith.files.errors import require_libraries
+from worldsmith.files.remote import is_remote
 from worldsmith.tools.datasets.imports.source_clips import Clip, Found
 
 NAME = Path(FILE_NAMES[0]).name
@@ -28,8 +29,8 @@ LEFT_OUT = "left_out.jsonl"
 CONTENTS = ("train", "val", "test", LEFT_OUT)
 THRESHOLD = 27.0
 """Default threshold of PySceneDetect's `ContentDetector`."""
-ClipsOfFile = tuple[str, tuple[range | None, ...]]
-"""Path of a media file, and the frames of each of its clips; None: all frames."""
+ClipsOfFile = tuple[str, tuple[range | None, ...], VideoInfo | None]
+"""Path of a media file, the frames of each of its clips (None: all frames), and its metadata (None: to be read)."""
 Reason = tuple[str, str]
 """Code of the reason why a clip cannot be used, as in training, and the details."""
 NO_INFO = VideoInfo(width=0, height=0, fps=0.0, num_frames=0, rotation=0)
@@ -133,7 +134,7 @@ def gather(
     clips: dict[str, dict[range | None, int]] = {}
     for number, item in enumerate(found):
         if isinstance(item, Clip):
-            path = os.path.normpath(item.path)
+            path = location(item)
             if path.encode(errors="replace") != path.encode(errors="surrogateescape"):
                 refused[number] = "bad_path", "the path is not valid Unicode, which a dataset file requires"
             elif item.frames in clips.get(path, ()):
@@ -143,36 +144,43 @@ def gather(
                     advice = "--caption TEXT sets one for all such clips"
                     refused[number] = "no_caption", f"the clip has no caption; {advice}"
                 clips.setdefault(path, {})[item.frames] = number
-    files = {
-        path: tuple(frames for frames, number in of.items() if number not in refused) for path, of in clips.items()
-    }
+    files: list[ClipsOfFile] = []
+    for path, of in clips.items():
+        if frames := tuple(one for one, number in of.items() if number not in refused):
+            files.append((path, frames, getattr(found[of[frames[0]]], "info", None)))
     opened = {}
-    for file in open_files([(path, frames) for path, frames in files.items() if frames]):
+    for file in open_files(files):
         if isinstance(file, FailedItem):
-            path, _ = file.item
-            file = OpenedFile(path, NO_INFO, dict.fromkeys(files[path], ("failed", file.reason)))
+            path, frames, _ = file.item
+            file = OpenedFile(path, NO_INFO, dict.fromkeys(frames, ("failed", file.reason)))
         opened[file.path] = file
-    keys: set[str] = set()
+    keys: dict[str, str] = {}
     for number, item in enumerate(found):
         if isinstance(item, str):
             made.remarks.append(item)
         elif isinstance(item, Rejection):
             made.left_out.append(item)
         else:
-            path = os.path.normpath(item.path)
+            path = location(item)
             key = item.key or os.path.splitext(path)[0].removeprefix(f"{source}/").lstrip("/")
-            while key in keys:  # a.mp4 next to a.mov
+            while key in keys and (not item.key or keys[key] != path):  # a.mp4 next to a.mov
                 key += os.path.splitext(path)[1] or "+"
             windows = refused[number] if number in refused else opened[path].windows[item.frames]
             if isinstance(windows, tuple):
                 made.left_out.append(Rejection(escape_undecodable(key), *windows, escape_undecodable(path)))
             else:
                 captions: dict[str, Any] = item.captions or {"caption": caption}
-                clip = replace(item, path=Path(path), key=key, captions=captions)
+                clip = replace(item, path=path, key=key, captions=captions)
                 add_clip(made, clip, opened[path].info, windows, out / item.split, cut.min_frames)
                 made.constant_captions += not item.captions
-                keys.add(key)
+                keys[key] = path
     return made
+
+
+def location(clip: Clip) -> str:
+    """Returns the normalized path of a clip's media file, or its remote address."""
+    path = str(clip.path)
+    return path if is_remote(path) else os.path.normpath(path)
 
 
 def write_import(made: Import, out: Path, header: dict[str, Any], *, force: bool) -> None:
@@ -207,12 +215,12 @@ class OpenedFile(NamedTuple):
 
 def open_file(cut: Cut, file: ClipsOfFile) -> OpenedFile:
     """Opens a media file and divides its clips into windows. Raises UserError if a library is missing."""
-    path, clips = file
+    path, clips, known = file
     found: dict[range | None, list[range] | Reason] = {}
     info = NO_INFO
     for frames in clips:
         try:
-            status, info = examine(path)
+            status, info = (FileStatus(0, 0), known) if known else examine(path)
             used = range(info.num_frames) if frames is None else frames
             if used.stop > info.num_frames:
                 detail = f"frames {used.start}..{used.stop - 1} are requested, but the file has {info.num_frames}"
@@ -228,7 +236,7 @@ def add_clip(
 ) -> None:
     """Adds the record of a clip to `made`, in place; its windows that are too short are added to `made.left_out`.
 
-    If all windows are too short, the clip gets no record.
+    If all windows are too short, the clip gets no record. Consecutive clips with one key are windows of one record.
 
     Args:
         made: Content of the dataset so far.
@@ -248,13 +256,18 @@ def add_clip(
             made.left_out.append(Rejection(f"{clip.key}:{window.start}", "too_short", detail, path))
     made.files[path] = info
     if used:
+        records = made.records.setdefault(clip.split, [])
+        if records and records[-1]["uuid"] == clip.key:  # another window of the same clip
+            records[-1]["t2w_windows"] += used
+            return
         times = {"duration": info.duration, "framerate": info.fps} if info.num_frames > 1 else {}
-        record: dict[str, Any] = {"uuid": clip.key, "vision_path": os.path.relpath(path, folder), **times}
+        place = path if is_remote(path) else os.path.relpath(path, folder)
+        record: dict[str, Any] = {"uuid": clip.key, "vision_path": place, **times}
         record |= {"nb_frames": info.num_frames, "width": info.width, "height": info.height}
         record |= {"t2w_windows": used, **clip.extra}
         for name, linked in clip.linked.items():
             record[name] = {**record[name], "path": os.path.relpath(linked, folder)}
-        made.records.setdefault(clip.split, []).append(record)
+        records.append(record)
 
 
 def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cut) -> Iterator[range]:

@@ -12,7 +12,7 @@ from typing import Any
 from worldsmith.data.json_records import parse_json
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.video_decoder import IMAGES
+from worldsmith.data.video_decoder import IMAGES, VideoInfo
 
 VIDEOS = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".mpg", ".mpeg", ".gif")
 SPLITS = {
@@ -28,14 +28,15 @@ STRUCTURED = {
 }
 """Keys of a structured caption; an object with at least one of them is a structured caption."""
 TEXT_KEYS = ("caption", "text", "prompt")
+STORES = ("s3://", "gs://", "hf://")
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
     """Frame range of a media file with its caption. The file has not been opened unless the layout requires it."""
 
-    path: Path
-    """Absolute path of the media file."""
+    path: Path | str
+    """Absolute path of the media file, or its address in an object store (str)."""
     captions: dict[str, Any]
     """Captions of the clip: `caption` (text) and `caption_json` (structured caption); missing captions have no key."""
     split: str = "train"
@@ -47,6 +48,8 @@ class Clip:
     """Further entries of the clip's record in the dataset file."""
     linked: dict[str, Path] = field(default_factory=dict)
     """Further files of the clip by key of `extra`: `extra[key]["path"]` becomes the relative path of `linked[key]`."""
+    info: VideoInfo | None = None
+    """Metadata of the media file, which then is not opened; None: the file is opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +129,8 @@ def is_blank(value: Any) -> bool:
     return value is None or value in ("", {}, []) or (isinstance(value, str) and not value.strip())
 
 
-def media_path(folder: Path, text: Any) -> Path:
-    """Returns the path of a media file that a list or table contains.
+def media_path(folder: Path, text: Any) -> Path | str:
+    """Returns the path of a media file that a list or table contains, or its address (str) in an object store.
 
     Args:
         folder: Folder of the list, which paths are relative to.
@@ -138,16 +141,17 @@ def media_path(folder: Path, text: Any) -> Path:
     """
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise SampleError("no_path", f"expected a file path, found {text!r}")
-    if "://" in text:
-        raise SampleError("remote_path", f"'{text}' is remote: download it and use the local path")
-    return folder / text.strip()
+    path = text.strip().removeprefix("file://")
+    if "://" in path and not path.startswith(STORES):
+        raise SampleError("remote_path", f"'{path}' is remote: download it and use the local path")
+    return path if "://" in path else folder / path
 
 
-def split_within(source: Path, media: Path, listed_in: Path) -> str:
+def split_within(source: Path, media: Path | str, listed_in: Path) -> str:
     """Returns the split ("train", "val" or "test") of the media file `media`, which the file `listed_in` lists.
 
-    The split follows from the path of `media` relative to the imported folder `source` or, if `media` is outside of
-    `source`, from the path of `listed_in`; see `split_of`.
+    The split follows from the path of `media` relative to the imported folder `source` or, if `media` is remote or
+    outside of `source`, from the path of `listed_in`; see `split_of`.
     """
     path = Path(os.path.normpath(media))
     return split_of((path if path.is_relative_to(source) else listed_in).relative_to(source))
