@@ -232,8 +232,7 @@ def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
         network: Network on the meta device, changed in place.
     """
     adamw: AdamW = replace(config.optimizer, fused=False).build(network=network)  # a meta device has no fused kernel
-    optimizer: Optimizer = adamw.optimizer
-    return optimizer
+    return adamw.optimizer
 
 
 def describe_states(states: StateBytes) -> str:
