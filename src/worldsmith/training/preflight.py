@@ -150,10 +150,7 @@ def require_start(config: RunConfig, *, is_new: bool) -> None:
 
 
 def require_files(
-    config: RunConfig,
-    run_folder: Path,
-    world: World | None = None,
-    variables: Mapping[Keys, str] | None = None,
+    config: RunConfig, run_folder: Path, world: World | None = None, variables: Mapping[Keys, str] | None = None
 ) -> None:
     """Raises UserError on all ranks with all problems that `check_files` finds on rank 0. Collective.
 

@@ -34,11 +34,7 @@ from worldsmith.training.scheduler import AnySchedule, LambdaLinear, schedule_wa
 
 def default_callbacks() -> dict[str, Callback.Config]:
     """Returns the default callbacks of a run by name."""
-    return {
-        "grad_clip": GradClip.Config(),
-        "compile_tokenizer": CompileTokenizer.Config(),
-        **monitors(),
-    }
+    return {"grad_clip": GradClip.Config(), "compile_tokenizer": CompileTokenizer.Config(), **monitors()}
 
 
 def monitors() -> dict[str, Callback.Config]:

@@ -30,12 +30,7 @@ from worldsmith.checkpoint.formats.lora_file import (
     read_lora_file,
     require_adapters,
 )
-from worldsmith.checkpoint.formats.stored_adapter import (
-    PREFIX,
-    AdapterLayout,
-    StoredAdapter,
-    require_effect,
-)
+from worldsmith.checkpoint.formats.stored_adapter import PREFIX, AdapterLayout, StoredAdapter, require_effect
 from worldsmith.checkpoint.formats.weight_formats import full_name
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.safetensors_weights import open_file

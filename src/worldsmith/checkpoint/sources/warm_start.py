@@ -138,13 +138,7 @@ def load_weights(
     world = world or World()
     source = open_with_adapter(path, model, field=field, spec=spec, adapter=adapter, world=world)
     shapes = {name: list(tensor.shape) for name, tensor in model.items()}
-    report = compare_weights(
-        source,
-        shapes,
-        keys_to_skip,
-        spec=spec,
-        average_as_live=average_as_live,
-    )
+    report = compare_weights(source, shapes, keys_to_skip, spec=spec, average_as_live=average_as_live)
     if prepare is not None:
         prepare(report)
     quantized, bad = quantized or {}, list[str]()

@@ -14,11 +14,7 @@ from worldsmith.checkpoint.formats.weight_formats import NATIVE_PREFIX, Naming
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import edge
-from worldsmith.families.cosmos3.weights.diffusers_keys import (
-    STACK,
-    diffusers_to_native,
-    network_config_from_diffusers,
-)
+from worldsmith.families.cosmos3.weights.diffusers_keys import STACK, diffusers_to_native, network_config_from_diffusers
 from worldsmith.families.cosmos3.weights.network_settings import network_difference, network_of, parse_settings
 from worldsmith.files.json_file import section
 from worldsmith.models.lora import is_adapter
