@@ -309,19 +309,14 @@ def require_translated(spec: ForeignSpec) -> SpecTranslation:
     return translation
 
 
-def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str:
-    """Returns the translation report as text, one line per key.
-
-    Args:
-        translation: The translation.
-        defaults: Whether the report also lists omitted keys whose default in the other system has an effect.
-    """
+def format_report(translation: SpecTranslation) -> str:
+    """Returns the translation report as text, one line per key, with omitted keys whose default has an effect."""
     stated = [line for line in translation.lines if line.stated]
     counts = Counter(line.outcome for line in stated)
     summary = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
     texts = [f"{translation.spec.source}: {len(stated)} keys: {summary}", *_table(stated)]
     silent = [line for line in translation.lines if not line.stated and line.outcome not in ("kept", "unneeded")]
-    if defaults and silent:
+    if silent:
         texts += ["omitted keys, with the defaults of the system for which this config was written:", *_table(silent)]
     return "\n".join(texts) + "\n"
 
