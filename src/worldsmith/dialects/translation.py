@@ -85,13 +85,6 @@ class SpecForm:
     free: tuple[str, ...] = ()
     """Sections that accept unknown keys, unless the key looks like a typo of a known one."""
 
-    def rule_of(self, key: str) -> KeyRule | None:
-        """Returns the rule of a dotted key: its own, else that of the nearest section above it."""
-        by_key = {known: rule for rule in self.rules for known in rule.keys}
-        parts = key.split(".")
-        above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-        return next((by_key[known] for known in above if known in by_key), None)
-
 
 @dataclass(slots=True)
 class ForeignSpec(ABC):
