@@ -72,9 +72,7 @@ class RunDialect:
         Args:
             files: Paths of config files.
         """
-        if not all(file.lower().endswith(self.suffixes) for file in files):
-            return False
-        return bool(_load(self.claims)(files))
+        return all(file.lower().endswith(self.suffixes) for file in files) and bool(_load(self.claims)(files))
 
     def read_files(self, files: Sequence[str], words: Sequence[str]) -> Draft:
         """Reads the files as the config of a run, before references are resolved and checks have run.

@@ -81,17 +81,16 @@ class Problem:
 
     def render(self) -> str:
         """Formats the problem as lines: position, path and message, source line with a caret, suggestion."""
-        place, lines = self.place, []
+        place = self.place
         where = ""
         if place:
             position = () if place.line is None else (place.line, place.column or 1)
             where = ":".join(str(part) for part in (place.file, *position)) + ": "
         message = self.message
-        if self.expected is not None and self.found is not None:
-            message += f"{': ' if message else ''}expected {self.expected}, found {self.found}"
-        elif self.expected is not None:
-            message += f"{': ' if message else ''}expected {self.expected}"
-        lines.append(f"{where}{self.path + ': ' if self.path else ''}{message}")
+        if self.expected is not None:
+            found = "" if self.found is None else f", found {self.found}"
+            message += f"{': ' if message else ''}expected {self.expected}{found}"
+        lines = [f"{where}{self.path + ': ' if self.path else ''}{message}"]
         if place and place.source is not None:
             lines += _caret(place)
         if self.hint:

@@ -85,13 +85,6 @@ class SpecForm:
     free: tuple[str, ...] = ()
     """Sections that accept unknown keys, unless the key looks like a typo of a known one."""
 
-    def rule_of(self, key: str) -> KeyRule | None:
-        """Returns the rule of a dotted key: its own, else that of the nearest section above it."""
-        by_key = {known: rule for rule in self.rules for known in rule.keys}
-        parts = key.split(".")
-        above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-        return next((by_key[known] for known in above if known in by_key), None)
-
 
 @dataclass(slots=True)
 class ForeignSpec(ABC):
@@ -309,19 +302,14 @@ def require_translated(spec: ForeignSpec) -> SpecTranslation:
     return translation
 
 
-def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str:
-    """Returns the translation report as text, one line per key.
-
-    Args:
-        translation: The translation.
-        defaults: Whether the report also lists omitted keys whose default in the other system has an effect.
-    """
+def format_report(translation: SpecTranslation) -> str:
+    """Returns the translation report as text, one line per key, with omitted keys whose default has an effect."""
     stated = [line for line in translation.lines if line.stated]
     counts = Counter(line.outcome for line in stated)
     summary = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
     texts = [f"{translation.spec.source}: {len(stated)} keys: {summary}", *_table(stated)]
     silent = [line for line in translation.lines if not line.stated and line.outcome not in ("kept", "unneeded")]
-    if defaults and silent:
+    if silent:
         texts += ["omitted keys, with the defaults of the system for which this config was written:", *_table(silent)]
     return "\n".join(texts) + "\n"
 

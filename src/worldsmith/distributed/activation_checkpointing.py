@@ -19,12 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 from torch.fx.experimental.symbolic_shapes import optimization_hint
-from torch.utils.checkpoint import (
-    SAC_IGNORED_OPS,
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 if TYPE_CHECKING:
     from torch import nn

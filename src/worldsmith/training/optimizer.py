@@ -209,7 +209,7 @@ def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: lis
     return {name: multipliers[pattern] for name, pattern in matched.items()}
 
 
-def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
+def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Optimizer:
     """Builds the optimizer of parameter groups: dicts with `params` and, optionally, `lr` and `weight_decay`.
 
     Uses the plain implementation, and logs it, for AdamW8bit and if the device and dtype of a parameter have no fused

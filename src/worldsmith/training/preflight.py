@@ -150,10 +150,7 @@ def require_start(config: RunConfig, *, is_new: bool) -> None:
 
 
 def require_files(
-    config: RunConfig,
-    run_folder: Path,
-    world: World | None = None,
-    variables: Mapping[Keys, str] | None = None,
+    config: RunConfig, run_folder: Path, world: World | None = None, variables: Mapping[Keys, str] | None = None
 ) -> None:
     """Raises UserError on all ranks with all problems that `check_files` finds on rank 0. Collective.
 
@@ -232,8 +229,7 @@ def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
         network: Network on the meta device, changed in place.
     """
     adamw: AdamW = replace(config.optimizer, fused=False).build(network=network)  # a meta device has no fused kernel
-    optimizer: Optimizer = adamw.optimizer
-    return optimizer
+    return adamw.optimizer
 
 
 def describe_states(states: StateBytes) -> str:

@@ -34,11 +34,7 @@ from worldsmith.training.scheduler import AnySchedule, LambdaLinear, schedule_wa
 
 def default_callbacks() -> dict[str, Callback.Config]:
     """Returns the default callbacks of a run by name."""
-    return {
-        "grad_clip": GradClip.Config(),
-        "compile_tokenizer": CompileTokenizer.Config(),
-        **monitors(),
-    }
+    return {"grad_clip": GradClip.Config(), "compile_tokenizer": CompileTokenizer.Config(), **monitors()}
 
 
 def monitors() -> dict[str, Callback.Config]:
@@ -146,12 +142,9 @@ class RunConfig(Configurable.Config):
             why = "no callback of the run writes metrics"
             raise wrong(self, "job.wandb_mode", why=why, remedy='add the callback metrics, or use "disabled"')
         if self.checkpoint.init != "scratch" and self.initial_weights() is None:
-            raise wrong(
-                self,
-                *("checkpoint.load_path", "checkpoint.init"),
-                why="no initial weights are set",
-                remedy='set checkpoint.load_path, or checkpoint.init = "scratch" to train from random weights',
-            )
+            both = "checkpoint.load_path", "checkpoint.init"
+            remedy = 'set checkpoint.load_path, or checkpoint.init = "scratch" to train from random weights'
+            raise wrong(self, *both, why="no initial weights are set", remedy=remedy)
         if self.checkpoint.load_adapter is not None and not model.lora_enabled:
             both = "checkpoint.load_adapter", "model.config.lora_enabled"
             raise wrong(self, *both, why="the run has no adapters", remedy="set lora_enabled = true")
@@ -164,19 +157,11 @@ class RunConfig(Configurable.Config):
                 why = "it is a folder name in the path of the run, <output root>/<project>/<group>/<name>"
                 raise wrong(self, f"job.{level}", why=why, remedy="write a name")
         if self.trainer.run_validation and self.dataloader_val is None:
-            raise wrong(
-                self,
-                *("trainer.run_validation", "dataloader_val"),
-                why="there is no validation data",
-                remedy="set dataloader_val, or run_validation = false",
-            )
+            both, why = ("trainer.run_validation", "dataloader_val"), "there is no validation data"
+            raise wrong(self, *both, why=why, remedy="set dataloader_val, or run_validation = false")
         if model.precision != "float16" and self.trainer.loss_scale != LossScaler.Config():
-            raise wrong(
-                self,
-                *("trainer.loss_scale", "model.config.precision"),
-                why="only float16 uses a loss scale",
-                remedy='omit loss_scale, or use precision = "float16"',
-            )
+            both, why = ("trainer.loss_scale", "model.config.precision"), "only float16 uses a loss scale"
+            raise wrong(self, *both, why=why, remedy='omit loss_scale, or use precision = "float16"')
         if self.trainer.encode_first == "always" and (why := why_not_encodable(self)):
             raise wrong(self, "trainer.encode_first", why=why, remedy='or write "never"')
         check_best_checkpoint(self)

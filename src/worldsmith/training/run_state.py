@@ -22,11 +22,7 @@ from worldsmith.data.stream import dataset_record
 from worldsmith.files.atomic import write_text
 from worldsmith.training.run_folder import write_on_main
 from worldsmith.training.run_weights import RunWeights
-from worldsmith.training.start_checks import (
-    optimizer_state_names,
-    require_same_data,
-    require_same_shapes,
-)
+from worldsmith.training.start_checks import optimizer_state_names, require_same_data, require_same_shapes
 from worldsmith.training.step import StepGuard
 from worldsmith.training.validation import BestSoFar
 

@@ -20,13 +20,7 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import in_simulation
 from worldsmith.models.weights.weight_table import counts, table_of
 from worldsmith.monitor.short_text import format_bytes, short_number
-from worldsmith.training.preflight import (
-    checkpoint_size,
-    describe_states,
-    kept_checkpoints,
-    lack_of_memory,
-    run_states,
-)
+from worldsmith.training.preflight import checkpoint_size, describe_states, kept_checkpoints, lack_of_memory, run_states
 from worldsmith.training.start_checks import (
     optimizer_state_names,
     require_same_data,

@@ -25,15 +25,7 @@ from worldsmith.training.callbacks.grad_clip import clip_gradients
 from worldsmith.training.parallel import join_world, keep_batch
 from worldsmith.training.preflight import require_files, require_memory
 from worldsmith.training.run_config import RunConfig
-from worldsmith.training.run_folder import (
-    Launch,
-    MessageLog,
-    RunLock,
-    name_run,
-    run_path,
-    write_on_main,
-    write_records,
-)
+from worldsmith.training.run_folder import Launch, MessageLog, RunLock, name_run, run_path, write_on_main, write_records
 from worldsmith.training.start_checks import require_same_config, require_same_run
 
 if TYPE_CHECKING:

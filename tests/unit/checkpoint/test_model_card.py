@@ -11,7 +11,7 @@ from native_export import export_native
 from stored_models import QWEN, spec_of
 
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint.formats.export_folder import ExportSource, add_to_card, facts_of, is_intact
+from worldsmith.checkpoint.formats.export_folder import ExportSource, add_to_card, facts_of, find_export_damage
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.open_weights import StartWeights
@@ -74,7 +74,7 @@ def test_what_was_measured_is_added_and_the_export_stays_whole(tmp_path: Path) -
     assert "Measured by `worldsmith evaluate`: adherence 0.975, prompts 36." in card
     assert "](contact_sheet.png)" in card
     assert (out / "contact_sheet.png").read_bytes() == b"png"
-    assert is_intact(out, json.loads((out / "worldsmith.json").read_text()))
+    assert find_export_damage(out, json.loads((out / "worldsmith.json").read_text())) is None
     spec = spec_of(QWEN)
     assert set(before.split()) <= set(card.split())
     with pytest.raises(FileExistsError, match="--force"):

@@ -242,11 +242,6 @@ def find_export_damage(out: Path, about: Mapping[str, Any]) -> str | None:
     return next((change for change in changes if change is not None), None) or find_damage(out)
 
 
-def is_intact(out: Path, about: Mapping[str, Any]) -> bool:
-    """Returns whether all files of the export `out` are unchanged; `about` is the content of its `worldsmith.json`."""
-    return find_export_damage(out, about) is None
-
-
 def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
     """Returns whether two exports are the same, apart from the keys in `IGNORED_KEYS` (files, versions, model card).
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -321,9 +322,7 @@ def plan_shards(
     shards: list[list[str]] = [[]]
     size = 0
     for name in sorted(keys, key=lambda name: keys[name]):
-        count = dtype_of(name).itemsize
-        for side in source.shapes[name]:
-            count *= side
+        count = dtype_of(name).itemsize * math.prod(source.shapes[name])
         if shards[-1] and size + count > max_shard_size:
             shards.append([])
             size = 0

@@ -23,12 +23,7 @@ from worldsmith.checkpoint.formats.export_folder import (
 )
 from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions
 from worldsmith.checkpoint.formats.lora_names import PREFIX
-from worldsmith.checkpoint.formats.stored_adapter import (
-    AdapterLayout,
-    StoredAdapter,
-    layers_of,
-    require_effect,
-)
+from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout, StoredAdapter, layers_of, require_effect
 from worldsmith.checkpoint.formats.weight_formats import full_name
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.config.errors import UserError

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.export_folder import is_intact, read_source
+from worldsmith.checkpoint.formats.export_folder import find_export_damage, read_source
 from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import DType, ExportOptions
 from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -186,7 +186,7 @@ def read_merged(folder: Path, facts: Path) -> Merged | None:
     """
     if not facts.is_file() or not (folder / ABOUT).is_file():
         return None
-    if not is_intact(folder, read_json_object(folder / ABOUT)):
+    if find_export_damage(folder, read_json_object(folder / ABOUT)) is not None:
         return None
     try:
         return Merged(**{**read_json_object(facts), "folder": str(folder)})

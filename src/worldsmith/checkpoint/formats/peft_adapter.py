@@ -19,7 +19,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     state_versions,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, formats_of
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, FamilyFormats, formats_of
 from worldsmith.checkpoint.formats.lora_file import (
     DIFFUSERS_HEADER,
     PIPELINE_WEIGHTS,
@@ -30,12 +30,7 @@ from worldsmith.checkpoint.formats.lora_file import (
     read_lora_file,
     require_adapters,
 )
-from worldsmith.checkpoint.formats.stored_adapter import (
-    PREFIX,
-    AdapterLayout,
-    StoredAdapter,
-    require_effect,
-)
+from worldsmith.checkpoint.formats.stored_adapter import PREFIX, AdapterLayout, StoredAdapter, require_effect
 from worldsmith.checkpoint.formats.weight_formats import full_name
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
@@ -65,6 +60,19 @@ UNSUPPORTED = (
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` (also with a suffix, such as `pissa_niter_4`) for which PEFT changes the base weights
 before training: with the original base such adapters give another model."""
+
+
+class AdapterFormats(FamilyFormats):
+    """Base class of the formats of families with LoRA adapters in PEFT's format."""
+
+    adapter_layout: AdapterLayout
+    """Names of the adapter tensors."""
+
+    def read_adapter(self, folder: Path) -> StoredAdapter:
+        return read_adapter(self.adapter_layout, folder)
+
+    def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
+        return load_adapter(self.adapter_layout, network, folder)
 
 
 def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[str, str]:

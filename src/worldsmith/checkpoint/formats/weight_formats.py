@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from worldsmith.checkpoint.run.find_checkpoint import best_of
-from worldsmith.config import Configurable
-from worldsmith.config.errors import UserError
+from worldsmith.config import Config, Configurable
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.tree.plain import TAG
 from worldsmith.config.tree.read_config import from_dict
 from worldsmith.files.json_file import section
 from worldsmith.models.families import FamilyRegistry, find_released
@@ -276,6 +277,24 @@ def find_source(root: Path) -> Callable[[], WeightSource] | None:
     """Returns a function that opens the checkpoint `root` of another training system; None for any other folder."""
     found = (formats.find_source(root) for formats in FORMATS.all() if isinstance(formats, ForeignCheckpoints))
     return next((opens for opens in found if opens is not None), None)
+
+
+def read_network(settings: Mapping[str, Any], network: type[Config]) -> dict[str, Any]:
+    """Returns network settings in the types of the network config (field name -> value).
+
+    Args:
+        settings: Settings as plain data; the name of a class in them is ignored.
+        network: Class of the network config.
+
+    Raises:
+        ValueError: If a setting is unknown or invalid.
+    """
+    given = {name: value for name, value in settings.items() if name != TAG}
+    try:
+        read = from_dict(given, network)
+    except ConfigError as error:
+        raise ValueError("; ".join(problem.render() for problem in error.problems)) from error
+    return {name: getattr(read, name) for name in given}
 
 
 def run_network(model: Mapping[str, Any]) -> ModelSpec:

@@ -327,9 +327,7 @@ def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
         The process; None if the config disables background saves, and on systems other than Linux, where a thread
         writes them because a fork is not safe.
     """
-    if not config.async_save or sys.platform != "linux":
-        return None
-    return WriterProcess()
+    return WriterProcess() if config.async_save and sys.platform == "linux" else None
 
 
 def state_bytes(parts: Mapping[str, Mapping[str, Tensor]]) -> int:

@@ -174,11 +174,7 @@ def own_model_folder(root: Path) -> Path | None:
 
 
 def open_checkpoint(
-    model_folder: Path,
-    tree: Mapping[str, Any] | None = None,
-    *,
-    base: str | None = None,
-    world: World | None = None,
+    model_folder: Path, tree: Mapping[str, Any] | None = None, *, base: str | None = None, world: World | None = None
 ) -> CheckpointWeights:
     """Opens the weights in a checkpoint of a run. Reads no tensor.
 

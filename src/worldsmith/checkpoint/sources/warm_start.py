@@ -101,7 +101,6 @@ def load_weights(
     *,
     keys_to_skip: Sequence[str] = (),
     spec: ModelSpec | None = None,
-    allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
     prepare: Callable[[LoadReport], None] | None = None,
     field: str = LOAD_PATH,
@@ -117,7 +116,6 @@ def load_weights(
         keys_to_skip: Substrings of the names of tensors that are not loaded; skipped EMA weights start from the raw
             weights.
         spec: Name and config of the model, whose network is compared with that of the source; None: no comparison.
-        allow_initialised: Substrings of the names of tensors that may be missing in the source.
         average_as_live: Whether the EMA weights of the source are loaded as raw weights; the EMA of the new run starts
             from them, too.
         prepare: Called with the report before tensors are read, to initialize the tensors in `LoadReport.left`; it may
@@ -140,14 +138,7 @@ def load_weights(
     world = world or World()
     source = open_with_adapter(path, model, field=field, spec=spec, adapter=adapter, world=world)
     shapes = {name: list(tensor.shape) for name, tensor in model.items()}
-    report = compare_weights(
-        source,
-        shapes,
-        keys_to_skip,
-        spec=spec,
-        allow_initialised=allow_initialised,
-        average_as_live=average_as_live,
-    )
+    report = compare_weights(source, shapes, keys_to_skip, spec=spec, average_as_live=average_as_live)
     if prepare is not None:
         prepare(report)
     quantized, bad = quantized or {}, list[str]()
@@ -178,7 +169,6 @@ def plan_loading(
     keys_to_skip: Sequence[str],
     *,
     spec: ModelSpec | None = None,
-    allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
     field: str = LOAD_PATH,
     adapter: str | None = None,
@@ -190,7 +180,6 @@ def plan_loading(
         wanted: Tensor name of the model with the prefix `net.` or `net_ema.` -> shape.
         keys_to_skip: Substrings of the names of tensors that are not loaded.
         spec: Name and config of the model, to be compared with the source; None: no comparison.
-        allow_initialised: Substrings of the names of tensors that may be missing in the source.
         average_as_live: Whether the EMA weights of the source are to be loaded as raw weights.
         field: Config field that contains the path, for messages.
         adapter: Path or Hub name of LoRA adapters that are to be loaded in addition; None: no adapters.
@@ -204,7 +193,6 @@ def plan_loading(
         wanted,
         keys_to_skip,
         spec=spec,
-        allow_initialised=allow_initialised,
         average_as_live=average_as_live,
     )
 

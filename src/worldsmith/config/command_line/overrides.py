@@ -216,12 +216,8 @@ def set_value(
             return
     elif below is ABSENT:
         if isinstance(parent, list):
-            problems.append(
-                Problem(
-                    format_path(path),
-                    f"the list has {len(parent)} items, numbered from 0; to add items, set the complete list",
-                )
-            )
+            message = f"the list has {len(parent)} items, numbered from 0; to add items, set the complete list"
+            problems.append(Problem(format_path(path), message))
             return
         if nested_config_classes(hint) and not (isinstance(raw, dict) and "type" in raw):
             problems.append(no_such_key(tree, path))

@@ -138,13 +138,7 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept
     if draft.tree is None:
         raise ConfigError(draft.problems)
     apply_overrides(
-        draft.tree,
-        overrides,
-        draft.problems,
-        draft.warnings,
-        draft.task,
-        places=draft.places,
-        broken=draft.broken,
+        draft.tree, overrides, draft.problems, draft.warnings, draft.task, places=draft.places, broken=draft.broken
     )
     clear_overridden_alternatives(draft)
     now = datetime.now()

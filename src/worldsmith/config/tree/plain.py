@@ -13,6 +13,7 @@ from typing import Any
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.configurable import OPAQUE, Config, field_hints
 from worldsmith.config.declare.value_types import item_hint, nested_config_classes
+from worldsmith.config.tree import paths
 
 TAG = "type"
 MISSING = "???"
@@ -81,16 +82,6 @@ def _to_plain(value: Any, hint: Any, custom: bool) -> Any:
     return value
 
 
-def flatten(node: object, prefix: str = "") -> dict[str, object]:
-    """Flattens nested dicts to one dict with dotted paths as keys; lists are values.
-
-    Args:
-        node: Nested dicts.
-        prefix: Path of `node`, the beginning of all keys.
-    """
-    if not isinstance(node, dict):
-        return {prefix: node}
-    flat: dict[str, object] = {}
-    for key, value in node.items():
-        flat.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
-    return flat
+def flatten(tree: dict[str, Any]) -> dict[str, object]:
+    """Flattens nested dicts to one dict with dotted paths as keys; lists are values, and empty dicts are omitted."""
+    return {".".join(map(str, path)): value for path, value in paths.flatten(tree) if value != {}}

@@ -103,11 +103,7 @@ def new_recipe_toml(name: str) -> str:
 
 def _described(entry: TomlField) -> Schema:
     has_default = entry.default is not None and entry.default != MISSING and entry.path != EXPERIMENT
-    return {
-        "description": entry.doc,
-        **({"default": entry.default} if has_default else {}),
-        **_key_schema(entry),
-    }
+    return {"description": entry.doc, **({"default": entry.default} if has_default else {}), **_key_schema(entry)}
 
 
 def _key_schema(entry: TomlField) -> Schema:

@@ -211,11 +211,8 @@ class _Reader:
                 continue
             key = key_node.value
             if key == "<<" and key_node.style is None:
-                self.problem(
-                    path,
-                    "merge keys (<<) are not supported; put the shared part in a separate file of the stack",
-                    key_node,
-                )
+                message = "merge keys (<<) are not supported; put the shared part in a separate file of the stack"
+                self.problem(path, message, key_node)
                 continue
             if key in found:
                 self.problem((*path, key), f"the key '{key}' occurs twice", key_node)

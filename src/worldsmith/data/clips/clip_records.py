@@ -16,12 +16,7 @@ from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.files.remote import RemoteError, is_remote, join_address, remote_exists, remote_facts
 
-FILE_NAMES = [
-    folder + name + ending
-    for folder in ("train/", "")
-    for name in ("video_dataset_file.jsonl",)
-    for ending in ("", ".gz")
-]
+FILE_NAMES = [f"{folder}video_dataset_file.jsonl{ending}" for folder in ("train/", "") for ending in ("", ".gz")]
 VIDEOS = ("mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "gif")
 MEMBER_NAME = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)", re.DOTALL)
 """Matches the name of a tar member; its groups are key and suffix, split at the first dot as in WebDataset."""
@@ -48,14 +43,9 @@ class ClipRecord:
 
 def is_clips(path: str) -> bool:
     """Returns whether a path is a dataset of clips: tar shards, a folder with a dataset file, or a dataset file."""
-    if has_file(path) or shard_pattern(path):
+    if find_in(path) is not None or shard_pattern(path):
         return True
     return isinstance(first := first_record(path), dict) and "vision_path" in first
-
-
-def has_file(folder: str) -> bool:
-    """Returns whether a local or remote folder contains a dataset file of clips (one of `FILE_NAMES`)."""
-    return find_in(folder) is not None
 
 
 def find_in(folder: str) -> str | None:

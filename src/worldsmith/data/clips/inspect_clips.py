@@ -124,7 +124,8 @@ def summarize_dataset(
         probe: Number of evenly spaced windows to inspect; the first frame of each is decoded.
         max_tokens: Token limit of a pack; windows whose video tokens exceed it are rejected. None: no limit.
     """
-    windows = every_nth(dataset.windows, probe)
+    count = min(probe, len(dataset.windows))
+    windows = [dataset.windows[i * len(dataset.windows) // count] for i in range(count)]
     rejections, features = list(dataset.rejections), []
     for window in windows:
         try:
@@ -136,10 +137,3 @@ def summarize_dataset(
         except SampleError as error:
             rejections.append(Rejection(window.key, error.reason, error.detail, window.path, window.line))
     return DatasetSummary(dataset.num_records, len(dataset.windows), len(windows), rejections, features)
-
-
-def every_nth(windows: list[Window], count: int) -> list[Window]:
-    """Returns `count` evenly spaced windows, or all windows if there are fewer."""
-    if len(windows) <= count:
-        return windows
-    return [windows[i * len(windows) // count] for i in range(count)]

@@ -108,20 +108,12 @@ class VideoDataset(ClipDataset):
             check_resolution(self.resolution)
             check_conditioning(self.conditioning_config)
             if self.frame_buckets and self.num_video_frames != -1:
-                raise wrong(
-                    self,
-                    "frame_buckets",
-                    "num_video_frames",
-                    why="both set the number of frames",
-                    remedy="set one of them",
-                )
+                why, remedy = "both set the number of frames", "set one of them"
+                raise wrong(self, "frame_buckets", "num_video_frames", why=why, remedy=remedy)
             if sorted(set(self.frame_buckets)) != self.frame_buckets:
                 raise wrong(self, "frame_buckets", why="the numbers must be different and in ascending order")
             whole = self.num_video_frames == -1 and not self.frame_buckets
-            if whole and (self.temporal_interval_mode, self.frame_selection_mode) != (
-                "max_30fps",
-                "first",
-            ):
+            if whole and (self.temporal_interval_mode, self.frame_selection_mode) != ("max_30fps", "first"):
                 raise wrong(
                     self,
                     *("temporal_interval_mode", "frame_selection_mode", "num_video_frames"),
@@ -129,13 +121,8 @@ class VideoDataset(ClipDataset):
                     remedy="set num_video_frames, or keep 'max_30fps' and 'first'",
                 )
             if self.target_fps != 8.0 and self.temporal_interval_mode not in ("target_fps", "sat"):
-                names = "target_fps", "temporal_interval_mode"
-                raise wrong(
-                    self,
-                    *names,
-                    why="this mode does not use target_fps",
-                    remedy="set temporal_interval_mode to target_fps or sat",
-                )
+                why, remedy = "this mode does not use target_fps", "set temporal_interval_mode to target_fps or sat"
+                raise wrong(self, "target_fps", "temporal_interval_mode", why=why, remedy=remedy)
             if self.temporal_interval_mode == "sat" and self.frame_selection_mode != "first":
                 names = "frame_selection_mode", "temporal_interval_mode"
                 raise wrong(self, *names, why="the mode sat always starts at the first frame")

@@ -20,6 +20,7 @@ from worldsmith.config.errors import describe_error
 from worldsmith.data.content_fingerprint import file_fingerprint
 from worldsmith.data.stream.errors import DataError
 from worldsmith.files.atomic import locked_temporary_folder, publish_folder
+from worldsmith.files.remote import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +125,7 @@ def unpack_location(archive: Path) -> Path:
     parent = archive.absolute().parent
     if os.access(parent, os.W_OK):
         return parent
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worldsmith" / "unpacked"
-    return cache / hashlib.sha256(str(parent).encode()).hexdigest()[:12]
+    return cache_folder("unpacked") / hashlib.sha256(str(parent).encode()).hexdigest()[:12]
 
 
 def unpack(archive: Path, folder: Path) -> int:

@@ -85,21 +85,13 @@ class Quarantine:
 
     def tell(self, rejection: Rejection) -> None:
         """Logs a rejection if it is among the first of its reason; appends it to the file unless it is listed there."""
-        if self.counts[rejection.reason] <= LOGGED_PER_REASON:
-            more = (
-                " (further samples with this reason are not logged)"
-                if self.counts[rejection.reason] == LOGGED_PER_REASON
-                else ""
-            )
+        count = self.counts[rejection.reason]
+        if count <= LOGGED_PER_REASON:
+            more = " (further samples with this reason are not logged)" if count == LOGGED_PER_REASON else ""
             log.warning("skipped %s: %s: %s%s", rejection.key, rejection.reason, rejection.detail, more)
         if self.file is not None and rejection.key not in self._written:
             self._written.add(rejection.key)
-            line: dict[str, str | int] = {
-                "key": rejection.key,
-                "path": rejection.path,
-                "reason": rejection.reason,
-                "detail": rejection.detail,
-            }
+            line = {name: getattr(rejection, name) for name in ("key", "path", "reason", "detail")}
             if rejection.line is not None:
                 line["line"] = rejection.line
             self._list(self.file, json.dumps(line, ensure_ascii=False))

@@ -166,9 +166,7 @@ def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | N
     if t.get(frames) is not None:
         if t.get(fps) is not None and t.is_stated(fps):
             t.refuse(
-                fps,
-                f"{fps} and {frames} both set the number of frames",
-                f"delete one, or add ~{fps} or ~{frames}",
+                fps, f"{fps} and {frames} both set the number of frames", f"delete one, or add ~{fps} or ~{frames}"
             )
             return
         t.move(frames, "processor.media.nframes", "renamed")

@@ -10,15 +10,7 @@ from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.recipes.registry import get_recipe, lineage, recipe_task
 from worldsmith.config.tree.config_draft import Draft
 from worldsmith.dialects.sat import RECIPE, model
-from worldsmith.dialects.sat.data import (
-    clips,
-    count_clips,
-    encoders,
-    model_frames,
-    move_path,
-    train_data,
-    valid_data,
-)
+from worldsmith.dialects.sat.data import clips, count_clips, encoders, model_frames, move_path, train_data, valid_data
 from worldsmith.dialects.sat.keys import ARGS, DS, LORA, LOSS_SCALE, NETWORK, OPTIMIZER, OVERRIDDEN_ARGS
 from worldsmith.dialects.sat.model import CHECKPOINTED
 from worldsmith.dialects.sat.stack import SatStack, read_stack

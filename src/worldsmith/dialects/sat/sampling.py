@@ -55,10 +55,7 @@ def prompts(t: SpecTranslation) -> None:
         t.report(TYPE, "kept", "one prompt per line")
     elif kind == "cli":
         t.report(
-            TYPE,
-            "approximated",
-            "there is no interactive input: use --prompt TEXT or --input-files FILE",
-            warn=True,
+            TYPE, "approximated", "there is no interactive input: use --prompt TEXT or --input-files FILE", warn=True
         )
         t.report(FILE, "unneeded", "input_type is cli")
     else:

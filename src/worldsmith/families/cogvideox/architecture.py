@@ -105,13 +105,8 @@ class NetworkConfig(Config):
         height, width = latent_shape[1:]
         if self.patch_size_t and (height > self.sample_height or width > self.sample_width):
             why = f"latents of {height} x {width} are larger than the grid of position embeddings"
-            raise wrong(
-                self,
-                "sample_height",
-                "sample_width",
-                why=why,
-                remedy="train at smaller sizes, or increase these settings",
-            )
+            remedy = "train at smaller sizes, or increase these settings"
+            raise wrong(self, "sample_height", "sample_width", why=why, remedy=remedy)
 
     @property
     def published_size(self) -> tuple[int, int]:

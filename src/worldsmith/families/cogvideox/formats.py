@@ -286,11 +286,7 @@ SAT = ExportFormat("export_sat", LATEST, "SAT checkpoint", export_stored_sat, st
 
 
 def sat_tensors(
-    network: NetworkConfig,
-    source: WeightSource,
-    dtype_of: Callable[[str], torch.dtype],
-    *,
-    average: bool = False,
+    network: NetworkConfig, source: WeightSource, dtype_of: Callable[[str], torch.dtype], *, average: bool = False
 ) -> dict[str, Tensor]:
     """Converts the weights of a network to the tensors of a SAT checkpoint, including fixed position tables.
 

@@ -155,21 +155,12 @@ class CogVideoXGenerator(PipelineModel):
             if image is not None:
                 image.check()
             elif network.ofs_embed_dim:
-                raise wrong(
-                    self,
-                    "network.ofs_embed_dim",
-                    "image",
-                    why="the ofs embedding requires image conditioning",
-                    remedy="write none",
-                )
+                why = "the ofs embedding requires image conditioning"
+                raise wrong(self, "network.ofs_embed_dim", "image", why=why, remedy="write none")
             if self.text_encoder.max_length != self.network.max_text_seq_length:
                 names = "text_encoder.max_length", "network.max_text_seq_length"
-                raise wrong(
-                    self,
-                    *names,
-                    why="text encoder and network must have the same number of text tokens",
-                    remedy="write the same number",
-                )
+                why = "text encoder and network must have the same number of text tokens"
+                raise wrong(self, *names, why=why, remedy="write the same number")
 
         def shapes(self) -> Shapes:
             return self.network.shapes()

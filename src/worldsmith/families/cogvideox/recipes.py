@@ -75,11 +75,7 @@ def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
     return config
 
 
-@recipe(
-    "cogvideox_5b_i2v",
-    starts_from="cogvideox_5b",
-    variables=cogvideox_weights_advice("CogVideoX-5b-I2V"),
-)
+@recipe("cogvideox_5b_i2v", starts_from="cogvideox_5b", variables=cogvideox_weights_advice("CogVideoX-5b-I2V"))
 def cogvideox_5b_i2v(config: Trainer.Config) -> Trainer.Config:
     """Full fine-tuning of CogVideoX-5B-I2V, including its position table."""
     return change_network(config, "cogvideox_5b_i2v", architecture.cogvideox_5b_i2v(), "720x480")
@@ -92,11 +88,7 @@ def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
     return change_network(config, "cogvideox1_5_5b", architecture.cogvideox1_5_5b(), "1360x768")
 
 
-@recipe(
-    "cogvideox1_5_5b_i2v",
-    starts_from="cogvideox1_5_5b",
-    variables=cogvideox_weights_advice("CogVideoX1.5-5B-I2V"),
-)
+@recipe("cogvideox1_5_5b_i2v", starts_from="cogvideox1_5_5b", variables=cogvideox_weights_advice("CogVideoX1.5-5B-I2V"))
 def cogvideox1_5_5b_i2v(config: Trainer.Config) -> Trainer.Config:
     """Full fine-tuning of CogVideoX-1.5-5B-I2V."""
     return change_network(config, "cogvideox1_5_5b_i2v", architecture.cogvideox1_5_5b_i2v(), "1360x768")

@@ -135,21 +135,14 @@ class Cosmos3Generator(Model):
             read_attention(self)
             recompute = self.activation_checkpointing
             if self.joint_attn_implementation == "flex" and "selective" in (recompute.mode, recompute.other_layers):
-                raise wrong(
-                    self,
-                    "joint_attn_implementation",
-                    "activation_checkpointing.mode",
-                    why="FlexAttention is one compiled kernel, whose output this mode cannot save",
-                    remedy="use mode = 'full' or 'none', or 'two_way'",
-                )
+                both = "joint_attn_implementation", "activation_checkpointing.mode"
+                why = "FlexAttention is one compiled kernel, whose output this mode cannot save"
+                raise wrong(self, *both, why=why, remedy="use mode = 'full' or 'none', or 'two_way'")
             super().check()
             if self.parallelism.cfg_parallel_shard_degree != 1:
-                raise wrong(
-                    self,
-                    "parallelism.cfg_parallel_shard_degree",
-                    why="only sampling has two guidance branches, training has one",
-                    remedy="write 1, and use context_parallel_shard_degree to shard a packed sequence",
-                )
+                why = "only sampling has two guidance branches, training has one"
+                remedy = "write 1, and use context_parallel_shard_degree to shard a packed sequence"
+                raise wrong(self, "parallelism.cfg_parallel_shard_degree", why=why, remedy=remedy)
 
         def check_context(self, ranks: int) -> None:
             check_heads(ranks, self.network.num_attention_heads, self.network.num_key_value_heads)

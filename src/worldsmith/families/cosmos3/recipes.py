@@ -160,11 +160,7 @@ def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Confi
     return config
 
 
-@recipe(
-    "vision_sft_super",
-    starts_from="vision_sft_nano",
-    variables=base_checkpoint_advice("Cosmos3-Super"),
-)
+@recipe("vision_sft_super", starts_from="vision_sft_nano", variables=base_checkpoint_advice("Cosmos3-Super"))
 def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
     """LoRA of rank 16 on Cosmos3-Super's generation tower, on 8 GPUs of 80 GB."""
     config.job.experiment = config.job.name = "vision_sft_super"
@@ -182,11 +178,7 @@ def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
     return config
 
 
-@recipe(
-    "vision_sft_edge",
-    starts_from="vision_sft_nano",
-    variables=base_checkpoint_advice("Cosmos3-Edge"),
-)
+@recipe("vision_sft_edge", starts_from="vision_sft_nano", variables=base_checkpoint_advice("Cosmos3-Edge"))
 def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
     """Fine-tuning of Cosmos3-Edge's generation tower on 8 GPUs."""
     config.job.experiment = config.job.name = "vision_sft_edge"

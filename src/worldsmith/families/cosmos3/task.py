@@ -225,11 +225,7 @@ class StepCounter(MatmulCounter):
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        text_lengths: Sequence[int],
-        latent_lengths: Sequence[int],
-        action_products: int = 0,
+        self, network: nn.Module, text_lengths: Sequence[int], latent_lengths: Sequence[int], action_products: int = 0
     ) -> None:
         super().__init__(native_parameters(network))
         self.config: NetworkConfig = network.config  # type: ignore[assignment]

@@ -20,16 +20,15 @@ from worldsmith.checkpoint.formats.export_folder import (
     state_versions,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, FamilyFormats
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions
 from worldsmith.checkpoint.formats.lora_names import LoraNames
 from worldsmith.checkpoint.formats.peft_adapter import diffusers_header
 from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 from worldsmith.checkpoint.formats.stored_model import StoredModel
-from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifference
+from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifference, read_network
 from worldsmith.config import Configurable
-from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.tree.plain import TAG, to_dict
-from worldsmith.config.tree.read_config import from_dict
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name
@@ -40,13 +39,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
 PIPELINE_INDEX = "model_index.json"
 
 
-class PipelineFormats(FamilyFormats):
+class PipelineFormats(peft_adapter.AdapterFormats):
     """Base class of weight formats for families whose parameters have diffusers' names in files and in memory."""
 
     model: ClassVar[type[PipelineModel]]
@@ -54,7 +52,6 @@ class PipelineFormats(FamilyFormats):
     """Tensor names that identify networks of this family."""
     meanings: ClassVar[Sequence[str]] = ()
     """Network settings that change the output of the same weights although shapes may match."""
-    adapter_layout: AdapterLayout
     lora_names: ClassVar[LoraNames] = LoraNames()
     """Names of the network's layers in LoRA files of other programs, which includes all layers that can be adapted."""
     choices: ClassVar[Sequence[str]] = ()
@@ -113,12 +110,7 @@ class PipelineFormats(FamilyFormats):
             ValueError: If a value has the wrong type.
         """
         known = {field.name for field in fields(self.network_config)}
-        given = {name: value for name, value in settings.items() if name in known and name != TAG}
-        try:
-            network = from_dict(given, self.network_config)
-        except ConfigError as error:
-            raise ValueError("; ".join(problem.render() for problem in error.problems)) from error
-        return {name: getattr(network, name) for name in given}
+        return read_network({name: value for name, value in settings.items() if name in known}, self.network_config)
 
     def difference(self, settings: Mapping[str, Any], config: Any) -> NetworkDifference:
         found = {
@@ -206,12 +198,6 @@ class PipelineFormats(FamilyFormats):
     def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
         network: Any = spec.config
         return {"_class_name": self.model.network_class, **asdict(network.network)}
-
-    def read_adapter(self, folder: Path) -> StoredAdapter:
-        return peft_adapter.read_adapter(self.adapter_layout, folder)
-
-    def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
-        return peft_adapter.load_adapter(self.adapter_layout, network, folder)
 
     def adapts(self, layers: Sequence[str]) -> bool:
         if self.lora_names.original:

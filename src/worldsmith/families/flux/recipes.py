@@ -70,11 +70,7 @@ def flux_dev_lora(config: Trainer.Config) -> Trainer.Config:
     return config
 
 
-@recipe(
-    "flux_schnell_lora",
-    starts_from="flux_dev_lora",
-    variables=flux_weights_advice("FLUX.1-schnell"),
-)
+@recipe("flux_schnell_lora", starts_from="flux_dev_lora", variables=flux_weights_advice("FLUX.1-schnell"))
 def flux_schnell_lora(config: Trainer.Config) -> Trainer.Config:
     """LoRA of rank 16 in all blocks of FLUX.1-schnell, on images of 512x512 px and captions of up to 256 T5 tokens."""
     rename_run(config, "flux_schnell_lora")

@@ -80,10 +80,8 @@ class FluxTextEncoder(T5TextEncoder):
         config.check()
         self.config = config
         folder = find_layout(config.path, PLACES, field=FIELD)
-        (self.clip_folder, clip), (self.encoder_folder, t5) = (
-            find_encoder_folders(folder, *CLIP),
-            find_encoder_folders(folder, *T5),
-        )
+        self.clip_folder, clip = find_encoder_folders(folder, *CLIP)
+        self.encoder_folder, t5 = find_encoder_folders(folder, *T5)
         self.clip_tokenizer, self.tokenizer = load_tokenizer(clip), load_tokenizer(t5)
         self.clip: Any = None
 

@@ -18,7 +18,7 @@ from worldsmith.families.diffusers_pipeline.sampling import (
     SchedulerSolver,
     make_unipc_scheduler,
 )
-from worldsmith.families.diffusers_pipeline.text_encoder import UMT5TextEncoder
+from worldsmith.families.diffusers_pipeline.text_encoder import WEIGHTS, UMT5TextEncoder
 from worldsmith.families.wan.architecture import MASK, NetworkConfig
 from worldsmith.families.wan.image_encoder import WanImageEncoder
 from worldsmith.files.untrusted_folder import load_from_folder
@@ -37,7 +37,6 @@ EXPERTS = {"high_noise": "transformer", "low_noise": "transformer_2"}
 TEXT_TOKENS = 512
 """Required number of text tokens for a network with an image encoder: diffusers counts the text hidden states, which
 follow the hidden states of the image, from the end."""
-WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
 TIMESTEPS = 1000
 """Timestep of pure noise."""
 

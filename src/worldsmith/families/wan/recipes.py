@@ -71,11 +71,7 @@ def wan21_t2v_14b(config: Trainer.Config) -> Trainer.Config:
     return rename_run(config, "wan21_t2v_14b")
 
 
-@recipe(
-    "wan21_i2v_14b",
-    starts_from="wan21_t2v_1b",
-    variables=wan_weights_advice("Wan2.1-I2V-14B-480P"),
-)
+@recipe("wan21_i2v_14b", starts_from="wan21_t2v_1b", variables=wan_weights_advice("Wan2.1-I2V-14B-480P"))
 def wan21_i2v_14b(config: Trainer.Config) -> Trainer.Config:
     """Full image-to-video fine-tuning of Wan 2.1 14B."""
     model = model_config(config)
@@ -95,11 +91,7 @@ def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
     return rename_run(config, "wan22_ti2v_5b")
 
 
-@recipe(
-    "wan22_t2v_a14b",
-    starts_from="wan21_t2v_1b",
-    variables=wan_weights_advice("Wan2.2-T2V-A14B"),
-)
+@recipe("wan22_t2v_a14b", starts_from="wan21_t2v_1b", variables=wan_weights_advice("Wan2.2-T2V-A14B"))
 def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
     """Full text-to-video fine-tuning of one expert of Wan 2.2 A14B, by default the high-noise expert."""
     model_config(config).network, config.objective.shift = architecture.wan_14b(), 5
@@ -107,11 +99,7 @@ def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
     return train_high_noise_expert(config, "wan22_t2v_a14b", 0.875)
 
 
-@recipe(
-    "wan22_i2v_a14b",
-    starts_from="wan22_t2v_a14b",
-    variables=wan_weights_advice("Wan2.2-I2V-A14B"),
-)
+@recipe("wan22_i2v_a14b", starts_from="wan22_t2v_a14b", variables=wan_weights_advice("Wan2.2-I2V-A14B"))
 def wan22_i2v_a14b(config: Trainer.Config) -> Trainer.Config:
     """Full image-to-video fine-tuning of one expert of Wan 2.2 A14B, by default the high-noise expert."""
     model_config(config).network = architecture.wan22_i2v_14b()

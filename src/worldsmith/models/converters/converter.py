@@ -144,10 +144,8 @@ def convert_network(
                 "contain the original ones; store a wrapped layer as `base_layer`, and add no parameters"
             )
         quantized = [layer for name, layer in quantized_layers(network).items() if name not in held]
-        numbers, size = (
-            sum(layer.weight.numel() for layer in quantized),
-            sum(layer.quantized_bytes for layer in quantized),
-        )
+        numbers = sum(layer.weight.numel() for layer in quantized)
+        size = sum(layer.quantized_bytes for layer in quantized)
         done.append(Conversion(type(converter).__name__, paths, numbers, size, converter.remark))
     return done
 

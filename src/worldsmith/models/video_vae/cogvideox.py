@@ -14,13 +14,12 @@ from worldsmith.files.json_file import read_optional_json
 from worldsmith.models.model_files import SCHEME, SubstituteComponent, local_path
 from worldsmith.models.real_values import in_simulation
 from worldsmith.models.video_vae.posterior import PosteriorVAE
-from worldsmith.models.video_vae.vae_folder import COGVIDEOX, vae_substitute
+from worldsmith.models.video_vae.vae_folder import COGVIDEOX, FIELD, vae_substitute
 from worldsmith.models.weights.torch_file import FILE_ENDINGS, read_torch_file, require_expected_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FIELD = "model.config.tokenizer.vae_path"
 LOSS = "loss."
 """Name prefix of the discriminator and the other parts of the VAE's training loss."""
 STAGES = 4

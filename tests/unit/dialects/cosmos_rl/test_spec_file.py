@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+from key_rules import keys_without_rule
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count
@@ -190,7 +191,7 @@ def test_our_settings_go_on_top_of_others_with_their_places(tmp_path: Path) -> N
 
 
 def test_every_key_of_the_class_has_a_row() -> None:
-    assert [key for key in leaf_keys(Root) if FORM.rule_of(key) is None] == []
+    assert keys_without_rule(FORM, leaf_keys(Root)) == []
 
 
 def test_a_file_that_is_no_spec_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from key_rules import keys_without_rule
 from published_files import VERSIONS, PublishedFile, published_files
 
 from worldsmith.actions.registry import command_classes
@@ -286,7 +287,7 @@ def test_a_template_survives_words_and_a_typo_has_a_suggestion(action: str, tmp_
 @pytest.mark.parametrize("action", ACTIONS)
 def test_every_key_has_a_row_and_a_description(action: str) -> None:
     form = form_of(action)
-    assert [key for key in leaf_keys(form.spec) if form.rule_of(key) is None] == []
+    assert keys_without_rule(form, leaf_keys(form.spec)) == []
 
     def undescribed(schema: dict[str, Any]) -> list[str]:
         inner = schema.get("properties", {}).items()

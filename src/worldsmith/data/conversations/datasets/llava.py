@@ -80,8 +80,7 @@ def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Pa
     for kind, media in remaining.items():
         if tags[kind] != len(media):
             raise SampleError(
-                "bad_record",
-                f"the user's texts contain {tags[kind]} <{kind}>, but the record has {len(media)} {kind}s",
+                "bad_record", f"the user's texts contain {tags[kind]} <{kind}>, but the record has {len(media)} {kind}s"
             )
     return [Turn("user", tuple(split_at_tags(turn.text, remaining))) if turn.role == "user" else turn for turn in turns]
 

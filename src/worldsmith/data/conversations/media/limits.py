@@ -13,11 +13,9 @@ from worldsmith.data.stream.errors import DataError
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import are_numbers, read_json_object, read_optional_json
 
-IMAGE_FILE, VIDEO_FILE, JOINT_FILE = (
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-    "processor_config.json",
-)
+IMAGE_FILE = "preprocessor_config.json"
+VIDEO_FILE = "video_preprocessor_config.json"
+JOINT_FILE = "processor_config.json"
 CONFIG_FILE = "config.json"
 BICUBIC = 3
 """The only supported value of `resample` in the processor files: bicubic resampling in PIL."""
@@ -220,22 +218,17 @@ def common_limits(settings: dict[str, Any], where: str) -> dict[str, Any]:
         DataError: If a setting is missing or unsupported.
     """
     size = settings.get("size") or {}
+    names = ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std")
     found: dict[str, Any] = {
         "size.shortest_edge": size.get("shortest_edge") or settings.get("min_pixels"),
         "size.longest_edge": size.get("longest_edge") or settings.get("max_pixels"),
-        **{name: settings.get(name) for name in ("patch_size", "merge_size", "temporal_patch_size")},
-        **{name: settings.get(name) for name in ("image_mean", "image_std")},
+        **{name: settings.get(name) for name in names},
     }
     missing = [name for name, value in found.items() if not value]
     if missing:
         raise DataError(f"{where} lacks {', '.join(missing)}; copy the file again from the model's repository")
-    expected = {
-        "resample": BICUBIC,
-        "do_resize": True,
-        "do_rescale": True,
-        "do_normalize": True,
-        "do_convert_rgb": True,
-    }
+    steps = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
+    expected = {"resample": BICUBIC, **dict.fromkeys(steps, True)}
     for name, value in expected.items():
         if settings.get(name, value) != value:
             raise DataError(f"{where}: {name} is {settings[name]}; only {value} is supported")

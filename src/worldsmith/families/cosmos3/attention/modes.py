@@ -66,12 +66,8 @@ class NeighborhoodConfig(Config):
         for axis, size in enumerate(self.window_size):
             stride, dilation = _item(self.stride, axis, 1), _item(self.dilation, axis, 1)
             if size == -1 and dilation != 1:
-                raise wrong(
-                    self,
-                    f"dilation[{axis}]",
-                    f"window_size[{axis}]",
-                    why="a window of the complete axis has no dilation",
-                )
+                why = "a window of the complete axis has no dilation"
+                raise wrong(self, f"dilation[{axis}]", f"window_size[{axis}]", why=why)
             if size != -1 and stride > size:
                 raise wrong(self, f"stride[{axis}]", f"window_size[{axis}]", why="the stride is larger than the window")
 

@@ -1,7 +1,7 @@
 """Attention over many samples in one sequence: each sample attends only to itself, with little or no padding.
 
-`text_attention` and `latent_attention` are the entry points. Their work is planned once per pack: by `plan_segments`
-here, by `plans.py` for neighborhoods and FlexAttention. A `SegmentPlan` has two backends:
+`packed_attention`, for the text, and `latent_attention` are the entry points. Their work is planned once per pack: by
+`plan_segments` here, by `plans.py` for neighborhoods and FlexAttention. A `SegmentPlan` has two backends:
 
 - grouped: segments of similar length become one batched `scaled_dot_product_attention` call (CPU, float32 on CUDA, and
   wherever tokens are masked inside a segment);
@@ -86,21 +86,6 @@ class SegmentPlan:
 
 
 LatentPlan = SegmentPlan | NattenPlan | FlexPlan
-
-
-def text_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """Computes causal attention within the text of each packed sample.
-
-    Args:
-        q: Queries [N_und, heads, d].
-        k: Keys [N_und, kv_heads, d].
-        v: Values [N_und, kv_heads, d].
-        plan: Causal plan with one segment per text.
-
-    Returns:
-        Attention output [N_und, heads, d].
-    """
-    return packed_attention(q, k, v, plan)
 
 
 def latent_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: LatentPlan) -> Tensor:

@@ -9,15 +9,15 @@ from dataclasses import field
 from typing import Annotated, Literal
 
 from worldsmith.config import Config, wrong
-from worldsmith.config.declare.ranges import Count, Factor, LayerCount, Length, NotNegative, Range
+from worldsmith.config.declare.ranges import Count, Factor, LayerCount, Length, NotNegative, PositiveFactor, Range
 from worldsmith.models.weights.shapes import Shapes, linear, matrices, norm, repeat_shapes
 
 TIMESTEP_CHANNELS = 256
 """Channels of the sinusoidal timestep embedding."""
 LAYERS = "language_model.model.layers"
 """Module path of the decoder layers."""
-
-Positive = Annotated[float, Range(gt=0, finite=True)]
+TOWER = "_moe_gen"
+"""End of the names of the generation weights' modules."""
 
 
 class NetworkConfig(Config):
@@ -37,7 +37,7 @@ class NetworkConfig(Config):
     """Key and value heads (grouped-query attention)."""
     head_dim: Count = 128
     """Channels per attention head."""
-    rms_norm_eps: Positive = 1e-6
+    rms_norm_eps: PositiveFactor = 1e-6
     """Epsilon of every RMSNorm."""
     hidden_act: Literal["silu", "relu2"] = "silu"
     """silu: gated MLP, Qwen-style RMSNorm. relu2: squared ReLU without gate, RMSNorm weight applied in fp32 (Edge)."""
@@ -65,7 +65,7 @@ class NetworkConfig(Config):
     """Gap in temporal positions between the last text token and the first latent frame."""
     temporal_compression_factor: Count = 4
     """Video frames per latent frame."""
-    timestep_scale: Positive = 0.001
+    timestep_scale: PositiveFactor = 0.001
     """Factor from timestep (0..1000) to the input of the sinusoid (0..1)."""
     action_gen: bool = False
     """Whether the network has action heads, which robot actions require. If they are trained, batches without robot
@@ -78,7 +78,7 @@ class NetworkConfig(Config):
     """Whether the network has sound heads."""
     sound_dim: Count = 64
     """Channels of a sound latent."""
-    sound_latent_fps: Positive = 25.0
+    sound_latent_fps: PositiveFactor = 25.0
     """Sound latents per second."""
     initializer_range: Factor = 0.02
     """Standard deviation of the normal initialization of the understanding tower."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from worldsmith.families.cosmos3.attention.packed import latent_attention, text_attention
+from worldsmith.families.cosmos3.attention.packed import latent_attention, packed_attention
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.rope import Rotary, apply_rotary
 from worldsmith.families.cosmos3.network.sequence import Geometry
@@ -180,7 +180,7 @@ class MoTDecoderLayer(nn.Module):
     def attend_text(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
         """Computes the attention output [N_und, heads, d] of `read`, and the (keys, values) that it returns."""
         q, k, v, *seen = geometry.und_share.to_heads(*self.text_in(und, geometry.und_rotary))
-        out = geometry.und_share.to_tokens(text_attention(q, k, v, geometry.und_segments))
+        out = geometry.und_share.to_tokens(packed_attention(q, k, v, geometry.und_segments))
         return out, (seen[0] if seen else k, v)
 
     def read_text(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from worldsmith.families.cosmos3.attention.modes import AttentionModes, attention_modes, describe_modes
-from worldsmith.families.cosmos3.network.architecture import TIMESTEP_CHANNELS, NetworkConfig
+from worldsmith.families.cosmos3.network.architecture import TIMESTEP_CHANNELS, TOWER, NetworkConfig
 from worldsmith.families.cosmos3.network.layers import MoTDecoderLayer, TextMemory, stream_norm
 from worldsmith.families.cosmos3.network.rope import rotary_tables
 from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence, TokenSharding, unsharded
@@ -23,7 +23,6 @@ from worldsmith.models.lora import init_adapter, is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import in_simulation
 
-TOWER = "_moe_gen"
 HEADS = ("vae2llm", "llm2vae", "time_embedder", "action2llm", "llm2action", "sound2llm", "llm2sound")
 
 

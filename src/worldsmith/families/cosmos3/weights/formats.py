@@ -20,11 +20,11 @@ from worldsmith.checkpoint.formats.export_folder import (
     state_versions,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, FamilyFormats, formats_of
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, formats_of
 from worldsmith.checkpoint.formats.peft_adapter import diffusers_header
 from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 from worldsmith.checkpoint.formats.stored_model import StoredModel
-from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifference
+from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifference, read_network
 from worldsmith.checkpoint.run.generation_defaults import clip_defaults, shift_of
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
@@ -39,12 +39,7 @@ from worldsmith.families.cosmos3.weights.diffusers_keys import (
     transformer_config,
 )
 from worldsmith.families.cosmos3.weights.model_card import adapter_card, native_card, pipeline_card
-from worldsmith.families.cosmos3.weights.network_settings import (
-    head_names,
-    network_difference,
-    network_of,
-    parse_settings,
-)
+from worldsmith.families.cosmos3.weights.network_settings import head_names, network_difference, network_of
 from worldsmith.families.cosmos3.weights.tensor_names import (
     NATIVE_TYPE,
     TRANSFORMER_CLASS,
@@ -62,7 +57,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
 FAMILY, PIPELINE_INDEX = "cosmos3", "model_index.json"
@@ -79,7 +73,7 @@ header of `adapter_model.safetensors`, where it looks for it under the prefix of
 """
 
 
-class Cosmos3Formats(FamilyFormats):
+class Cosmos3Formats(peft_adapter.AdapterFormats):
     """Weight formats of Cosmos3.
 
     Reads diffusers folders, native exports (internal parameter names) and reasoners (language models in transformers'
@@ -89,6 +83,7 @@ class Cosmos3Formats(FamilyFormats):
     reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Cosmos3-Edge reasoner folder (safetensors)"
     tower = "language_model.visual."
     native_type = NATIVE_TYPE
+    adapter_layout = ADAPTER_LAYOUT
 
     # Reading
 
@@ -96,7 +91,7 @@ class Cosmos3Formats(FamilyFormats):
         return find_naming(keys, self)
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
-        return parse_settings(section(model_config, "network"))
+        return read_network(section(model_config, "network"), NetworkConfig)
 
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
         """Returns a model spec with the network settings of a run; all other settings have default values.
@@ -210,12 +205,6 @@ class Cosmos3Formats(FamilyFormats):
 
     def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
         return {"_class_name": TRANSFORMER_CLASS, **transformer_config(generator(spec.config).network)}
-
-    def read_adapter(self, folder: Path) -> StoredAdapter:
-        return peft_adapter.read_adapter(ADAPTER_LAYOUT, folder)
-
-    def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
-        return peft_adapter.load_adapter(ADAPTER_LAYOUT, network, folder)
 
 
 def generator(config: Configurable.Config) -> Cosmos3Generator.Config:

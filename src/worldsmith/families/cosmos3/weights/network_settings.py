@@ -9,9 +9,7 @@ from typing import Any
 
 from worldsmith.checkpoint.formats.weight_formats import NetworkDifference
 from worldsmith.checkpoint.sources.weight_source import WeightSource
-from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.tree.plain import TAG
-from worldsmith.config.tree.read_config import from_dict
+from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
 
 logger = logging.getLogger(__name__)
@@ -54,23 +52,6 @@ def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> Net
         ]
 
     return NetworkDifference(among(MEANINGS), among(SIZES), among(CHOICES))
-
-
-def parse_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `NetworkConfig` that a file states, converted to their types.
-
-    Args:
-        settings: Network settings from the file, by field name.
-
-    Raises:
-        ValueError: If a field is unknown or a value has the wrong type.
-    """
-    given = {name: value for name, value in settings.items() if name != TAG}
-    try:
-        network = from_dict(given, NetworkConfig)
-    except ConfigError as error:
-        raise ValueError("; ".join(problem.render() for problem in error.problems)) from error
-    return {name: getattr(network, name) for name in given}
 
 
 def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig:

@@ -10,16 +10,12 @@ from functools import partial
 from typing import Any
 
 from worldsmith.checkpoint.formats.family_formats import FamilyFormats
-from worldsmith.checkpoint.formats.weight_formats import NATIVE_PREFIX, Naming
+from worldsmith.checkpoint.formats.weight_formats import NATIVE_PREFIX, Naming, read_network
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
-from worldsmith.families.cosmos3.network.architecture import edge
-from worldsmith.families.cosmos3.weights.diffusers_keys import (
-    STACK,
-    diffusers_to_native,
-    network_config_from_diffusers,
-)
-from worldsmith.families.cosmos3.weights.network_settings import network_difference, network_of, parse_settings
+from worldsmith.families.cosmos3.network.architecture import TOWER, NetworkConfig, edge
+from worldsmith.families.cosmos3.weights.diffusers_keys import STACK, diffusers_to_native, network_config_from_diffusers
+from worldsmith.families.cosmos3.weights.network_settings import network_difference, network_of
 from worldsmith.files.json_file import section
 from worldsmith.models.lora import is_adapter
 
@@ -27,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 NATIVE_TYPE = "cosmos3_omni"
 TRANSFORMER_CLASS = "Cosmos3OmniTransformer"
-TOWER = "_moe_gen"
 HEADS = ("vae2llm.", "llm2vae.", "time_embedder.", "action2llm.", "llm2action.", "action_modality_embed", "sound2llm.",
          "llm2sound.", "sound_modality_embed")  # fmt: skip
 """Name prefixes of generator parameters outside of the language model; a checkpoint with only the language model
@@ -96,7 +91,7 @@ def language_weights(source: WeightSource, config: Mapping[str, Any]) -> dict[st
 def read_network_settings(
     read_config: Callable[[Mapping[str, Any]], dict[str, Any]], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    return parse_settings(read_config(config))
+    return read_network(read_config(config), NetworkConfig)
 
 
 def naming_with_copies(

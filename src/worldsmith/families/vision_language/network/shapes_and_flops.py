@@ -39,18 +39,10 @@ def parameter_shapes(config: Mapping[str, Any]) -> Shapes | None:
         for index in range(text["num_hidden_layers"]):
             layer = _attention(kind, text) | _feed_forward(kind, text, index)
             shapes |= {f"{path}.layers.{index}.{name}": shape for name, shape in layer.items()}
-    except (
-        KeyError,
-        TypeError,
-    ):  # transformers has a default for the missing setting, or rejects the config with its own message
-        return None
+    except (KeyError, TypeError):
+        return None  # transformers has a default for the missing setting, or rejects the config with its own message
     shapes |= norm(f"{path}.norm", text["hidden_size"])
-    return shapes if is_tied(config) else shapes | {HEAD: words}
-
-
-def is_tied(config: Mapping[str, Any]) -> bool:
-    """Returns whether config.json states that the LM head shares its weight with the token embedding."""
-    return bool(config.get("tie_word_embeddings"))
+    return shapes if config.get("tie_word_embeddings") else shapes | {HEAD: words}
 
 
 def linear_layers(shapes: Shapes) -> list[str]:

@@ -225,19 +225,13 @@ def describe_sources(
         chosen: Vision tower of the generator or of --vision-tower; None: neither exists, so `visual` is `stock`.
         count: Number of tensors of the language model.
     """
-    lines = [f"language model: {count} tensors from {source.describe}"]
+    language = f"language model: {count} tensors from {source.describe}"
+    vision = f"vision tower: {len(visual.shapes)} tensors from {visual.describe}"
     if chosen is None:
-        return [
-            *lines,
-            f"vision tower: {len(visual.shapes)} tensors from {visual.describe}, because the source has no vision "
-            "tower; correct if the language model was never trained with images",
-        ]
+        why = "because the source has no vision tower; correct if the language model was never trained with images"
+        return [language, f"{vision}, {why}"]
     changed = sum(not has_same_values(visual, stock, name) for name in visual.shapes)
-    return [
-        *lines,
-        f"vision tower: {len(visual.shapes)} tensors from {visual.describe}; {changed} of them differ from those of "
-        f"{stock.describe}",
-    ]
+    return [language, f"{vision}; {changed} of them differ from those of {stock.describe}"]
 
 
 def has_same_values(one: WeightSource, other: WeightSource, name: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, FamilyFormats
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat
 from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 from worldsmith.checkpoint.formats.weight_formats import Joined, Naming, NetworkDifference
 from worldsmith.config import Configurable
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
-    from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
     from worldsmith.checkpoint.formats.stored_model import StoredModel
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
@@ -51,11 +50,12 @@ ADAPTER_LAYOUT = AdapterLayout("vision_language", str, str, "transformers")
 """Layout of LoRA adapters in PEFT's format; weights have the same names here and in transformers."""
 
 
-class VisionLanguageFormats(FamilyFormats):
+class VisionLanguageFormats(peft_adapter.AdapterFormats):
     """Weight formats of vision-language models and text decoders: model folders of transformers, and LoRA adapters."""
 
     reads = "a folder of Hugging Face transformers: a vision-language model or a text decoder (safetensors)"
     assembled_as = "vlm"
+    adapter_layout = ADAPTER_LAYOUT
     advice = f"Set {FIELD} to a folder with the settings of these weights."
 
     # Reading
@@ -180,12 +180,6 @@ class VisionLanguageFormats(FamilyFormats):
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
         return (adapter_card if about["format"] == "adapter" else folder_card)(name, about)
-
-    def read_adapter(self, folder: Path) -> StoredAdapter:
-        return peft_adapter.read_adapter(ADAPTER_LAYOUT, folder)
-
-    def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
-        return peft_adapter.load_adapter(ADAPTER_LAYOUT, network, folder)
 
     def assemble(self, path: str, out: str | Path, **options: Any) -> list[str]:
         from worldsmith.families.vision_language.weights.assemble import assemble

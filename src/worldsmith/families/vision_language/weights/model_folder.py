@@ -6,13 +6,14 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import flatten
 from worldsmith.files.checksum_manifest import MANIFEST
 from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.files.json_file import read_json_object, read_optional_json, section
@@ -120,21 +121,13 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     parsed = CONFIG_MAPPING[kind].from_dict(dict(config)).to_dict()
     return {
         path: value
-        for path, value in flat(parsed)
+        for path, value in flatten(parsed).items()
         if (leaf := path.rpartition(".")[2]) not in common
         and not any(part in common for part in path.split("."))
         and not leaf.startswith("_")
         and leaf not in INCIDENTAL
         and not leaf.endswith(("token_id", "dropout"))
     }
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def folder_settings(folder: Path) -> dict[str, Any]:
