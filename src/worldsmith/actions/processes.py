@@ -308,7 +308,7 @@ def connect_ray(name: str, count: int, *, needs_gpu: bool = True) -> Iterator[No
         what = f"the Ray cluster {address} cannot be reached" if address else "Ray cannot be started on this machine"
         advice = f". {hint}; this machine must be one of its nodes (`ray start --address={address}`)" if host else ""
         if host and "RAY_AUTH_MODE" not in os.environ:
-            advice += ". If the cluster requires a token (`ray start` says so), set RAY_AUTH_MODE=token"
+            advice += ". If `ray start` has printed that token authentication is enabled, set RAY_AUTH_MODE=token"
         raise UserError(f"--on {name}: {what}: {str(error).strip().rstrip('.')}{advice}") from error
     try:
         yield

@@ -26,7 +26,7 @@ ENHANCED, PLAIN = "_enhanced_caption", "_caption"
 
 
 def recognise_curator(source: Path) -> str:
-    """Returns text that names a file with records of clips in `source`; "" if there is none."""
+    """Returns text that names a file with records of clips in `source`; "" if no file is found."""
     files = record_files(source)
     return f"found {files[0].relative_to(source)}" if files else ""
 
