@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from worldsmith.demo.moving_shapes import (
     HELD_OUT_WORDINGS,
     TRAIN_COMBINATIONS,
     TRAIN_WORDINGS,
-    all_captions,
+    WORDINGS,
     dense_caption,
     render_moving_shape,
     sample_scene,
@@ -96,7 +97,8 @@ def test_words_of_captions_are_tokens_and_other_text_is_read_too(encoder):
     assert encoder.tokenizer.decode(encoder.tokenizer("Two dogs, 3 cats!").input_ids, skip_special_tokens=True) == (
         "Two dogs, 3 cats!"
     )
-    assert max(len(encoder.tokenizer(dense).input_ids) for dense, _ in all_captions()) <= MAX_LENGTH
+    captions = [dense_caption(*pair) for pair in product(COMBINATIONS, WORDINGS)]
+    assert max(len(encoder.tokenizer(caption).input_ids) for caption in captions) <= MAX_LENGTH
 
 
 def test_a_linear_map_reads_attributes_that_it_never_saw_together_from_the_states(encoder):

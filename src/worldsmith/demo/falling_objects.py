@@ -246,11 +246,6 @@ def describe_scene(scene: FallingScene) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}."
 
 
-def all_sentences() -> list[str]:
-    """Returns all prompts that can occur in a falling-objects dataset: score, description and questions."""
-    return [SCORE_PROMPT, DESCRIBE, *(f"{question} {ANSWER_HINT}" for question in QUESTIONS.values())]
-
-
 def draw_scenes(dataset: FallingObjects, split: str) -> list[FallingScene]:
     """Returns the scenes of a split ("train" or "val").
 

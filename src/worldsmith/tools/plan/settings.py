@@ -253,9 +253,7 @@ def settings_for_degrees(
                         "packs": f"{count} x {packing.size}",
                         "context": str(context),
                         "replicas": str(replicas),
-                        "gradients": "gradients reduced after each pack"
-                        if every
-                        else "gradients reduced once per step",
+                        "gradients": f"gradients reduced {'after each pack' if every else 'once per step'}",
                     }
                     if encodable:
                         words[ENCODE_FIRST] = "always" if encoded else "never" if early == "always" else early
