@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKLCogVideoX
+from seen_shapes import seen_attributes
 from transformers import T5EncoderModel, T5Tokenizer, UMT5EncoderModel
 
 from worldsmith.assets import asset_path
-from worldsmith.demo.adherence import detect
 from worldsmith.demo.moving_shapes import (
     COMBINATIONS,
     HELD_OUT_COMBINATIONS,
@@ -56,7 +56,7 @@ def test_the_detector_reads_reconstructions_right_and_they_are_as_good_as_the_ca
     errors = []
     for attributes, clip, latents in encoded:
         again = vae.decode(latents).permute(1, 2, 3, 0).numpy()
-        assert detect(again).attributes == attributes
+        assert seen_attributes(again) == attributes
         errors.append(np.mean((again.astype(np.float64) - clip) ** 2))
     psnr = np.mean([10 * np.log10(255**2 / e) for e in errors])
     stated = float(

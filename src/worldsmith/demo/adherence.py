@@ -15,7 +15,7 @@ from typing import get_type_hints
 
 import numpy as np
 
-from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, Attributes
+from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES
 from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.metrics.base import Output, SampleMetric, Values
 from worldsmith.files.lines import read_lines
@@ -202,13 +202,6 @@ class Detection:
     direction: str | None
     reason: str = ""
     measurements: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def attributes(self) -> Attributes | None:
-        """Detected color, shape and direction of the clip; None if at least one of the three is ambiguous."""
-        if self.colour is None or self.shape is None or self.direction is None:
-            return None
-        return Attributes(self.colour, self.shape, self.direction)
 
 
 def detect(video: np.ndarray) -> Detection:

@@ -114,6 +114,13 @@ def fitting_columns(widths: Sequence[int], max_width: int) -> list[list[int]]:
     return parts
 
 
+def wrap_words(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """Wraps text at spaces only; `first` is the indentation of the first line, `rest` that of the others."""
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def table_lines(
     rows: Sequence[Sequence[str]], width: int | None, align: Callable[[str, int], str] = str.ljust
 ) -> Iterator[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.monitor.short_text import MEMORY_NAMES, format_bytes, short_number
-from worldsmith.monitor.terminal_text import table_lines, text_width
+from worldsmith.monitor.terminal_text import table_lines, text_width, wrap_words
 from worldsmith.planning.estimate_memory import worst_phase
 from worldsmith.planning.estimate_time import EstimateRange, StepSeconds, spans_machines
 from worldsmith.planning.work import BEFORE, ENCODING_FIRST
@@ -211,8 +210,7 @@ def wrap_row(label: str, text: str, *, first: int = FIRST) -> Iterator[str]:
         text: Text without line breaks.
         first: Width of the label column.
     """
-    lines = textwrap.wrap(text, text_width() - first, break_long_words=False, break_on_hyphens=False)
-    for number, part in enumerate(lines):
+    for number, part in enumerate(wrap_words(text, text_width() - first)):
         yield f"{label if number == 0 else '':<{first}}{part}".replace(TIE, " ")
 
 

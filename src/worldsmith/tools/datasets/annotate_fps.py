@@ -222,12 +222,8 @@ def choose_rate(
         return None
     rates = [info.fps for info in found if isinstance(info, VideoInfo)]
     if isinstance(found, str) or rates_differ(min(rates), max(rates)):
-        why = (
-            found
-            if isinstance(found, str)
-            else (f"its videos have different frame rates: {', '.join(map(str, rates))}")
-        )
-        done.unreadable.append({**known, "detail": why})
+        different = f"its videos have different frame rates: {', '.join(map(str, rates))}"
+        done.unreadable.append({**known, "detail": found if isinstance(found, str) else different})
         done.stated += stated is not None
         return None
     if stated is not None:

@@ -436,11 +436,10 @@ def degree_overrides(config: Trainer.Config, ranks: int, replicas: int, context:
 
 def supports_context(config: Trainer.Config, context: int) -> bool:
     """Returns whether the model of a run supports context parallelism over `context` ranks."""
-    try:
+    with suppress(ValueError):
         config.model.config.check_context(context)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def changed(config: Trainer.Config, words: Mapping[str, str]) -> tuple[str, ...]:
