@@ -17,8 +17,17 @@ from make_tiny_tokenizer import make_tokenizer
 from make_tiny_tokenizer import texts as common_texts
 from transformers import PreTrainedTokenizerBase, Qwen3VLConfig
 
-from worldsmith.demo.falling_objects import FallingObjects, all_sentences, describe_scene, draw_scenes
+from worldsmith.demo.falling_objects import (
+    ANSWER_HINT,
+    DESCRIBE,
+    QUESTIONS,
+    SCORE_PROMPT,
+    FallingObjects,
+    describe_scene,
+    draw_scenes,
+)
 
+SENTENCES = [SCORE_PROMPT, DESCRIBE, *(f"{question} {ANSWER_HINT}" for question in QUESTIONS.values())]
 PATCHES = {
     "patch_size": 16,
     "temporal_patch_size": 2,
@@ -57,7 +66,7 @@ def main() -> None:
         VIDEO | SAMPLING | {"video_processor_type": "Qwen3VLVideoProcessor"},
     )
     print(f"vocabulary {len(tokenizer)}")
-    for sentence in all_sentences():
+    for sentence in SENTENCES:
         print(f"{len(tokenizer(sentence).input_ids):3} tokens: {sentence}")
 
 
@@ -107,7 +116,7 @@ def architecture(tokenizer: PreTrainedTokenizerBase) -> Qwen3VLConfig:
 
 def texts() -> Iterator[str]:
     """What the tokenizer learns from: the sentences and answers of the dataset first, then what every one learns."""
-    for sentence in all_sentences():
+    for sentence in SENTENCES:
         yield from [sentence] * 80
     for scene in draw_scenes(FallingObjects(clips=240), "train"):
         yield from [describe_scene(scene)] * 8

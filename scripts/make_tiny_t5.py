@@ -9,14 +9,16 @@ word. Running the script again writes the same bytes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from pathlib import Path
 
 import torch
 from transformers import T5Config, T5EncoderModel, T5Tokenizer, UMT5Config, UMT5EncoderModel
 
-from worldsmith.demo.moving_shapes import all_captions
+from worldsmith.demo.moving_shapes import COMBINATIONS, WORDINGS, dense_caption
 
+CAPTIONS = [dense_caption(*pair) for pair in itertools.product(COMBINATIONS, WORDINGS)]
 CONFIG = dict(
     d_model=64,
     d_kv=16,
@@ -50,14 +52,14 @@ def main() -> None:
     encoder.half().save_pretrained(out)
     about = dict(name=args.kind.upper(), kind=encoder_class.__name__, vocabulary=len(tokenizer))
     (out / "README.md").write_text(CARD.format(**about, parameters=encoder.num_parameters()))
-    lengths = [len(tokenizer(caption).input_ids) for caption, _ in all_captions()]
+    lengths = [len(tokenizer(caption).input_ids) for caption in CAPTIONS]
     print(f"vocabulary {len(tokenizer)}, parameters {encoder.num_parameters()}")
     print(f"tokens of a caption with its end: {min(lengths)} to {max(lengths)}")
 
 
 def make_tokenizer() -> T5Tokenizer:
     """Pieces: the special ones, the words of the captions with their leading space, the visible ASCII characters."""
-    words = sorted({word for caption, _ in all_captions() for word in re.findall(r"\w+", caption)})
+    words = sorted({word for caption in CAPTIONS for word in re.findall(r"\w+", caption)})
     pieces = [(piece, 0.0) for piece in SPECIAL_PIECES]
     pieces += [(SPACE + word, WORD_SCORE) for word in words]
     pieces += [(character, CHARACTER_SCORE) for character in [SPACE, *map(chr, range(33, 127))]]

@@ -9,6 +9,7 @@ writes the same bytes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
 
-from worldsmith.demo.moving_shapes import all_captions
+from worldsmith.demo.moving_shapes import COMBINATIONS, WORDINGS, dense_caption, structured_caption
 
 VOCAB_SIZE = 512
 SPECIAL_TOKENS = (
@@ -57,8 +58,9 @@ def main() -> None:
     args = parser.parse_args()
     tokenizer = make_tokenizer(texts())
     tokenizer.save_pretrained(args.out)
-    lengths = [len(tokenizer(caption).input_ids) for caption, _ in all_captions()]
-    structured = [len(tokenizer(json.dumps(s)).input_ids) for _, s in all_captions()]
+    pairs = list(itertools.product(COMBINATIONS, WORDINGS))
+    lengths = [len(tokenizer(dense_caption(*pair)).input_ids) for pair in pairs]
+    structured = [len(tokenizer(json.dumps(structured_caption(*pair))).input_ids) for pair in pairs]
     print(f"vocabulary {len(tokenizer)}")
     print(f"tokens of a dense caption: {min(lengths)} to {max(lengths)}, mean {sum(lengths) / len(lengths):.1f}")
     print(f"tokens of a structured caption: {min(structured)} to {max(structured)}")
@@ -106,9 +108,9 @@ def train(texts: Iterable[str]) -> tuple[list[tuple[str, str]], dict[str, int]]:
 
 def texts() -> Iterator[str]:
     """What the tokenizer learns from: captions, the sentences about length and size, the chat roles, plain prose."""
-    for dense, structured in all_captions():
-        yield dense
-        yield json.dumps(structured)
+    for attributes, wording in itertools.product(COMBINATIONS, WORDINGS):
+        yield dense_caption(attributes, wording)
+        yield json.dumps(structured_caption(attributes, wording))
     for frames in range(5, 190, 4):
         for fps in (8, 16, 24, 30):
             yield f"The video is {frames / fps:.1f} seconds long and is of {fps} FPS."

@@ -266,7 +266,8 @@ def measure(vae: AutoencoderKLWan, seed: int, rounds: int = 4) -> dict[str, floa
         output = vae.decode(vae.encode(to_tensor(clip[None])).latent_dist.mode()).sample[0]
         again = output.add(1).mul(127.5).round().clamp(0, 255).byte().permute(1, 2, 3, 0).numpy()
         errors.append(np.mean((again.astype(np.float64) - clip) ** 2))
-        right += detect(again).attributes == scene.attributes
+        found = detect(again)
+        right += (found.colour, found.shape, found.direction) == scene.attributes
     psnr = [10 * math.log10(255**2 / e) for e in errors]
     return {
         "psnr_mean": float(np.mean(psnr)),

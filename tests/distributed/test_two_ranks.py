@@ -10,8 +10,8 @@ import rank
 import torch
 import toy_runs
 from launch import launch
+from metrics_files import read_metrics
 
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.trainer import Trainer
 
 

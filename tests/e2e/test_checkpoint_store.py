@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import toy_runs
+from metrics_files import read_metrics
 from object_store import ObjectStore, connected, serving
 from toy_runs import require_same_end, toy_config
 
@@ -22,7 +23,6 @@ from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.files.remote_folder import list_remote
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.start_checks import completion
 from worldsmith.training.trainer import Outcome, Trainer

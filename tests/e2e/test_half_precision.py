@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metrics_files import read_metrics
 
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.trainer import Trainer
 
 

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from metrics_files import read_metrics
 from tiny_runs import read_checkpoint, read_losses
 from transformers import AutoConfig
 
 from worldsmith.assets import asset_path
 from worldsmith.cli.main import main
 from worldsmith.demo.falling_objects import FallingObjects
-from worldsmith.monitor.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[2]
 STEPS = ["--trainer.max_iter", "4", "--trainer.grad_accum_iter", "2", "--trainer.cpu_threads", "1"]

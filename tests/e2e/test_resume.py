@@ -11,11 +11,11 @@ import pipeline_runs
 import pytest
 import torch
 import toy_runs
+from metrics_files import read_metrics
 from runs import Runs
 
 from worldsmith.config.sections import ParallelismConfig
 from worldsmith.models.local_part import local_part
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.optimizer import LossScaler
 from worldsmith.training.trainer import Trainer
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import tiny_runs
+from metrics_files import read_metrics
 
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.trainer import Outcome, Trainer
 

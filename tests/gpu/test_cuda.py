@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+from metrics_files import read_metrics
 from torch.nn.attention import restore_flash_attention_impl
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig
 from worldsmith.distributed.attention_kernels import HOPPER, PACKAGE, activate_flash_attention, find_dense_kernel
 from worldsmith.distributed.memory import ALLOCATOR_VARIABLES
 from worldsmith.models.converters import FrozenBase
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.tasks.device_copy import move_tensors
 from worldsmith.training.trainer import Trainer
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKLCogVideoX
+from seen_shapes import seen_attributes
 from transformers import T5EncoderModel, T5Tokenizer, UMT5EncoderModel
 
 from worldsmith.assets import asset_path
-from worldsmith.demo.adherence import detect
 from worldsmith.demo.moving_shapes import (
     COMBINATIONS,
     HELD_OUT_COMBINATIONS,
     HELD_OUT_WORDINGS,
     TRAIN_COMBINATIONS,
     TRAIN_WORDINGS,
-    all_captions,
+    WORDINGS,
     dense_caption,
     render_moving_shape,
     sample_scene,
@@ -55,7 +56,7 @@ def test_the_detector_reads_reconstructions_right_and_they_are_as_good_as_the_ca
     errors = []
     for attributes, clip, latents in encoded:
         again = vae.decode(latents).permute(1, 2, 3, 0).numpy()
-        assert detect(again).attributes == attributes
+        assert seen_attributes(again) == attributes
         errors.append(np.mean((again.astype(np.float64) - clip) ** 2))
     psnr = np.mean([10 * np.log10(255**2 / e) for e in errors])
     stated = float(
@@ -96,7 +97,8 @@ def test_words_of_captions_are_tokens_and_other_text_is_read_too(encoder):
     assert encoder.tokenizer.decode(encoder.tokenizer("Two dogs, 3 cats!").input_ids, skip_special_tokens=True) == (
         "Two dogs, 3 cats!"
     )
-    assert max(len(encoder.tokenizer(dense).input_ids) for dense, _ in all_captions()) <= MAX_LENGTH
+    captions = [dense_caption(*pair) for pair in product(COMBINATIONS, WORDINGS)]
+    assert max(len(encoder.tokenizer(caption).input_ids) for caption in captions) <= MAX_LENGTH
 
 
 def test_a_linear_map_reads_attributes_that_it_never_saw_together_from_the_states(encoder):

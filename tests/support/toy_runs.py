@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+from metrics_files import read_metrics
 from toy_family import RowLoader, Rows, ToyModel, toy
 
 from worldsmith.checkpoint.dcp.tensor_reader import load_part, stored_shapes
 from worldsmith.config.sections import JobConfig
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.trainer import Trainer
 
 ROWS = "rows.txt"

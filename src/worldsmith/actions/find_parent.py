@@ -134,9 +134,8 @@ def find_result_path(name: str, label: str = PARENT) -> Path:
     found = [place for place in sorted(set(runs)) if place.is_dir()]
     found = found or [folder for folder in folders_below(root) if folder.name == name and is_run(folder)]
     if not found and re.fullmatch(rf"[0-9a-f]{{{SHORTEST_ID},}}", name):
-        found = [
-            recorded_path(record) for record in map(read_lineage, records_below(root)) if record.id.startswith(name)
-        ]
+        records = [record for record in map(read_lineage, records_below(root)) if record.id.startswith(name)]
+        found = [record.folder if record.file.name == LINEAGE else record.file for record in records]
     if not found:
         raise UserError(
             f"{label} {name}: no such folder, no run of this name below {root}, and no lineage record with this "
@@ -158,11 +157,6 @@ def records_below(root: Path) -> Iterator[Path]:
     """Yields the lineage record files of runs and results in `root` and its subfolders."""
     for folder in [root, *folders_below(root)] if root.is_dir() else []:
         yield from (file for file in sorted(folder.iterdir()) if is_record(file.name) and file.is_file())
-
-
-def recorded_path(record: Lineage) -> Path:
-    """Returns the folder or file that a lineage record describes."""
-    return record.folder if record.file.name == LINEAGE else record.file
 
 
 def require_single(found: list[Path], what: str, advice: str) -> Path:

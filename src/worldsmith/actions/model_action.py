@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -25,7 +25,8 @@ from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance
 from worldsmith.monitor.lineage import Input
 
 if TYPE_CHECKING:
-    from worldsmith.sampling.generate_answers import Answerer
+    from worldsmith.data.conversations.conversation import Turn
+    from worldsmith.sampling.generate_answers import Answer, Answerer
 
 
 class ModelAction(Action):
@@ -168,6 +169,32 @@ class AnswerAction(ModelAction):
         stored = model if merged is None else self.with_dtype(find_model(merged))
         loaded: Any = stored.load(device or find_device(self.config.device))
         return Answerer(loaded, self.settings(model))
+
+    def answer_all(
+        self,
+        answerer: Answerer,
+        asked: Sequence[tuple[str, Sequence[Turn]]],
+        show: Callable[[int, int], None] | None,
+        *,
+        forgiving: bool,
+    ) -> Iterator[Answer]:
+        """Generates the answers to conversations with the settings of the command.
+
+        Args:
+            answerer: The loaded model.
+            asked: (key, turns before the answer) of each conversation.
+            show: Called with (number of answers, number of conversations) after each answer; None: not called.
+            forgiving: Whether an error of the model becomes an answer with that error, as for `Answerer.answers`.
+
+        Yields:
+            The answers in the order of the conversations.
+        """
+        sizes = {"batch_size": self.config.batch_size, "max_new_tokens": self.config.max_new_tokens}
+        answers = answerer.answers(asked, **sizes, decoding=self.decoding, forgiving=forgiving)
+        for number, answer in enumerate(answers, start=1):
+            yield answer
+            if show is not None:
+                show(number, len(asked))
 
     def inputs(self, model: StoredModel) -> list[Input]:
         """Returns the inputs for a lineage record: the model's folder and, if any, its base weights and adapter."""

@@ -227,15 +227,8 @@ def format_help(name: str, prefix: str, kind: type[Action], words: Words, file: 
     apply_overrides(draft.tree, overrides, draft.problems, draft.warnings, places=draft.places)
     places = "".join(f" {place.upper()}" for place in kind.places)
     aliases = [f"{alias} is the same as --{field}.".replace("_", "-") for alias, field in kind.aliases.items()]
-    usage = "\n".join(
-        [
-            f"usage: {prefix}{places} [--flag VALUE]… [-- override…]",
-            "",
-            join_lines(inspect.getdoc(kind) or ""),
-            *aliases,
-        ]
-    )
-    return action_help(usage, draft, applicable_options(name, kind), topic)
+    usage = f"usage: {prefix}{places} [--flag VALUE]… [-- override…]\n\n{join_lines(inspect.getdoc(kind) or '')}"
+    return action_help("\n".join([usage, *aliases]), draft, applicable_options(name, kind), topic)
 
 
 def join_lines(text: str) -> str:

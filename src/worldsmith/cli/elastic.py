@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from worldsmith.cli.commands import read_command
@@ -108,17 +108,21 @@ def count(machines: int) -> str:
     return f"{machines} machine{'s' * (machines > 1)}"
 
 
-@contextmanager
-def share_max_world_size(size: int | None) -> Iterator[None]:
+def share_max_world_size(size: int | None) -> AbstractContextManager[None]:
     """Context manager: sets environment variables for the processes of a launch with ``--nnodes MIN:MAX``.
 
     Args:
         size: Max number of processes of the run; None: a launch with a fixed number, without variables.
     """
-    names = {} if size is None else {MAX_WORLD_SIZE: str(size), OWN_STORE: "1"}
-    os.environ.update(names)
+    return shared_variables({} if size is None else {MAX_WORLD_SIZE: str(size), OWN_STORE: "1"})
+
+
+@contextmanager
+def shared_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Context manager: sets environment variables, which launched processes inherit, and removes them at the end."""
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in names:
+        for name in variables:
             del os.environ[name]

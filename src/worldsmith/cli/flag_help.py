@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
@@ -20,7 +19,7 @@ from worldsmith.config.tree.read_config import UNSET
 from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.config.write.json_schema import has_sections
 from worldsmith.config.write.values import LAUNCH_WORD, write
-from worldsmith.monitor.terminal_text import text_width
+from worldsmith.monitor.terminal_text import text_width, wrap_words
 
 REQUIRED = "required"
 MAX_CHOICES = 8
@@ -166,16 +165,9 @@ def _line(path: Path, kind: str, value: str, origin: str, doc: str) -> str:
 
 def _paragraph(text: str, doc: str) -> str:
     width = text_width()
-    lines = textwrap.wrap(text, width, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
+    lines = wrap_words(text, width, rest=" " * 8)
     for paragraph in re.split(r"\n\s*\n", doc):
-        lines += textwrap.wrap(
-            paragraph,
-            width,
-            initial_indent=" " * 6,
-            subsequent_indent=" " * 6,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines += wrap_words(paragraph, width, " " * 6, " " * 6)
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ import time
 import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ import psutil
 
 from worldsmith.actions.registry import commands
 from worldsmith.cli.commands import CommandParser, read_command, split_tail
-from worldsmith.cli.elastic import prepare_elastic, share_max_world_size
+from worldsmith.cli.elastic import prepare_elastic, share_max_world_size, shared_variables
 from worldsmith.cli.run_source import COMMAND_VARIABLE, start_command
 from worldsmith.cli.slurm import MAX_MACHINES, add_options, submit
 from worldsmith.config.errors import UserError
@@ -241,22 +241,16 @@ def block_stop_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-@contextmanager
-def share_run_name() -> Iterator[None]:
+def share_run_name() -> AbstractContextManager[None]:
     """Context manager: sets environment variables that the launched processes inherit.
 
     They are a run name, which stays the same when the processes are restarted, so that they resume the run, and the
     command of the launcher. A run name that is set already is kept. The variables that were set are removed at the end.
     """
-    name = os.environ.get(START_VARIABLE)
-    os.environ[COMMAND_VARIABLE] = shlex.join(start_command())
-    os.environ[START_VARIABLE] = name or f"{start_time()}_{uuid.uuid4().hex[:4]}"
-    try:
-        yield
-    finally:
-        del os.environ[COMMAND_VARIABLE]
-        if not name:
-            del os.environ[START_VARIABLE]
+    variables = {COMMAND_VARIABLE: shlex.join(start_command())}
+    if not os.environ.get(START_VARIABLE):
+        variables[START_VARIABLE] = f"{start_time()}_{uuid.uuid4().hex[:4]}"
+    return shared_variables(variables)
 
 
 @contextmanager

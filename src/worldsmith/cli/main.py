@@ -88,7 +88,7 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
         words: Arguments after the name.
         packages: (option, value) of each ``--import`` and ``--trust``.
     """
-    from worldsmith.config.errors import ConfigError, UserError
+    from worldsmith.config.errors import UserError
     from worldsmith.monitor.terminal_text import format_last_resort
 
     format_last_resort()
@@ -104,8 +104,6 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
                 return run_action(name, *split_tail(words), package_words, start=run_launch)
             module, args = read_command(name, words)
             return int(module.run(args))
-    except ConfigError as error:
-        return fail(str(error))
     except UserError as error:
         return fail(str(error))
     except BrokenPipeError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from typing import Any
 
 from worldsmith.config.declare.class_tags import tag_of
@@ -18,7 +17,7 @@ from worldsmith.config.tree.plain import TAG, to_yaml
 from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.models.model import Model
 from worldsmith.monitor.short_text import short_number
-from worldsmith.monitor.terminal_text import print_text, print_warning, text_width
+from worldsmith.monitor.terminal_text import print_text, print_warning, text_width, wrap_words
 
 HELP = "List the recipes with model, task, size and initial weights; or show one with its data and changes."
 NEXT = """next:
@@ -164,12 +163,4 @@ def wrap(text: str, indent: str) -> list[str]:
     Returns:
         The lines.
     """
-    lines = textwrap.wrap(
-        text.rstrip(),
-        text_width(),
-        initial_indent=indent,
-        subsequent_indent=DETAILS,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace(UNBROKEN, " ") for line in lines]
+    return [line.replace(UNBROKEN, " ") for line in wrap_words(text.rstrip(), text_width(), indent, DETAILS)]

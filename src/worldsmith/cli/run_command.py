@@ -21,7 +21,7 @@ from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import Range, annotated_hints
 from worldsmith.config.declare.value_types import fits, union_members
-from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.errors import UserError
 from worldsmith.config.tree.config_draft import Loaded, finish
 from worldsmith.config.tree.references import Kept
 from worldsmith.monitor.terminal_text import print_message, print_warning
@@ -118,8 +118,6 @@ class GivenWords:
         args = copy(self.args)
         args.source = recipe
         draft, _, overrides = run_source.draft_run(args)
-        if draft.tree is None:
-            raise ConfigError(draft.problems)
         loader = draft.tree.dataloader_train
         if type(loader.dataset) is type(dataset):
             loader.dataset.path = dataset.path

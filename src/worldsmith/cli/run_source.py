@@ -158,8 +158,6 @@ def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic:
     from worldsmith.cli.flag_help import flag_help
 
     draft, _, overrides = draft_run(args)
-    if draft.tree is None:
-        raise ConfigError(draft.problems)
     apply_overrides(draft.tree, overrides, draft.problems, draft.warnings, draft.task, places=draft.places)
     named = [action for action in parser._actions if action.dest not in ("help", "source")]
     options = {", ".join(action.option_strings): action.help or "" for action in named}
@@ -206,6 +204,8 @@ def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override
     draft, tail = read_draft(args.base or source, [*choosing, *tail], args.spec_words)
     draft.problems = [*problems, *draft.problems]
     typed = read_flags(draft.tree, flags, draft.problems, own=args.own_options)
+    if draft.tree is None:
+        raise ConfigError(draft.problems)
     words = [*(args.spec_words or ()), *(override.word for override in [*choosing, *typed]), *args.overrides]
     return draft, words, [*typed, *tail]
 

@@ -141,7 +141,7 @@ def schema_text(what: str, recipe: str | None = None, *, style: str = "json-sche
         return "".join(f"{row}\n" for row in metrics_table())
     trees = {name: get_recipe(name) for name in ([recipe] if recipe else recipe_names())}
     if what == "reference":
-        return reference_page(trees)
+        return "\n".join([_HEAD, *_toml_part(trees), *_TreePart(trees).lines])
     if what == "toml":
         return as_text(toml_schema(trees))
     return as_text(tree_schema(trees))
@@ -158,11 +158,6 @@ def find_form(name: str) -> SpecForm:
 def all_forms() -> Mapping[str, Callable[[], SpecForm]]:
     """Returns the spec formats of all actions, by name; each value is a function that builds the format."""
     return {name: functools.partial(find_form, name) for name in SPEC_ACTIONS if name not in COMMANDS}
-
-
-def reference_page(trees: Mapping[str, Config]) -> str:
-    """Returns the reference page in Markdown for the classes in `trees` (recipe name -> unresolved config)."""
-    return "\n".join([_HEAD, *_toml_part(trees), *_TreePart(trees).lines])
 
 
 def _toml_part(trees: Mapping[str, Config]) -> list[str]:

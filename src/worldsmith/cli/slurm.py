@@ -113,8 +113,8 @@ def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
         raise invalid_value("time", "minutes, hours:minutes:seconds or days-hours", args.time)
     if args.cpus_per_task is not None:
         parse_integer("cpus-per-task", args.cpus_per_task, MAX_PER_MACHINE, minimum=1)
-    names = {"job-name": args.job_name, "partition": args.partition, "account": args.account, "qos": args.qos}
-    for name, value in names.items():
+    names = {"partition": args.partition, "account": args.account, "qos": args.qos}
+    for name, value in {"job-name": args.job_name, **names}.items():
         if value is not None and (not value or not value.isprintable() or "/" in value):
             raise invalid_value(name, "a name of printable characters without '/'", value)
     given = {
@@ -124,9 +124,7 @@ def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
         "gpus-per-node": str(count) if count else None,
         "cpus-per-task": args.cpus_per_task,
         "time": args.time,
-        "partition": args.partition,
-        "account": args.account,
-        "qos": args.qos,
+        **names,
         "signal": f"B:USR1@{SAVE_BEFORE}",
         "output": "slurm-%x-%j.out",
     }

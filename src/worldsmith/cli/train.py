@@ -268,10 +268,11 @@ def print_explanation(error: Exception, tree: Trainer.Config, trainer: Trainer |
         trainer: Trainer of the run; None if it could not be built.
     """
     with suppress(Exception):  # best effort: a failure here must not hide the error
-        from worldsmith.tools.explain.explanation import explain_exception
+        from worldsmith.tools.explain.explanation import explain_message
         from worldsmith.tools.explain.facts import Run
 
         config, folder = (tree, None) if trainer is None else (trainer.config, trainer.run_folder)
-        lines = explain_exception(error, Run(to_dict(config), folder, world_size()))
+        text = "".join(traceback.format_exception(error))
+        lines = explain_message(text, Run(to_dict(config), folder, world_size()))
         if lines and not was_printed("\n".join(lines)):
             print_message("\n".join(lines))

@@ -15,7 +15,7 @@ from typing import get_type_hints
 
 import numpy as np
 
-from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, Attributes
+from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES
 from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.metrics.base import Output, SampleMetric, Values
 from worldsmith.files.lines import read_lines
@@ -56,17 +56,15 @@ class ShapePrompt:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Color, shape and direction detected in the video of one prompt; an ambiguous one of the three is None."""
+    """What was detected in the video of one prompt."""
 
     prompt: ShapePrompt
-    colour: str | None
-    shape: str | None
-    direction: str | None
+    seen: Detection
 
     @property
     def right(self) -> bool:
         """Whether the detected color, shape and direction all equal those in the prompt."""
-        return all(getattr(self, name) == getattr(self.prompt, name) for name in ATTRIBUTES)
+        return all(getattr(self.seen, name) == getattr(self.prompt, name) for name in ATTRIBUTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class Adherence:
     def by_attribute(self) -> dict[str, float]:
         """Returns the accuracy (0 to 1) of each single attribute, by attribute name: color, shape and direction."""
         return {
-            name: fraction(getattr(judgement, name) == getattr(judgement.prompt, name) for judgement in self.judgements)
+            name: fraction(getattr(j.seen, name) == getattr(j.prompt, name) for j in self.judgements)
             for name in ATTRIBUTES
         }
 
@@ -106,7 +104,7 @@ class Adherence:
             "by_attribute": self.by_attribute(),
             "by_novelty": {name: {"adherence": s, "prompts": n} for name, (s, n) in self.by_novelty().items()},
             "judgements": [
-                {**asdict(j.prompt), "seen": {name: getattr(j, name) for name in ATTRIBUTES}, "right": j.right}
+                {**asdict(j.prompt), "seen": {name: getattr(j.seen, name) for name in ATTRIBUTES}, "right": j.right}
                 for j in self.judgements
             ],
         }
@@ -158,11 +156,7 @@ def grade_videos(prompts: Sequence[ShapePrompt], videos: Sequence[np.ndarray]) -
     Returns:
         The detected attributes in the order of the prompts, with the scores.
     """
-    judgements = []
-    for prompt, video in zip(prompts, videos, strict=True):
-        seen = detect(video)
-        judgements.append(Judgement(prompt, seen.colour, seen.shape, seen.direction))
-    return Adherence(judgements)
+    return Adherence([Judgement(prompt, detect(video)) for prompt, video in zip(prompts, videos, strict=True)])
 
 
 def fraction(hits: Iterable[bool]) -> float:
@@ -208,13 +202,6 @@ class Detection:
     direction: str | None
     reason: str = ""
     measurements: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def attributes(self) -> Attributes | None:
-        """Detected color, shape and direction of the clip; None if at least one of the three is ambiguous."""
-        if self.colour is None or self.shape is None or self.direction is None:
-            return None
-        return Attributes(self.colour, self.shape, self.direction)
 
 
 def detect(video: np.ndarray) -> Detection:

@@ -56,10 +56,8 @@ class MakeClips(Action):
         """
         out, dataset = self.config.out, self.config.dataset()
         made = dataset.make(out, force=self.config.force, progress=make_progress_reporter(dataset.kind))
-        if made:
-            line = f"{dataset.kind}: {dataset.clips} train and {dataset.val_clips} val clips in {out}"
-        else:
-            line = f"{dataset.kind}: {out} is already complete"
+        written = f"{dataset.clips} train and {dataset.val_clips} val clips in {out}"
+        line = f"{dataset.kind}: {written if made else f'{out} is already complete'}"
         return Result([line], {"folder": out, "made": made, **asdict(dataset)})
 
 

@@ -91,15 +91,10 @@ class FallingObjects(SyntheticDataset):
             entries = []
             for index, scene in enumerate(scenes):
                 frames = render_falling_object(scene, size=self.size, num_frames=self.num_frames)
-                write_video(folder / video_name(index), frames, self.fps, crf=10, preset="veryfast")
-                write_json(folder / conversation_name(index), score_conversation(scene))
-                entries.append(
-                    {
-                        "id": Path(conversation_name(index)).stem,
-                        "media": video_name(index),
-                        "conversation": conversation_name(index),
-                    }
-                )
+                video, conversation = video_name(index), conversation_name(index)
+                write_video(folder / video, frames, self.fps, crf=10, preset="veryfast")
+                write_json(folder / conversation, score_conversation(scene))
+                entries.append({"id": Path(conversation).stem, "media": video, "conversation": conversation})
                 clip_written()
             write_json(folder / "meta.json", entries)
             write_json(folder / "annotations.json", list(llava_records(self, split, scenes)))
@@ -249,11 +244,6 @@ def describe_scene(scene: FallingScene) -> str:
         "vanishes" if "vanishes" in broken else "is there at the end",
     ]
     return f"{', '.join(parts[:-1])} and {parts[-1]}."
-
-
-def all_sentences() -> list[str]:
-    """Returns all prompts that can occur in a falling-objects dataset: score, description and questions."""
-    return [SCORE_PROMPT, DESCRIBE, *(f"{question} {ANSWER_HINT}" for question in QUESTIONS.values())]
 
 
 def draw_scenes(dataset: FallingObjects, split: str) -> list[FallingScene]:

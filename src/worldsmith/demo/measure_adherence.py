@@ -167,7 +167,7 @@ def legend(models: Iterable[str]) -> str:
 
 def title(judgement: Judgement) -> str:
     """Returns the title of a video on the contact sheet: the prompt, and "right" or the detected attributes."""
-    seen = " ".join(getattr(judgement, name) or "?" for name in ("colour", "shape", "direction"))
+    seen = " ".join(getattr(judgement.seen, name) or "?" for name in ("colour", "shape", "direction"))
     verdict = "right" if judgement.right else f"seen: {seen}"
     return f"{judgement.prompt.prompt} [{verdict}{', combination held out' if judgement.prompt.held_out else ''}]"
 

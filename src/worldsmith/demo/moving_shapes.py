@@ -246,13 +246,6 @@ def structured_caption(attributes: Attributes, wording: Wording) -> dict[str, An
     }
 
 
-def all_captions() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields every dense caption of the grammar with its structured caption, in a fixed order."""
-    for attributes in COMBINATIONS:
-        for wording in WORDINGS:
-            yield dense_caption(attributes, wording), structured_caption(attributes, wording)
-
-
 def draw_clip(dataset: MovingShapes, split: str, index: int) -> tuple[Scene, Wording]:
     """Returns the scene and the caption wording of one clip; `split` is "train" or "val".
 

@@ -38,6 +38,11 @@ def fraction_with_interval(name: str, right: int, total: int) -> dict[str, Any]:
     return {name: right / total if total else None, f"{name}_interval": wilson_interval(right, total)}
 
 
+def accuracy_of(right: int, total: int) -> dict[str, Any]:
+    """Returns the numbers of answers (`total`) and of correct ones (`correct`), and `accuracy` with its interval."""
+    return {"total": total, "correct": right, **fraction_with_interval("accuracy", right, total)}
+
+
 def correlation_interval(correlation: float | None, pairs: int) -> tuple[float, float] | None:
     """Computes the 95 % interval of a correlation by Fisher's transformation.
 

@@ -167,18 +167,12 @@ def describe_input(entry: Input) -> dict[str, Any]:
     `record` is the path of the lineage record of the input, or None. `fingerprint` is None if the path does not exist
     on this machine. The dict also contains the items of `entry.facts`.
     """
-    path = Path(entry.path)
-    if not path.exists():
-        return {"role": entry.role, "path": str(entry.path), "fingerprint": None, "record": None, **entry.facts}
-    path = path.resolve()
-    record = record_of(path)
-    return {
-        "role": entry.role,
-        "path": str(path),
-        "fingerprint": fingerprint(path),
-        "record": None if record is None else str(record),
-        **entry.facts,
-    }
+    place, mark, record = entry.path, None, None
+    if Path(place).exists():
+        place = Path(place).resolve()
+        mark, record = fingerprint(place), record_of(place)
+    found = {"fingerprint": mark, "record": record and str(record)}
+    return {"role": entry.role, "path": str(place), **found, **entry.facts}
 
 
 def describe_output(folder: Path, name: str) -> dict[str, Any]:

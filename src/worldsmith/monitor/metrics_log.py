@@ -61,17 +61,6 @@ class MetricsLog:
     def close(self, *, failed: bool = False) -> None:
         self.file.close()
 
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns all complete records of a metrics file in order, as dicts with `step` and the metrics by name."""
-    return [record for _, record in records(path) if record is not None]
-
 
 def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], bool] = lambda record: False) -> None:
     """Removes the lines that a run writes again after it resumes at `step`, and invalid lines, from a metrics file.

@@ -136,12 +136,6 @@ class TensorBoardLog:
         RecordWriter(record).write(event.SerializeToString())
         append(self.file, record.getvalue())
 
-    def __enter__(self) -> TensorBoardLog:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
 
 def file_stamps(folder: Path) -> list[int]:
     """Returns the numbers in the names of the existing event files; readers load the files in the order of their names.

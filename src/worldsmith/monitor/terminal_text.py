@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TextIO
 
@@ -112,6 +112,32 @@ def fitting_columns(widths: Sequence[int], max_width: int) -> list[list[int]]:
             parts.append([])
         parts[-1].append(column)
     return parts
+
+
+def wrap_words(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """Wraps text at spaces only; `first` is the indentation of the first line, `rest` that of the others."""
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def table_lines(
+    rows: Sequence[Sequence[str]], width: int | None, align: Callable[[str, int], str] = str.ljust
+) -> Iterator[str]:
+    """Yields the lines of a table, in several parts with a blank line between them if it is wider than the terminal.
+
+    Args:
+        rows: Cells of each row; the first one is repeated in each part.
+        width: Max width of a line; None: no limit.
+        align: Function that pads all cells but the first to the width of their column.
+    """
+    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    parts = [range(len(widths))] if width is None else fitting_columns(widths, width - first)
+    for number, part in enumerate(parts):
+        if number:
+            yield ""
+        for title, *cells in rows:
+            yield "  ".join([title.ljust(first), *(align(cells[column], widths[column]) for column in part)]).rstrip()
 
 
 def print_text(text: str) -> None:

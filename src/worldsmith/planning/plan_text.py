@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.monitor.short_text import MEMORY_NAMES, format_bytes, short_number
-from worldsmith.monitor.terminal_text import fitting_columns, text_width
+from worldsmith.monitor.terminal_text import table_lines, text_width, wrap_words
 from worldsmith.planning.estimate_memory import worst_phase
 from worldsmith.planning.estimate_time import EstimateRange, StepSeconds, spans_machines
 from worldsmith.planning.work import BEFORE, ENCODING_FIRST
@@ -99,8 +98,8 @@ def memory_lines(plan: Plan) -> Iterator[str]:
         "encoders": memory.encoders,
         "fragmentation": memory.fragmentation,
         "CUDA context": memory.context,
+        "collectives": memory.communication,
     }
-    parts |= {"collectives": memory.communication}
     yield from wrap_row("", parts_of(parts))
     kinds = sorted(worst.kinds.items(), key=lambda kind: -kind[1])
     yield from wrap_row("peak", f"in the phase {worst.name}: {parts_of(dict(kinds[:MAKERS]))}")
@@ -134,13 +133,7 @@ def format_memory_table(phases: Sequence[PhaseMemory]) -> Iterator[str]:
         counts = [phase.peak, *(phase.kinds.get(kind, 0) for kind in kinds)]
         row = ["-" if count < LEAST * unit else f"{count / unit:.2f}" for count in counts]
         entries.append(["EMA update" if title == "average" else title, *row])
-    first, *widths = [max(map(len, column)) for column in zip(*entries, strict=True)]
-    parts = fitting_columns(widths, text_width() - first)
-    for number, columns in enumerate(parts):
-        if number:
-            yield ""
-        for title, *cells in entries:
-            yield "  ".join([title.ljust(first), *(cells[column].rjust(widths[column]) for column in columns)])
+    yield from table_lines(entries, text_width(), str.rjust)
 
 
 def order_keys(found: Mapping[str, T], first: Iterable[str]) -> dict[str, T]:
@@ -217,8 +210,7 @@ def wrap_row(label: str, text: str, *, first: int = FIRST) -> Iterator[str]:
         text: Text without line breaks.
         first: Width of the label column.
     """
-    lines = textwrap.wrap(text, text_width() - first, break_long_words=False, break_on_hyphens=False)
-    for number, part in enumerate(lines):
+    for number, part in enumerate(wrap_words(text, text_width() - first)):
         yield f"{label if number == 0 else '':<{first}}{part}".replace(TIE, " ")
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import toy_runs
 from kill_workers import KillWorkers
+from metrics_files import read_metrics
 from toy_family import Row, RowMaker, ToyModel, ToyTask
 from toy_runs import read_checkpoint, read_losses, require_same_end, toy_config
 
@@ -18,7 +19,6 @@ from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.data.stream.sample_maker import SampleResult
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.objectives.objective import BatchLoss
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.trainer import Outcome, Trainer

@@ -18,6 +18,7 @@ import reasoner_runs
 import tiny_runs
 import tiny_wan
 import torch
+from metrics_files import read_metrics
 from PIL import Image
 from toy_runs import require_same_end
 
@@ -28,7 +29,6 @@ from worldsmith.data.conversations.conversation import question
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_decoder import examine
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.monitor.page.next_steps import trained_prompt
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.throughput import Throughput

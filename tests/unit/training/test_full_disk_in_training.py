@@ -13,9 +13,9 @@ import logging, os, sys
 from pathlib import Path
 
 import toy_runs
+from metrics_files import read_metrics
 from worldsmith.config.errors import UserError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.trainer import Outcome, Trainer
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import toy_runs
+from metrics_files import read_metrics
 from torch.func import functional_call
 
 from worldsmith.config import WrongValueError
 from worldsmith.models.ema import PowerEMA
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.optimizer import LossScaler
 from worldsmith.training.trainer import Trainer
 

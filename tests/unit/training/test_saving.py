@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import toy_runs
+from metrics_files import read_metrics
 from toy_runs import read_checkpoint, read_losses, toy_config
 
 from worldsmith.checkpoint.dcp import dcp_folder as dcp
@@ -18,7 +19,6 @@ from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.preflight import check_space, checkpoint_size
 from worldsmith.training.trainer import Outcome, Trainer

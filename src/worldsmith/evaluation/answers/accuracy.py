@@ -9,7 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.evaluation.answers.parse_answers import RATINGS, parse_rating
-from worldsmith.evaluation.intervals import DRAWS, correlation_interval, fraction_with_interval, mean_interval
+from worldsmith.evaluation.intervals import (
+    DRAWS,
+    accuracy_of,
+    correlation_interval,
+    fraction_with_interval,
+    mean_interval,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,9 +44,7 @@ def measure_classes(
     rows = [[counts[label, answer] for answer in columns] for label in labels]
     total, right = len(truths), sum(counts[label, label] for label in labels)
     metrics: dict[str, Any] = {
-        "total": total,
-        "correct": right,
-        **fraction_with_interval("accuracy", right, total),
+        **accuracy_of(right, total),
         "unparsed": sum(answer is None for answer in predictions),
         "majority_baseline": max(Counter(truths).values()) / total if total else None,
     }
@@ -138,9 +142,7 @@ def measure_numbers(
     right = sum(answer is not None and is_correct(answer, truth) for answer, truth in zip(predictions, truths))
     errors = [abs(a - t) / abs(t) for a, t in zip(predictions, truths) if a is not None and t]
     return {
-        "total": total,
-        "correct": right,
-        **fraction_with_interval("accuracy", right, total),
+        **accuracy_of(right, total),
         "unparsed": sum(answer is None for answer in predictions),
         "relative_error": math.fsum(errors) / len(errors) if errors else None,
         "relative_error_interval": mean_interval(sorted(errors)),

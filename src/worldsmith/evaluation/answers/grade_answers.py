@@ -11,7 +11,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.answer_tasks import SPATIAL, AnswerTask
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.results import Row
-from worldsmith.evaluation.intervals import fraction_with_interval
+from worldsmith.evaluation.intervals import accuracy_of
 
 MOST = 30
 """Max number of values of a metadata key that get metrics of their own; the rarest values are combined."""
@@ -65,9 +65,7 @@ def measure(rows: Sequence[Row], tasks: Mapping[str, AnswerTask], name: str) -> 
     total, right = sum(found["total"] for found in counted), sum(found["correct"] for found in counted)
     figures = {
         "task": name,
-        "total": total,
-        "correct": right,
-        **fraction_with_interval("accuracy", right, total),
+        **accuracy_of(right, total),
         "unparsed": sum(row.status == "unparsed" for row in answered),
         "per_task": per_task,
         "excluded_tasks": excluded,
@@ -107,12 +105,7 @@ def measure_slices(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         found[name] = {}
         for part in dict.fromkeys([*(value for value in ordered if value in kept), *parts]):
             own = [row for row, other in zip(judged, parts) if other == part]
-            right = sum(bool(row.correct) for row in own)
-            found[name][part] = {
-                "total": len(own),
-                "correct": right,
-                **fraction_with_interval("accuracy", right, len(own)),
-            }
+            found[name][part] = accuracy_of(sum(bool(row.correct) for row in own), len(own))
     return found
 
 

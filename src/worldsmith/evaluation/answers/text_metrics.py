@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.evaluation.answers.answer_text import normalize, token_f1
-from worldsmith.evaluation.intervals import fraction_with_interval, mean_interval
+from worldsmith.evaluation.intervals import accuracy_of, fraction_with_interval, mean_interval
 from worldsmith.files.errors import require_libraries
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ def measure_texts(
     overlaps = [token_f1(answer, truth) for answer, truth in zip(answers, truths)]
     soft = sum(overlap >= soft_threshold for overlap in overlaps)
     values_by_name: dict[str, Any] = {
-        "total": total,
-        "correct": exact,
-        **fraction_with_interval("accuracy", exact, total),
+        **accuracy_of(exact, total),
         "unparsed": sum(answer is None for answer in predictions),
         "soft_correct": soft,
         **fraction_with_interval("soft_accuracy", soft, total),

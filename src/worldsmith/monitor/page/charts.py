@@ -95,17 +95,8 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
                 continue
             name = find_chart(metric)
             definition = CHARTS.get(name, Chart(format_metric_name(name), ""))
-            chart = found.setdefault(
-                name,
-                {
-                    "id": name,
-                    "title": definition.title,
-                    "unit": definition.unit,
-                    "log": definition.log,
-                    "lines": [],
-                    "more": 0,
-                },
-            )
+            new = chart_data(name, definition.title, [], unit=definition.unit, log=definition.log)
+            chart = found.setdefault(name, new)
             if sum(line["run"] == index for line in chart["lines"]) >= MOST_LINES:
                 chart["more"] += 1
                 continue
@@ -115,6 +106,13 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
         chart["lines"] = sort_numbered_lines(chart["lines"])
     order = [*CHARTS, *sorted(found.keys() - CHARTS.keys())]
     return [found[name] for name in order if name in found]
+
+
+def chart_data(
+    name: str, title: str, lines: list[dict[str, Any]], *, unit: str = "", log: bool = False, **about: Any
+) -> dict[str, Any]:
+    """Returns a chart as a dict for the HTML templates; `name` is its id, `lines` are curves, `about` further keys."""
+    return {"id": name, "title": title, "unit": unit, "log": log, "more": 0, "lines": lines, **about}
 
 
 def format_label(metric: str) -> str:

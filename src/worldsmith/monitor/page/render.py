@@ -91,6 +91,11 @@ def section(name: str, title: str, **values: Any) -> Section:
     return Section(name, title, Markup(templates().get_template(f"{name}.html").render(**values)))
 
 
+def fact(name: str, value: str, note: str = "") -> dict[str, str]:
+    """Returns one entry of the report's header: a dict with the keys `name`, `value` and `note`."""
+    return {"name": name, "value": value, "note": note}
+
+
 def write_html(page: Page, out: Path) -> Path:
     """Writes the report `page` to the HTML file `out`, atomically, and returns `out`.
 

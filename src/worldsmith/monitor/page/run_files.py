@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,20 +148,13 @@ def require_run(folder: Path) -> Path:
     return folder
 
 
-class report_errors:  # noqa: N801 (reads as a statement)
+@contextmanager
+def report_errors(run: RunFiles, name: str) -> Iterator[None]:
     """Context manager that suppresses a read error of the file `name` and adds it to `run.problems`."""
-
-    def __init__(self, run: RunFiles, name: str) -> None:
-        self.run, self.name = run, name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, (OSError, ValueError, yaml.YAMLError, RecursionError)):
-            self.run.problems.append(f"{self.name} cannot be read: {' '.join(str(error).split())}")
-            return True
-        return False
+    try:
+        yield
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        run.problems.append(f"{name} cannot be read: {' '.join(str(error).split())}")
 
 
 def resolve_file(path: Path) -> Path | None:

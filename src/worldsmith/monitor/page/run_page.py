@@ -22,7 +22,7 @@ from worldsmith.monitor.page.plan_check import (
     plan_checks,
     why_incomparable,
 )
-from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
+from worldsmith.monitor.page.render import FILE, Page, Section, fact, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, lookup, read_run
 from worldsmith.monitor.page.samples import (
     HELD_OUT,
@@ -258,11 +258,6 @@ def dataset_names(run: RunFiles) -> list[str]:
     found = [dataset, *(parts.values() if isinstance(parts, Mapping) else [])]
     paths = [part["path"] for part in found if isinstance(part, Mapping) and part.get("path")]
     return list(dict.fromkeys(Path(str(path)).name for path in paths))
-
-
-def fact(name: str, value: str, note: str = "") -> dict[str, str]:
-    """Returns one entry of the report's header: a dict with the keys `name`, `value` and `note`."""
-    return {"name": name, "value": value, "note": note}
 
 
 def data_section(run: RunFiles) -> Section:

@@ -26,7 +26,7 @@ from worldsmith.models.real_values import real_values
 from worldsmith.planning.simulation.fake_world import replaced
 from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.planning.simulation.phase_peaks import Change, memory_after
-from worldsmith.planning.simulation.traffic import TrafficRecorder, nbytes
+from worldsmith.planning.simulation.traffic import TrafficRecorder
 from worldsmith.planning.work import PhaseMemory
 
 COMMUNICATED = "communication"
@@ -294,7 +294,7 @@ class MemoryTracker(TorchDispatchMode):
         sources = [number for number in before if {not self.storages[number].in_host_ram} == to_host]
         if not sources:
             return False
-        size, counts = sum(map(nbytes, outputs)), self.operations
+        size, counts = sum(tensor.nbytes for tensor in outputs), self.operations
         in_host_ram = after if True in to_host else sources
         if all(self.storages[number].kind == "activations" for number in in_host_ram):
             counts.activation_copy_bytes += size

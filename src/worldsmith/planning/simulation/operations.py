@@ -63,7 +63,7 @@ class OperationCounter:
         flops = count_operator_flops(func, args, kwargs, result)
         if flops is None:
             if func.namespace != "prim" and not NO_DATA_ACCESS.search(func.__name__):
-                self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+                self.moved_bytes += sum(tensor.nbytes for tensor in tensors)
             return
         self.flops += flops
         if recomputed:

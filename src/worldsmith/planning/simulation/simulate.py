@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from worldsmith.models.real_values import real_values, with_real_values
 from worldsmith.planning.simulation.fake_world import replaced
 from worldsmith.planning.simulation.phase_peaks import Timeline, weighted_sum
 from worldsmith.planning.simulation.tracked_run import TrackedRun, simulated_run
-from worldsmith.planning.simulation.traffic import nbytes
 from worldsmith.planning.work import BEFORE, ENCODING_FIRST, PhaseMemory, StepWork
 from worldsmith.training.callbacks.samples.draw_answers import BATCH, DrawAnswers
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
@@ -111,19 +110,16 @@ def measure_step(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork
         (start_sent, before), (end_sent, after) = run.begun[1:3]
         operations = operations.extrapolate(before, after, repeats)
         trace = [*trace, *trace[start_sent:end_sent] * repeats]
+    counts = asdict(operations)
+    flops, recomputed = counts.pop("flops"), counts.pop("recomputed_flops")
     return StepWork(
         rank=run.world.rank,
         ranks=run.world.size,
         phases=[*building, *tracker.phases()],
         traffic=tracker.traffic.sums(trace),
-        model_flops=operations.flops - operations.recomputed_flops,
-        hardware_flops=operations.flops,
-        attention_flops=operations.attention_flops,
-        skipped_flops=operations.skipped_flops,
-        moved_bytes=operations.moved_bytes,
-        to_device_bytes=operations.to_device_bytes,
-        to_host_bytes=operations.to_host_bytes,
-        activation_copy_bytes=operations.activation_copy_bytes,
+        model_flops=flops - recomputed,
+        hardware_flops=flops,
+        **counts,
         samples=step.samples // run.world.data_size * (batches + repeats) // batches,
         tokens=step.tokens // run.world.data_size * (batches + repeats) // batches,
         seconds=time.perf_counter() - start,
@@ -154,8 +150,8 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
         run.tracker.tag("encoders", dummies.encoder_tensors())
         phases = [phase for phase in run.tracker.phases() if phase.name == name]
         if name == "encoding":
-            alone, texts = weighted_sum([phases[0], before], [1, -1]), sum(map(nbytes, dummies.caption_tensors()))
-            run.encoding = first_phase(alone, texts)
+            alone = weighted_sum([phases[0], before], [1, -1])
+            run.encoding = first_phase(alone, sum(tensor.nbytes for tensor in dummies.caption_tensors()))
             if shared is not None:
                 shared[sizes] = alone, run.encoding
         found += phases

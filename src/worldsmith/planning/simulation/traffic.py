@@ -78,7 +78,7 @@ class TrafficRecorder:
         op = OPS.get(func._schema.name.partition("::")[2])
         if op is not None:
             tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-            ranks, payload = ranks_of([*args, *kwargs.values()]), max(map(nbytes, tensors))
+            ranks, payload = ranks_of([*args, *kwargs.values()]), max(tensor.nbytes for tensor in tensors)
             if func.namespace == "_c10d_functional" and op == "all_gather":
                 payload *= len(ranks)  # its argument is the shard
             self.add(op, ranks, payload, tensors[0].dtype, module)
@@ -138,7 +138,3 @@ def ranks_of(arguments: Sequence[Any]) -> tuple[int, ...]:
             continue
         return tuple(sorted(dist.get_process_group_ranks(group)))
     return ()
-
-
-def nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -125,20 +125,15 @@ class AnnotateFps(Action):
         yield f"{out}: {dataset.num_records} records, video_fps added to {done.added}, replaced in {done.replaced}"
         known_counts = (f"{done.stated} already had one", f"{done.without_video} have no video")
         yield f"  {', '.join([*known_counts, f'{done.not_records} cannot be used by a run and are copied unchanged'])}"
-        for name, what in (
-            (
-                "disagrees",
-                "stated frame rates differ by more than 1 %"
-                + ("" if self.config.replace else " and are kept; see --replace"),
-            ),
-            ("unreadable", "are not annotated"),
-            (
-                "uneven",
-                ("have unevenly spaced frames; with their average frame rate the model sees evenly spaced timestamps"),
-            ),
-        ):
-            found = getattr(done, name)
-            if found:
+        kept = "" if self.config.replace else " and are kept; see --replace"
+        notes = {
+            "disagrees": f"stated frame rates differ by more than 1 %{kept}",
+            "unreadable": "are not annotated",
+            "uneven": "have unevenly spaced frames; with their average frame rate the model sees evenly spaced "
+            "timestamps",
+        }
+        for name, what in notes.items():
+            if found := getattr(done, name):
                 yield f"  {len(found)} {what}"
                 yield from (f"    record {one['index']} ({one['key']}): {one['detail']}" for one in found[:EXAMPLES])
         if out.parent.resolve() != dataset.media_root.resolve():
@@ -227,12 +222,8 @@ def choose_rate(
         return None
     rates = [info.fps for info in found if isinstance(info, VideoInfo)]
     if isinstance(found, str) or rates_differ(min(rates), max(rates)):
-        why = (
-            found
-            if isinstance(found, str)
-            else (f"its videos have different frame rates: {', '.join(map(str, rates))}")
-        )
-        done.unreadable.append({**known, "detail": why})
+        different = f"its videos have different frame rates: {', '.join(map(str, rates))}"
+        done.unreadable.append({**known, "detail": found if isinstance(found, str) else different})
         done.stated += stated is not None
         return None
     if stated is not None:

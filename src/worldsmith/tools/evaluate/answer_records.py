@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from worldsmith.actions.action import Result
 from worldsmith.config.errors import UserError
@@ -202,14 +202,6 @@ def count_trained_on(records: EvaluationRecords, trained: ChatDataset) -> int:
     return sum(record_key(turns, truths[key]) in found for key, turns in records.turns.items())
 
 
-class Settings(Protocol):
-    """Settings of `worldsmith evaluate` that affect the result files and the exit code."""
-
-    max_failed: float
-    confusion_picture: bool
-    item_files: bool
-
-
 def count_outcomes(rows: Sequence[Row]) -> dict[str, Any]:
     """Returns the entries `num_records`, `status`, `reasons` and `coverage` of metrics.json.
 
@@ -225,7 +217,7 @@ def count_outcomes(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], settings: Settings) -> Result:
+def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], settings: Any) -> Result:
     """Writes all result files of an evaluation into `out`, and returns the result of `worldsmith evaluate`.
 
     The exit code is 1 if the fraction of records without an answer is greater than `settings.max_failed`.
@@ -234,7 +226,7 @@ def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], sett
         out: Output folder.
         rows: Graded rows, for results.json.
         facts: Content of metrics.json.
-        settings: Settings of the command.
+        settings: Settings of the command (its config).
 
     Raises:
         UserError: If no record has an answer; results.json is written nevertheless.

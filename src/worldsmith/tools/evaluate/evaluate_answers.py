@@ -240,17 +240,8 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         device = world.device if world.size > 1 and config.device is None else None
         answerer = self.answerer(model, device=device, merged=merged)
         show = make_progress_reporter("answering") if world.is_main else None
-        answers = answerer.answers(
-            waiting,
-            batch_size=config.batch_size,
-            max_new_tokens=config.max_new_tokens,
-            decoding=self.decoding,
-            forgiving=True,
-        )
-        for answered, answer in enumerate(answers, start=1):
+        for answer in self.answer_all(answerer, waiting, show, forgiving=True):
             saved.add(answer, marks[answer.key], number=number, count=count)
-            if show is not None:
-                show(answered, len(waiting))
 
     def find_overlap(self, exam: Questionnaire, model: StoredModel) -> dict[str, int | None]:
         """Returns the numbers of duplicate records (`repeated`) and of records in the model's training data.

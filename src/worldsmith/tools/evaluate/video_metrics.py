@@ -19,7 +19,7 @@ from worldsmith.evaluation.metrics.registry import FORWARD, LOSS, METRICS, RATIO
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.video_model import Mode
 from worldsmith.monitor.short_text import FEW_SAMPLES
-from worldsmith.monitor.terminal_text import fitting_columns, terminal_width
+from worldsmith.monitor.terminal_text import table_lines, terminal_width
 from worldsmith.tools.evaluate.held_out import HeldOutLoss
 from worldsmith.tools.evaluate.held_out_episodes import robot_output
 from worldsmith.tools.generate.sample_order import SHEET_SAMPLES
@@ -350,14 +350,7 @@ def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
         for model, reasons in figure["not_measured"].items():
             notes += [f"{name}: {count} not measured ({model}): {reason}" for reason, count in reasons.items()]
         notes += [f"{name}: {note}" for note in figure.get("notes", [])]
-    first, *widths = [max(map(len, column)) for column in zip(*rows)]
-    columns = terminal_width(sys.stdout)
-    parts = [range(len(widths))] if columns is None else fitting_columns(widths, columns - first)
-    for number, part in enumerate(parts):
-        if number:
-            yield ""
-        for name, *cells in rows:
-            yield "  ".join([name.ljust(first), *(cells[column].ljust(widths[column]) for column in part)]).rstrip()
+    yield from table_lines(rows, terminal_width(sys.stdout))
     if has_intervals:
         yield "in brackets: 95 % interval of the mean over the samples"
         if min(figure[models[0]]["samples"] for figure in figures.values()) < FEW_SAMPLES:

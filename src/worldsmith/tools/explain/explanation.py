@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -259,16 +258,6 @@ def describe_position(cause: Cause) -> str:
 def shorten_line(text: str) -> str:
     """Returns a log line shortened to `LONGEST` characters."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-
-
-def explain_exception(error: BaseException, run: Run) -> list[str]:
-    """Returns a few lines that explain an error that ended a run; empty if the error is not known.
-
-    Args:
-        error: The exception, with its traceback and chain.
-        run: The run, for values in the suggested fixes.
-    """
-    return explain_message("".join(traceback.format_exception(error)), run)
 
 
 def explain_message(text: str, run: Run | None) -> list[str]:

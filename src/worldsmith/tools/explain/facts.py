@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from worldsmith.files.write_checks import nearest_folder
 from worldsmith.monitor.page.run_files import lookup, read_run
 from worldsmith.monitor.short_text import format_bytes
 
@@ -77,10 +78,10 @@ def workers(run: Run) -> str | None:
 
 def disk(run: Run) -> str | None:
     """Returns text with the free disk space at the run folder; None if the run has no folder."""
-    folder = run.folder
-    while folder is not None and not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return None if folder is None else f"{format_bytes(shutil.disk_usage(folder).free)} free on the disk of {folder}"
+    if run.folder is None:
+        return None
+    folder = nearest_folder(run.folder)
+    return f"{format_bytes(shutil.disk_usage(folder).free)} free on the disk of {folder}"
 
 
 def memory(run: Run) -> str:

@@ -130,30 +130,28 @@ class Convert(Action):
                 dtype=config.dtype,
                 force=config.force,
             )
+            use = "to train from it: model.config.policy.backbone.model_name="
             self.record(config.source, *filter(None, (config.vlm_model_name, config.vision_tower)))
-            done = (
-                f"converted: {config.out} (vlm); to train from it: model.config.policy.backbone.model_name={config.out}"
-            )
-            return Result([*lines, done], {"folder": config.out, "to": config.to, "tensors": lines})
-        if config.to == "adapter":
-            message = convert_adapter(config.source, config.out, lora_alpha=config.lora_alpha, force=config.force)
+        elif config.to == "adapter":
+            lines = [convert_adapter(config.source, config.out, lora_alpha=config.lora_alpha, force=config.force)]
+            use = "to use it: --adapter "
             self.record(config.source)
-            done = f"converted: {config.out} (adapter); to use it: --adapter {config.out}"
-            return Result([message, done], {"folder": config.out, "to": config.to, "tensors": [message]})
-        report = convert(
-            config.source,
-            config.out,
-            to=config.to,
-            dtype=config.dtype,
-            heads=["action"] * config.action_gen + ["sound"] * config.sound_gen,
-            seed=config.seed,
-            force=config.force,
-            lora_alpha=config.lora_alpha,
-            vae=config.vae,
-        )
-        self.record(checkpoint_of_model_folder(Path(report.folder)))
-        done = f"converted: {config.out} ({config.to}); to train from it: checkpoint.load_path={config.out}"
-        return Result([*report.lines(), done], {"folder": config.out, "to": config.to, "tensors": report.lines()})
+        else:
+            report = convert(
+                config.source,
+                config.out,
+                to=config.to,
+                dtype=config.dtype,
+                heads=["action"] * config.action_gen + ["sound"] * config.sound_gen,
+                seed=config.seed,
+                force=config.force,
+                lora_alpha=config.lora_alpha,
+                vae=config.vae,
+            )
+            lines, use = report.lines(), "to train from it: checkpoint.load_path="
+            self.record(checkpoint_of_model_folder(Path(report.folder)))
+        done = f"converted: {config.out} ({config.to}); {use}{config.out}"
+        return Result([*lines, done], {"folder": config.out, "to": config.to, "tensors": lines})
 
     def record(self, *parts: str | Path) -> None:
         """Writes the lineage record of the output folder; `parts` are the paths of the weights that were read."""

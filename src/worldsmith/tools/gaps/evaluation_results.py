@@ -280,13 +280,10 @@ def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
 
 def classify_error(prediction: str, ground_truth: str) -> ErrorType:
     """Returns the error type of a wrong answer: "FP", "FN", "wrong", "unparsed" or "format" (see `Gap.error_type`)."""
-    word = parse_yes_no(ground_truth) if normalized(ground_truth) in ("yes", "no") else None
-    letter = (
-        parse_letter(ground_truth)
-        if len(normalized(ground_truth)) == 1 and normalized(ground_truth).upper() in LETTERS
-        else None
-    )
-    if normalized(prediction) == normalized(ground_truth) and normalized(ground_truth):
+    plain = normalized(ground_truth)
+    word = parse_yes_no(ground_truth) if plain in ("yes", "no") else None
+    letter = parse_letter(ground_truth) if len(plain) == 1 and plain.upper() in LETTERS else None
+    if normalized(prediction) == plain and plain:
         return "format"
     if word is None and letter is None:
         return "wrong"

@@ -165,16 +165,12 @@ class FindGaps(Action):
     def record(self) -> None:
         """Writes lineage records for the table and the annotation records, unless they are written to URLs."""
         config = self.config
-        made = [
-            location
-            for location in (config.gaps_parquet, config.annotations_out)
-            if location and not is_remote(location)
-        ]
         inputs = [Input("results", file) for file in self.evaluation.files]
         if self.annotations is not None:
             inputs.append(Input("dataset", self.annotations.location, {"records": len(self.annotations.by_key)}))
-        for location in made:
-            write_lineage(local(location), action="gaps", settings=to_dict(config), inputs=inputs)
+        for location in (config.gaps_parquet, config.annotations_out):
+            if location and not is_remote(location):
+                write_lineage(local(location), action="gaps", settings=to_dict(config), inputs=inputs)
 
 
 def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mode: Mode) -> list[dict[str, Any]]:

@@ -85,17 +85,8 @@ class Infer(AnswerAction):
             if out.exists() and not config.force:
                 raise FileExistsError(f"{out} already exists: choose another file, or use --force")
         answerer = self.answerer(model)
-        show, answers = make_progress_reporter("answering") if len(questions) > config.batch_size else None, []
-        for answer in answerer.answers(
-            questions.items(),
-            batch_size=config.batch_size,
-            max_new_tokens=config.max_new_tokens,
-            decoding=self.decoding,
-            forgiving=len(questions) > 1,
-        ):
-            answers.append(answer)
-            if show is not None:
-                show(len(answers), len(questions))
+        show = make_progress_reporter("answering") if len(questions) > config.batch_size else None
+        answers = list(self.answer_all(answerer, [*questions.items()], show, forgiving=len(questions) > 1))
         if len(answers) == 1 and answers[0].error:
             raise UserError(answers[0].error)
         told = [describe_answer(answer, questions[answer.key], answerer.processor) for answer in answers]

@@ -253,9 +253,7 @@ def settings_for_degrees(
                         "packs": f"{count} x {packing.size}",
                         "context": str(context),
                         "replicas": str(replicas),
-                        "gradients": "gradients reduced after each pack"
-                        if every
-                        else "gradients reduced once per step",
+                        "gradients": f"gradients reduced {'after each pack' if every else 'once per step'}",
                     }
                     if encodable:
                         words[ENCODE_FIRST] = "always" if encoded else "never" if early == "always" else early
@@ -438,11 +436,10 @@ def degree_overrides(config: Trainer.Config, ranks: int, replicas: int, context:
 
 def supports_context(config: Trainer.Config, context: int) -> bool:
     """Returns whether the model of a run supports context parallelism over `context` ranks."""
-    try:
+    with suppress(ValueError):
         config.model.config.check_context(context)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def changed(config: Trainer.Config, words: Mapping[str, str]) -> tuple[str, ...]:

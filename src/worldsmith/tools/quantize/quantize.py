@@ -243,12 +243,8 @@ class Quantize(AnswerAction, WritingAction):
         """
         questions = [(key, question(turns)) for key, turns in asked]
         list(answerer.answers(questions[:1], batch_size=1, max_new_tokens=1))
-        answers, show = [], make_progress_reporter(what)
-        size, longest = self.config.batch_size, self.config.max_new_tokens
-        start = time.perf_counter()
-        for answer in answerer.answers(questions, batch_size=size, max_new_tokens=longest, decoding=self.decoding):
-            answers.append(answer)
-            show(len(answers), len(questions))
+        show, start = make_progress_reporter(what), time.perf_counter()
+        answers = list(self.answer_all(answerer, questions, show, forgiving=False))
         return TimedAnswers(answers, time.perf_counter() - start)
 
     def observe(self, quantizer: Quantizer, answerer: Answerer, data: ChatDataset) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class RankSimulator:
         with simulated_run(self.config, [], ranks=ranks, rank=rank, only_traffic=True, mode=self.mode) as run:
             run.tracker.name_modules(run.model.network, each=True)
             state: Any = run.state
-            state.run_folder, state.loader = self.folder, NoLoader(run.world.data_size)
+            state.run_folder, state.loader = self.folder, no_loader(run.world.data_size)
             state.checkpointer = LayoutKeeper(run.world, self.folder / "checkpoints")
             # Frozen weights that a checkpoint lacks are compared bit by bit; simulated tensors have no bits.
             state.weights.frozen, state.weights.load_initial = dict, lambda **_: None
@@ -272,20 +272,10 @@ def require_filled(state: Mapping[str, Any], items: Sequence[Any]) -> None:
             raise ValueError(f"{name}: {read[name]:,} of this rank's {own:,} elements would be read")
 
 
-class NoLoader(SimpleNamespace):
-    """Replacement of the data loader for the simulation, which needs no dataset."""
-
-    def __init__(self, world_size: int) -> None:
-        super().__init__(world_size=world_size)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def changes_since(self, position: Any) -> list[str]:
-        return []
-
-    def load_states(self, positions: Any) -> None:
-        pass
+def no_loader(world_size: int) -> SimpleNamespace:
+    """Returns a replacement of the data loader for the simulation, which needs no dataset."""
+    methods = {"state_dict": dict, "changes_since": lambda _: [], "load_states": lambda _: None}
+    return SimpleNamespace(world_size=world_size, **methods)
 
 
 def write_layout(folder: Path, metadata: Mapping[str, Any], texts: Mapping[str, str], shares: int) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -106,11 +106,9 @@ def comparison(runs: Sequence[RunFiles], place: PageBudget) -> Page:
         {"name": name, "folder": str(run.folder), "status": status}
         for run, name, status in zip(runs, names, states, strict=True)
     ]
-    results = {}
-    for label, value in RESULTS:
-        values = [value(run, status) for run, status in zip(runs, states, strict=True)]
-        if set(values) != {ABSENT}:
-            results[label] = values
+    columns = [results_of(run, status) for run, status in zip(runs, states, strict=True)]
+    rows_of_results = {label: [column[label] for column in columns] for label in columns[0]}
+    results = {label: values for label, values in rows_of_results.items() if set(values) != {ABSENT}}
     sections = [
         section("comparison", "Runs", runs=about, problems=problems),
         section(
@@ -154,50 +152,18 @@ def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudg
     return sorted(found.values(), key=lambda row: -shares[row.key])
 
 
-def last_loss(run: RunFiles, _: Status) -> str:
-    """Returns the mean of the newest training losses as text; the placeholder `ABSENT` without any."""
-    loss = run.metrics.series.get("loss")
-    return format_float(loss.mean_of_newest()[0]) if loss else ABSENT
-
-
-def best_loss(run: RunFiles, _: Status) -> str:
-    """Returns the best validation loss and its step as text; the placeholder `ABSENT` without validation."""
-    validation = run.metrics.series.get(BEST)
-    return f"{format_float(validation.least[1])} at step {format_count(validation.least[0])}" if validation else ABSENT
-
-
-def speed(run: RunFiles, _: Status) -> str:
-    """Returns the latest throughput in tokens/s as text; the placeholder `ABSENT` if it is unknown."""
-    tokens = run.metrics.latest.get("tokens_per_second")
-    return f"{format_count(round(tokens))} tokens/s" if tokens else ABSENT
-
-
-def peak_memory(run: RunFiles, _: Status) -> str:
-    """Returns the latest peak GPU memory as text; the placeholder `ABSENT` if it is unknown."""
-    memory = run.metrics.latest.get("peak_memory_bytes")
-    return size(memory) if memory else ABSENT
-
-
-def elapsed(_: RunFiles, status: Status) -> str:
-    return duration(status.elapsed_seconds) if status.elapsed_seconds else ABSENT
-
-
-def step_of(_: RunFiles, status: Status) -> str:
-    """Returns the current step, such as "5 of 100", or only "5" if the number of steps is unknown."""
-    return (
-        f"{format_count(status.step)} of {format_count(status.max_iter)}"
-        if status.max_iter
-        else format_count(status.step)
-    )
-
-
-RESULTS: tuple[tuple[str, Callable[[RunFiles, Status], str]], ...] = (
-    ("step", step_of),
-    ("training loss", last_loss),
-    ("best validation loss", best_loss),
-    ("speed", speed),
-    ("peak memory", peak_memory),
-    ("duration", elapsed),
-    ("started", lambda _, status: time(status.started) if status.started else ABSENT),
-)
-"""Rows of the table of results in a comparison: label, and function that returns the text for a run."""
+def results_of(run: RunFiles, status: Status) -> dict[str, str]:
+    """Returns the results of a run by label, as in the table of a comparison; `ABSENT` for those that it lacks."""
+    latest, loss, validation = run.metrics.latest, run.metrics.series.get("loss"), run.metrics.series.get(BEST)
+    speed, memory = latest.get("tokens_per_second"), latest.get("peak_memory_bytes")
+    best = "" if validation is None else f"{format_float(validation.least[1])} at step {validation.least[0]:,}"
+    found = {
+        "step": format_count(status.step) + (f" of {format_count(status.max_iter)}" if status.max_iter else ""),
+        "training loss": format_float(loss.mean_of_newest()[0]) if loss else "",
+        "best validation loss": best,
+        "speed": f"{format_count(round(speed))} tokens/s" if speed else "",
+        "peak memory": size(memory) if memory else "",
+        "duration": duration(status.elapsed_seconds) if status.elapsed_seconds else "",
+        "started": time(status.started) if status.started else "",
+    }
+    return {label: text or ABSENT for label, text in found.items()}

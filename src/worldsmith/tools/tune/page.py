@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config.write.values import WORD, write
-from worldsmith.monitor.page.charts import short
+from worldsmith.monitor.page.charts import chart_data, short
 from worldsmith.monitor.page.formats import format_float
-from worldsmith.monitor.page.render import Page, section, write_html
+from worldsmith.monitor.page.render import Page, fact, section, write_html
 from worldsmith.tools.tune.dimension import Dimension
 from worldsmith.tools.tune.record import LEAST
 from worldsmith.tools.tune.space import Space
@@ -77,7 +77,7 @@ def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tup
             f"No chart is shown, because each chart needs at least {FEWEST} completed trials and {there}: {named}."
         ]
     settings = {path: setting_axis(path, lines, space) for path in titles}
-    drawn: list[dict[str, Any]] = [chart("history", history_title, history(lines, direction), over="trial")]
+    drawn: list[dict[str, Any]] = [chart_data("history", history_title, history(lines, direction), over="trial")]
     same: list[str] = []
     few: list[str] = []
     for path, setting in settings.items():
@@ -86,7 +86,7 @@ def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tup
         if len({position for position, _ in points}) > 1:
             about: dict[str, Any] = {"over": path, "ticks": setting.labels, "log_over": setting.is_log}
             about["stops"] = [[value, format_float(value)] for value in stops(setting.dimension)]
-            drawn.append(chart(f"slice {path}", titles[path], [curve(path, points, points=True)], **about))
+            drawn.append(chart_data(f"slice {path}", titles[path], [curve(path, points, points=True)], **about))
         else:
             (same if len(points) == len(complete) else few).append(titles[path])
     drawn.append(parallel_coordinates(complete, list(settings.values()), metric, direction))
@@ -154,7 +154,7 @@ def parallel_coordinates(
         })  # fmt: skip
     title = f"All settings: best trial orange, baseline gray, darker lines are better ({metric})"
     named = [{"name": found["name"], "ticks": found["ticks"]} for found in axes]
-    return {"id": "across", "title": title, "unit": "", "log": False, "more": 0, "axes": named, "lines": drawn}
+    return chart_data("across", title, drawn, axes=named)
 
 
 def axis(
@@ -214,11 +214,6 @@ def scaled(value: float | None, axis: Mapping[str, Any]) -> float | None:
     if axis["log"]:
         value, low, high = math.log(value), math.log(low), math.log(high)
     return 0.5 if low == high else (value - low) / (high - low)
-
-
-def chart(name: str, title: str, lines: list[dict[str, Any]], **about: Any) -> dict[str, Any]:
-    """Returns a chart as a dict for the HTML templates; `name` is its id, `lines` are curves, `about` further keys."""
-    return {"id": name, "title": title, "unit": "", "log": False, "more": 0, "lines": lines, **about}
 
 
 def curve(label: str, pairs: Sequence[tuple[float, float]], *, points: bool = False) -> dict[str, Any]:
@@ -312,10 +307,6 @@ def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
 
     `facts` is the content of best.json; `lines` are the trials as in trials.jsonl.
     """
-
-    def fact(name: str, value: str, note: str = "") -> dict[str, str]:
-        return {"name": name, "value": value, "note": note}
-
     found = []
     if facts.get("trial") is not None:
         found += [fact("Best", format_float(facts["value"]), f"trial {facts['trial']}")]

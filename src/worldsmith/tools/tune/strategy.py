@@ -125,9 +125,10 @@ class Strategy:
             if reason is None:
                 return TrialPlan(number, settings, trial.params, trial.distributions, refused)
             refused.append({"settings": settings, "reason": reason})
-        if all(draw["reason"].startswith("the same as trial") for draw in refused):
+        others = [draw for draw in refused if not draw["reason"].startswith("the same as trial")]
+        if not others:
             raise ExhaustedError
-        told = next(draw for draw in reversed(refused) if not draw["reason"].startswith("the same as trial"))
+        told = others[-1]
         raise UserError(
             f"trial {number}: none of {TRIES} sampled configurations can run; the last one, {told['settings']}: "
             f"{told['reason']}. Restrict the search to settings that are valid together, with conditions if "
