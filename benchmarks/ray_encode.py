@@ -25,7 +25,8 @@ from demo_run import demo_config
 from encode import make_vae
 from side_by_side import medians
 
-from worldsmith.actions.processes import connect_ray, map_on_ray, run_in_processes
+from worldsmith.actions.processes import run_in_processes
+from worldsmith.actions.ray_processes import connect_ray, map_on_ray
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.tools.encode.encode import Encode

@@ -14,7 +14,7 @@ import pytest
 import tiny_runs
 from import_sources import SOURCES, clip
 
-from worldsmith.actions.processes import connect_ray
+from worldsmith.actions.ray_processes import connect_ray
 from worldsmith.cli.main import main
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.references import resolve

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import object_store
 import pytest
-from import_sources import SOURCES
+from import_sources import SOURCES, clip, write
 
 from worldsmith.cli.main import main
 
@@ -37,3 +38,24 @@ def test_a_source_is_imported_checked_and_trained_on(
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [1, 2]
     assert not (folder / "quarantine.jsonl").exists()
+
+
+def test_a_table_of_clips_in_an_object_store_is_imported_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clip(tmp_path / "clips/a.mp4")
+    write(
+        tmp_path / "source/metadata.csv",
+        "file_name,caption\ns3://bucket/clips/a.mp4,Bars.\ns3://bucket/clips/b.mp4,?\n",
+    )
+    with object_store.serving() as store, object_store.connected(store, monkeypatch, tmp_path / "cache"):
+        store.put_folder(tmp_path / "clips", "clips")
+        assert main(["dataset", "import", "source", "-o", "out", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["left_out"] == {"missing_file": 1}
+        record = json.loads(Path("out/train/video_dataset_file.jsonl").read_text())
+        assert record["vision_path"] == "s3://bucket/clips/a.mp4"
+        assert (record["nb_frames"], record["width"]) == (9, 96)
+        words = ["--", "dataloader_train.dataset.resolution=64", "dataloader_train.dataset.min_frames=1"]
+        assert main(["check", "out", "--json", *words]) == 0
+        assert json.loads(capsys.readouterr().out)["data"]["train"]["kept"] == 1

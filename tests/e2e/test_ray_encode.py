@@ -17,13 +17,8 @@ import psutil
 import pytest
 import tiny_runs
 
-from worldsmith.actions.processes import (
-    RAY_ATTEMPTS,
-    FailedItem,
-    WorkerProcessError,
-    connect_ray,
-    map_on_ray,
-)
+from worldsmith.actions.processes import FailedItem, WorkerProcessError
+from worldsmith.actions.ray_processes import RAY_ATTEMPTS, connect_ray, map_on_ray
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.config_draft import Loaded

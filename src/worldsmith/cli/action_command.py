@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from worldsmith.actions.action import Action, ColoredLine, Result, user_errors
-from worldsmith.actions.processes import PoolAction
+from worldsmith.actions.pool_action import PoolAction
 from worldsmith.actions.registry import command_class_for_model, command_class_for_word, command_classes, commands
 from worldsmith.cli.run_source import take_help
 from worldsmith.cli.spec_and_parent import (

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.processes import FailedItem, PoolAction, WorkerProcessError, run_in_processes
+from worldsmith.actions.pool_action import PoolAction
+from worldsmith.actions.processes import FailedItem, WorkerProcessError, run_in_processes
 from worldsmith.config.errors import UserError
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.actions.action import Result, make_progress_reporter
-from worldsmith.actions.processes import RayAction
+from worldsmith.actions.pool_action import RayAction
 from worldsmith.actions.run_action import RunAction, RunArguments
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.errors import Place, UserError

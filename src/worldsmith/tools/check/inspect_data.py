@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from worldsmith.actions.processes import FailedItem, RayAction, connect_ray, is_ray, map_on_ray
+from worldsmith.actions.pool_action import RayAction
+from worldsmith.actions.processes import FailedItem
+from worldsmith.actions.ray_processes import connect_ray, is_ray, map_on_ray
 from worldsmith.data.data_report import EXAMPLES, DataReport, Distribution, Histogram, distribution, format_number
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PACKERS, PackingDataLoader

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 
 from worldsmith.actions.action import Result, left_out_lines, make_progress_reporter
 from worldsmith.actions.model_action import AnswerAction, WritingAction, require_outside
-from worldsmith.actions.processes import FailedItem, PoolAction
+from worldsmith.actions.pool_action import PoolAction
+from worldsmith.actions.processes import FailedItem
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.clips.captions import CAPTION_KEYS, LEGACY_STYLES

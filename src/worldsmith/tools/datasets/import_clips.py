@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from worldsmith.actions.action import Result, make_progress_reporter
-from worldsmith.actions.processes import FailedItem, PoolAction
+from worldsmith.actions.pool_action import PoolAction
+from worldsmith.actions.processes import FailedItem
 from worldsmith.config import wrong
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range

@@ -16,7 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import Result, make_progress_reporter
-from worldsmith.actions.processes import FailedItem, PoolAction, connect_ray, is_ray, map_on_ray, run_in_processes
+from worldsmith.actions.pool_action import PoolAction
+from worldsmith.actions.processes import FailedItem, run_in_processes
+from worldsmith.actions.ray_processes import connect_ray, is_ray, map_on_ray
 from worldsmith.actions.run_action import RunAction
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError

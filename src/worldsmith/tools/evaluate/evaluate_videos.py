@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from worldsmith.actions.action import Action, Result, make_progress_reporter
 from worldsmith.actions.model_action import VideoAction, find_device, require_outside
-from worldsmith.actions.processes import POOL_FLAGS, PoolAction
+from worldsmith.actions.pool_action import POOL_FLAGS, PoolAction
 from worldsmith.actions.registry import command_class_for_flag
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -22,10 +22,9 @@ from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import class_defaults, to_dict
-from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
-from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
+from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.metrics.registry import LOSS, METRICS, ROBOTS, Evaluator, MetricOptions
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
@@ -34,7 +33,6 @@ from worldsmith.models.video_model import Mode
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.monitor.page.run_page import refresh_page
 from worldsmith.monitor.run_record import package_versions
-from worldsmith.sampling.sample_files import read_files
 from worldsmith.tools.evaluate.held_out import SAMPLES, HeldOutClips, HeldOutLoss, choose_mode, write_samples
 from worldsmith.tools.evaluate.held_out_episodes import HeldOutEpisodes, robot_modes
 from worldsmith.tools.evaluate.video_metrics import (
@@ -43,6 +41,7 @@ from worldsmith.tools.evaluate.video_metrics import (
     Evaluators,
     draw,
     format_measurements,
+    list_videos,
     measure_all,
     metric_configs,
     read_known,
@@ -136,7 +135,7 @@ class EvaluateVideos(PoolAction, VideoAction):
             yield from self.plan_clips()
         else:
             for name, (order, _) in self.orders().items():
-                self.samples(order)
+                list_videos(order, self.files)
                 yield f"{name:<12}{order.model.folder} ({order.model.weights_description})"
                 yield f"{'':<12}{order.count(len(order.made()))}, in {order.out}"
         yield f"{'evaluators':<12}{', '.join(self.evaluators.active)}"
@@ -166,7 +165,7 @@ class EvaluateVideos(PoolAction, VideoAction):
         if not self.config.input_files:
             return self.run_on_clips()
         orders = self.orders()
-        samples = {name: self.samples(order) for name, (order, _) in orders.items()}
+        samples = {name: list_videos(order, self.files) for name, (order, _) in orders.items()}
         require_writable(Path(self.config.out))
         for _, generation in orders.values():
             generation.run()
@@ -191,7 +190,7 @@ class EvaluateVideos(PoolAction, VideoAction):
             assert self.mode is not None  # since the dataset was read
             write_samples(clips, out, self.config.max_videos, self.mode, overwrite=self.config.force)
             found = self.orders()
-            samples = {name: self.samples(order) for name, (order, _) in found.items()}
+            samples = {name: list_videos(order, self.files) for name, (order, _) in found.items()}
             for _, generation in found.values():
                 generation.run()
             orders = {name: order for name, (order, _) in found.items()}
@@ -400,23 +399,6 @@ class EvaluateVideos(PoolAction, VideoAction):
                         "it in the sample files"
                     )
             found[name] = order, generation
-        return found
-
-    def samples(self, order: Order) -> list[GeneratedVideo]:
-        """Returns the videos of a generation request, each with path, sampling arguments and, if known, the real video.
-
-        The files of the generated videos may not exist yet. Raises UserError if the file of a real video is missing.
-        """
-        folders = {entry.name: entry.layers[0].folder for entry in read_files(self.files)}
-        grid = LatentGrid(*order.model.config.latent_grid)
-        found: list[GeneratedVideo] = []
-        for sample in order.samples:
-            entry = sample.name if sample.name in folders else sample.name.rpartition("/")[0]
-            given = len(sample.condition_frame_indexes_vision)
-            kept = grid.pixel_frames(given) if given else 0
-            args = json.loads(json.dumps(order.arguments(sample)))
-            file = order.out / sample.name / sample.file
-            found.append(GeneratedVideo(args, file, kept, find_real(sample, folders[entry])))
         return found
 
     def signature(self, samples: Mapping[str, Sequence[GeneratedVideo]], losses: Mapping[str, HeldOutLoss]) -> str:

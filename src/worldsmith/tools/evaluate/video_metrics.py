@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,8 @@ from typing import Any, get_args
 from worldsmith.actions.action import make_progress_reporter
 from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.errors import UserError
-from worldsmith.evaluation.generated_video import GeneratedVideo
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
 from worldsmith.evaluation.intervals import mean_interval, ratio_interval, wilson_interval
 from worldsmith.evaluation.metrics.base import Better, Metric, Output, Values
 from worldsmith.evaluation.metrics.registry import FORWARD, LOSS, METRICS, RATIO, ROBOTS, SHUFFLED, TRUE
@@ -20,9 +22,10 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.models.video_model import Mode
 from worldsmith.monitor.short_text import FEW_SAMPLES
 from worldsmith.monitor.terminal_text import table_lines, terminal_width
+from worldsmith.sampling.sample_files import read_files
 from worldsmith.tools.evaluate.held_out import HeldOutLoss
 from worldsmith.tools.evaluate.held_out_episodes import robot_output
-from worldsmith.tools.generate.sample_order import SHEET_SAMPLES
+from worldsmith.tools.generate.sample_order import SHEET_SAMPLES, Order
 
 RESULT = "evaluation.json"
 REAL = "real"
@@ -101,6 +104,25 @@ def metric_configs(settings: Config) -> dict[str, Metric.Config]:
         name: kind.Config(**{field: getattr(settings, field) for field in field_names(kind.Config)})
         for name, kind in METRICS.items()
     }
+
+
+def list_videos(order: Order, files: Sequence[str]) -> list[GeneratedVideo]:
+    """Returns the videos of a generation request, each with path, sampling arguments and, if known, the real video.
+
+    The files of the generated videos may not exist yet. `files` are the sample files of the request. Raises UserError
+    if the file of a real video is missing.
+    """
+    folders = {entry.name: entry.layers[0].folder for entry in read_files(files)}
+    grid = LatentGrid(*order.model.config.latent_grid)
+    found: list[GeneratedVideo] = []
+    for sample in order.samples:
+        entry = sample.name if sample.name in folders else sample.name.rpartition("/")[0]
+        given = len(sample.condition_frame_indexes_vision)
+        kept = grid.pixel_frames(given) if given else 0
+        args = json.loads(json.dumps(order.arguments(sample)))
+        file = order.out / sample.name / sample.file
+        found.append(GeneratedVideo(args, file, kept, find_real(sample, folders[entry])))
+    return found
 
 
 def measure_all(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.actions.model_action import WritingAction, find_device
-from worldsmith.actions.processes import POOL_FLAGS, FailedItem, PoolAction
+from worldsmith.actions.pool_action import POOL_FLAGS, PoolAction
+from worldsmith.actions.processes import FailedItem
 from worldsmith.checkpoint.formats.export_folder import robots_of
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.find_model import find_model

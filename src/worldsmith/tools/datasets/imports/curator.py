@@ -101,8 +101,9 @@ def stated_info(record: dict[str, Any]) -> VideoInfo | None:
 
     A clip in an object store is not opened, since it would be read as a whole.
     """
-    stated = [record.get(name) for name in ("width", "height", "framerate", "num_frames")]
-    if not all(isinstance(value, (int, float)) and value > 0 for value in stated):
+    names = ("width", "height", "framerate", "num_frames")
+    stated = [value for name in names if isinstance(value := record.get(name), (int, float)) and value > 0]
+    if len(stated) < len(names):
         return None
     width, height, fps, frames = stated
     return VideoInfo(int(width), int(height), float(fps), int(frames), rotation=0)
