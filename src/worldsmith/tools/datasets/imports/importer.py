@@ -130,24 +130,7 @@ def gather(
         caption: Caption of clips without a caption; None = these clips are skipped.
     """
     made, found = Import(), list(found)
-    refused: dict[int, Reason] = {}
-    clips: dict[str, dict[range | None, int]] = {}
-    for number, item in enumerate(found):
-        if isinstance(item, Clip):
-            path = location(item)
-            if path.encode(errors="replace") != path.encode(errors="surrogateescape"):
-                refused[number] = "bad_path", "the path is not valid Unicode, which a dataset file requires"
-            elif item.frames in clips.get(path, ()):
-                refused[number] = "duplicate", "the same file was already imported"
-            else:
-                if not item.captions and not caption:
-                    advice = "--caption TEXT sets one for all such clips"
-                    refused[number] = "no_caption", f"the clip has no caption; {advice}"
-                clips.setdefault(path, {})[item.frames] = number
-    files: list[ClipsOfFile] = []
-    for path, of in clips.items():
-        if frames := tuple(one for one, number in of.items() if number not in refused):
-            files.append((path, frames, getattr(found[of[frames[0]]], "info", None)))
+    refused, files = group_by_file(found, caption)
     opened = {}
     for file in open_files(files):
         if isinstance(file, FailedItem):
@@ -175,6 +158,33 @@ def gather(
                 made.constant_captions += not item.captions
                 keys[key] = path
     return made
+
+
+def group_by_file(found: Sequence[Found], caption: str | None) -> tuple[dict[int, Reason], list[ClipsOfFile]]:
+    """Returns the clips that cannot be used, by their indices in `found`, and the other ones by file; opens no file.
+
+    `caption` is the caption of clips without a caption; None = these clips cannot be used.
+    """
+    refused: dict[int, Reason] = {}
+    clips: dict[str, dict[range | None, int]] = {}
+    for number, item in enumerate(found):
+        if not isinstance(item, Clip):
+            continue
+        path = location(item)
+        if path.encode(errors="replace") != path.encode(errors="surrogateescape"):
+            refused[number] = "bad_path", "the path is not valid Unicode, which a dataset file requires"
+        elif item.frames in clips.get(path, ()):
+            refused[number] = "duplicate", "the same file was already imported"
+        else:
+            clips.setdefault(path, {})[item.frames] = number
+            if not item.captions and not caption:
+                why = "the clip has no caption; --caption TEXT sets one for all such clips"
+                refused[number] = "no_caption", why
+    files: list[ClipsOfFile] = []
+    for path, of in clips.items():
+        if frames := tuple(one for one, number in of.items() if number not in refused):
+            files.append((path, frames, getattr(found[of[frames[0]]], "info", None)))
+    return refused, files
 
 
 def location(clip: Clip) -> str:
