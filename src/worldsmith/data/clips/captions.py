@@ -57,6 +57,11 @@ def choose_caption(captions: dict[str, Any], keys: list[str], rng: random.Random
     return read_caption(captions, rng.choices(list(weights), weights=list(weights.values()))[0])
 
 
+def has_caption(captions: dict[str, Any], keys: list[str]) -> bool:
+    """Returns whether `choose_caption` finds a caption."""
+    return any(read_caption(captions, key) for key in (*keys, *(key for key, w in LEGACY_STYLES.items() if w > 0)))
+
+
 def read_caption(captions: dict[str, Any], key: str) -> Caption | None:
     """Returns the caption under `key`; None if the value is missing, empty, or neither a string nor a JSON object."""
     value, structured = captions.get(key), key == "caption_json"

@@ -13,14 +13,13 @@ from typing import Annotated, Any, Literal
 
 from worldsmith.config import WrongValueError, wrong
 from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, Share
-from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
+from worldsmith.data.clips.captions import CAPTION_KEYS, has_caption
 from worldsmith.data.clips.clip_dataset import ASSUMED_FPS, ClipDataset
 from worldsmith.data.clips.clip_records import LAST, ClipRecord, find_file, find_in, line_records, shard_records
 from worldsmith.data.clips.resolution import check_resolution
 from worldsmith.data.content_fingerprint import file_fingerprints
 from worldsmith.data.shards.addresses import absolute_path, shard_pattern
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 
 WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
@@ -241,7 +240,7 @@ class VideoDataset(ClipDataset):
                 "too_short",
                 f"window {start}..{end} has {end - start + 1} frames; min_frames is {self.config.min_frames}",
             )
-        if choose_caption(raw, self.config.caption_keys, sample_rng(0, 0, "present")) is None:
+        if not has_caption(raw, self.config.caption_keys):
             found = ", ".join(key for key in raw if key not in WINDOW_NUMBERS) or "no further key"
             raise SampleError(
                 "no_caption",
