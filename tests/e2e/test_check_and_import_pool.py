@@ -16,6 +16,7 @@ from import_sources import SOURCES, clip
 
 from worldsmith.actions.ray_processes import connect_ray
 from worldsmith.cli.main import main
+from worldsmith.config.errors import UserError
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.tools.check.check import CheckData
@@ -53,6 +54,26 @@ def test_a_sample_that_is_too_slow_on_ray_is_skipped(tmp_path: Path) -> None:
     assert "took longer than 1e-09 s" in left_out["failed"]["examples"][0]["detail"]
 
 
+def test_an_error_that_would_stop_the_run_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_runs.tiny_config(tiny_runs.make_world(tmp_path / "world", clips=2))
+    (tmp_path / "world/tokenizer/tokenizer_config.json").write_text("{")
+    for settings in ({"workers": 1}, {"workers": 1, "on": "ray"}):
+        found = CheckData.Config(**settings).build(run=Loaded(resolve(config))).run()
+        assert found.code == 2
+
+
+def test_a_cluster_that_cannot_be_reached_is_no_problem_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(*arguments: Any, **settings: Any) -> Any:
+        raise UserError("the Ray cluster cannot be reached")
+
+    monkeypatch.setattr("worldsmith.tools.check.check.connect_ray", unreachable)
+    config = tiny_runs.tiny_config(tiny_runs.make_world(tmp_path / "world", clips=1))
+    with pytest.raises(UserError, match="cannot be reached"):
+        CheckData.Config(on="ray").build(run=Loaded(resolve(config))).run()
+
+
 def imported(out: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
@@ -84,7 +105,7 @@ def test_a_file_whose_reading_breaks_is_counted(
     monkeypatch.setattr("worldsmith.tools.datasets.import_clips.make_opener", breaking("ray" in place))
     words = ["dataset", "import", "source", "-o", "out", "--caption", "A clip.", *place]
     assert main(words) == 2
-    assert "1 samples cannot be imported" in capsys.readouterr().err
+    assert "1 file cannot be imported" in capsys.readouterr().err
     assert main([*words, "--max-failures", "1"]) == 0
     assert "skipped: failed 1" in capsys.readouterr().out
 

@@ -71,7 +71,7 @@ def test_a_sample_that_fails_does_not_stop_the_others(
         assert f"{NAMES[0]}: RuntimeError: no such pixel" in caplog.text
         assert "1 failed" in capsys.readouterr().out
         assert main(command) == 2
-        assert "1 samples cannot be generated" in capsys.readouterr().err
+        assert "1 sample cannot be generated" in capsys.readouterr().err
     assert main(command) == 0
     assert "3 samples, 2 of them are already complete" in capsys.readouterr().out
 

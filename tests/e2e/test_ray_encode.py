@@ -17,13 +17,14 @@ import psutil
 import pytest
 import tiny_runs
 
-from worldsmith.actions.processes import FailedItem, WorkerProcessError
+from worldsmith.actions.processes import FailedItem
 from worldsmith.actions.ray_processes import RAY_ATTEMPTS, connect_ray, map_on_ray
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
+from worldsmith.files.errors import WorkerProcessError
 from worldsmith.tools.encode.encode import Encode
 from worldsmith.training.trainer import Trainer
 

@@ -52,6 +52,14 @@ class Cluster:
     def processes(self) -> list[psutil.Process]:
         return with_name(str(self.folder))
 
+    def workers(self) -> list[psutil.Process]:
+        """The processes of the command on this cluster, of which there is at least one."""
+        while True:
+            family = [child for each in self.processes for child in each.children(recursive=True)]
+            if found := [each for each in with_name("MapWorker") if each in family]:
+                return found
+            time.sleep(0.05)
+
     def start(self) -> None:
         self.starts += 1
         words = ["start", "--head", f"--port={self.port}", "--num-cpus=2", f"--temp-dir={self.folder}"]
@@ -96,7 +104,7 @@ def test_thirty_random_kills_lose_nothing(tmp_path: Path, monkeypatch: pytest.Mo
             assert running.poll() is None, (tmp_path / "errors.txt").read_text()[-2000:]
             time.sleep(rng.uniform(0, 0.3))
             if kind == "process":
-                kill_all([rng.choice(with_name("MapWorker"))])
+                kill_all([rng.choice(cluster.workers())])
             elif kind == "node":
                 cluster.kill()
             if kind != "process":

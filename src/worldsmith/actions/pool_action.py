@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -43,12 +44,15 @@ class PoolAction(RayAction):
 
     needs_gpu: ClassVar[bool] = True
     """Whether each process gets a GPU, where there are any."""
+    spawns: bool = sys.platform != "linux"
+    """Whether local processes start without a copy of this one; see `run_messages`."""
 
     class Config(RayAction.Config):
         processes: Count = 1
         """Number of processes that share the work, on this machine or on Ray."""
         max_failures: NotNegative = 0
-        """Number of samples, clips or windows that may fail before the command ends with an error."""
+        """Number of samples, files or windows that may fail before the command ends with an error. Those that the
+        command skips with a reason do not count."""
 
         @property
         def uses_pool(self) -> bool:
@@ -73,21 +77,30 @@ class PoolAction(RayAction):
             WorkerProcessError: If a process on this machine was killed, or if the Ray cluster fails.
         """
         config = self.config
+        count = min(config.processes, len(items))
+        if not items:
+            return
         if is_ray(config.on):
-            with connect_ray(config.on, config.processes, needs_gpu=self.needs_gpu):
+            with connect_ray(config.on, count, needs_gpu=self.needs_gpu):
                 settings: Any = {"timeout": config.record_timeout, "needs_gpu": self.needs_gpu}
-                yield from map_on_ray(partial(make, 0), items, config.processes, **settings)
-        elif items and config.processes > 1:
+                yield from map_on_ray(partial(make, 0), items, count, **settings)
+        elif count > 1:
             work = partial(apply_to_share, make, items)
-            yield from (value for kind, _, value in run_messages(work, config.processes) if kind == "done")
-        elif items:
+            yield from (value for kind, _, value in run_messages(work, count, spawn=self.spawns) if kind == "done")
+        else:
             function = make(0)
             yield from (call_or_fail(function, item) for item in items)
 
-    def require_few_failures(self, failed: int, done: str) -> None:
-        """Raises UserError if more than `max_failures` samples have failed; `done` is a participle: "encoded"."""
+    def require_few_failures(self, failed: int, done: str, *, what: str = "sample", continues: bool = True) -> None:
+        """Raises UserError if more than `max_failures` items have failed.
+
+        Args:
+            failed: Number of items that have failed.
+            done: Participle of what is done to an item, such as "encoded".
+            what: Name of an item.
+            continues: Whether the same command continues where this one ends.
+        """
         if failed > self.config.max_failures:
-            raise UserError(
-                f"{failed} samples cannot be {done} (see above), {self.config.max_failures} are allowed: fix the "
-                "cause, or raise --max-failures; the same command continues"
-            )
+            items = f"{failed} {what}{'s' * (failed != 1)} cannot be {done} (see above)"
+            remedy = f"fix the cause, or raise --max-failures{'; the same command continues' * continues}"
+            raise UserError(f"{items}, {self.config.max_failures} are allowed: {remedy}")

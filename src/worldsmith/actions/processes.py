@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from worldsmith.config.errors import UserError
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.process_signals import signal_at_parents_end
+from worldsmith.files.errors import WorkerProcessError
 
 T = TypeVar("T")
 
@@ -34,10 +35,6 @@ def call_or_fail(function: Callable[[Any], Any], item: Any) -> Any:
         raise
     except Exception as error:
         return FailedItem(item, f"{type(error).__name__}: {error}")
-
-
-class WorkerProcessError(RuntimeError):
-    """A worker process ended before its work was complete."""
 
 
 def run_in_processes(
@@ -68,10 +65,18 @@ def run_in_processes(
     return [results[number] for number in range(count)]
 
 
-def run_messages(work: Callable[[int, int, Callable[[Any], None]], Any], count: int) -> Iterator[tuple[str, int, Any]]:
-    """Runs `work` in `count` processes of this machine and yields what they report; arguments as in `run_in_processes`.
+def run_messages(
+    work: Callable[[int, int, Callable[[Any], None]], Any], count: int, *, spawn: bool = sys.platform != "linux"
+) -> Iterator[tuple[str, int, Any]]:
+    """Runs `work` in `count` processes of this machine and yields what they report.
 
     When the caller stops reading, and after an error, the processes that still run are terminated.
+
+    Args:
+        work: As in `run_in_processes`.
+        count: Number of processes.
+        spawn: Whether the processes start without a copy of this one. It must be so if this one has computed with
+            PyTorch, because neither its threads nor its use of a GPU can be copied.
 
     Yields:
         ("done", process number, value that `work` has reported) or ("result", process number, result of `work`).
@@ -80,8 +85,7 @@ def run_messages(work: Callable[[int, int, Callable[[Any], None]], Any], count: 
         UserError: If `work` raises UserError, DataError, ValueError or OSError.
         WorkerProcessError: If a process was killed or ended with another error.
     """
-    # As for loader workers: Linux forks, and no thread pool has been used yet.
-    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    context: Any = multiprocessing.get_context("spawn" if spawn else "fork")
     running: dict[Connection, tuple[int, Any]] = {}
     processes = []
     try:

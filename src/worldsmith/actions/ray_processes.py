@@ -16,11 +16,11 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from worldsmith.actions.processes import FailedItem, WorkerProcessError, call_or_fail
+from worldsmith.actions.processes import FailedItem, call_or_fail
 from worldsmith.config.errors import UserError
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import require_devices
-from worldsmith.files.errors import require_libraries
+from worldsmith.files.errors import WorkerProcessError, require_libraries
 
 logger = logging.getLogger(__name__)
 

@@ -88,7 +88,7 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
         words: Arguments after the name.
         packages: (option, value) of each ``--import`` and ``--trust``.
     """
-    from worldsmith.config.errors import UserError
+    from worldsmith.files.errors import UserError, WorkerProcessError
     from worldsmith.monitor.terminal_text import format_last_resort
 
     format_last_resort()
@@ -106,6 +106,9 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
             return int(module.run(args))
     except UserError as error:
         return fail(str(error))
+    except WorkerProcessError as error:
+        fail(str(error))
+        return 1
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -24,7 +24,7 @@ from worldsmith.config.declare.value_types import fits, union_members
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.config_draft import Loaded, finish
 from worldsmith.config.tree.references import Kept
-from worldsmith.monitor.terminal_text import print_message, print_warning
+from worldsmith.monitor.terminal_text import print_warning
 
 ABOUT_RUNS = "Every value of the run is also a flag, and arguments after -- are overrides, as for `worldsmith train`."
 SETTINGS_HELP = "TOML, YAML or JSON file with values of the flags below; flags override the file"
@@ -89,14 +89,8 @@ class RunCommand:
 
         Raises ConfigError or UserError for what the user can fix.
         """
-        from worldsmith.actions.processes import WorkerProcessError
-
-        try:
-            with user_errors():
-                return print_result(self.action(args).run(), as_json=args.json)
-        except WorkerProcessError as error:
-            print_message(f"worldsmith: error: {error}")
-            return 1
+        with user_errors():
+            return print_result(self.action(args).run(), as_json=args.json)
 
 
 @dataclass(frozen=True)

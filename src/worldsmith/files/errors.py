@@ -26,6 +26,10 @@ class UserError(CodedError):
     """
 
 
+class WorkerProcessError(RuntimeError):
+    """A worker process ended before its work was complete. The command line exits with code 1."""
+
+
 def require_libraries(user: object, extra: str, *names: str, error: type[Exception] = UserError) -> None:
     """Raises an error with the command that installs it, if an optional library is not installed.
 

@@ -10,8 +10,9 @@ import pytest
 
 from worldsmith.actions.action import Result
 from worldsmith.actions.pool_action import PoolAction
-from worldsmith.actions.processes import FailedItem, WorkerProcessError, run_in_processes
+from worldsmith.actions.processes import FailedItem, run_in_processes
 from worldsmith.config.errors import UserError
+from worldsmith.files.errors import WorkerProcessError
 
 
 def test_every_share_is_done_and_told() -> None:

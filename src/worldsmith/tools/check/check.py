@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.actions.pool_action import RayAction
+from worldsmith.actions.ray_processes import connect_ray, is_ray
 from worldsmith.actions.run_action import RunAction, RunArguments
+from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.errors import Place, UserError
 from worldsmith.config.tree.config_draft import Loaded
@@ -92,6 +95,11 @@ class CheckData(RayAction, RunAction):
         examples: Count = EXAMPLES
         """with --json: list at most N skipped samples per reason"""
 
+        def check(self) -> None:
+            super().check()
+            if self.on != "local" and self.workers == 0:
+                raise wrong(self, "workers", "on", why="processes on Ray read the samples", remedy="write 1 or more")
+
     config: Config
 
     def load(self, words: RunArguments) -> Loaded:
@@ -113,7 +121,9 @@ class CheckData(RayAction, RunAction):
 
     def run(self) -> Result:
         self.print_warnings()
-        found = self.inspect()
+        on = self.config.on
+        with connect_ray(on, self.workers, needs_gpu=False) if is_ray(on) else nullcontext():
+            found = self.inspect()
         needs = found.needs
         facts = {
             "run": None if self.limits_of else str(run_path(self.tree.job)),

@@ -13,7 +13,7 @@ from typing import Any
 
 from worldsmith.actions.pool_action import RayAction
 from worldsmith.actions.processes import FailedItem
-from worldsmith.actions.ray_processes import connect_ray, is_ray, map_on_ray
+from worldsmith.actions.ray_processes import is_ray, map_on_ray
 from worldsmith.data.data_report import EXAMPLES, DataReport, Distribution, Histogram, distribution, format_number
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PACKERS, PackingDataLoader
@@ -158,7 +158,7 @@ def inspect_samples(
     """
     inspector, stretch = Inspector(loader.maker), Positions(list(positions), 0, 1, 0)
     if is_ray(place.on):
-        found = fetch_on_ray(place, max(1, workers), inspector, positions)
+        found = fetch_on_ray(place, workers, inspector, positions)
     else:
         found = fetch(inspector, stretch, workers=workers, prefetch=AHEAD, counts=loader.counts)
     for number, (position, made) in enumerate(zip(positions, found), start=1):
@@ -177,26 +177,31 @@ def fetch_on_ray(
 ) -> Iterator[SampleResult[InspectedSample]]:
     """Yields the inspection results of the samples at `positions` of the dataset, in order, from processes on Ray.
 
-    Samples that end their processes, or exceed the time limit of `place`, are skipped as "failed".
+    Ray is connected. Samples that end their processes, or exceed the time limit of `place`, are skipped as "failed".
+    Other errors, which would stop the run, are raised.
     """
     results, following = dict[int, SampleResult[InspectedSample]](), 0
     settings: Any = {"timeout": place.record_timeout, "needs_gpu": False}
-    with connect_ray(place.on, workers, needs_gpu=False):
-        make = partial(partial, inspect_item, inspector)
-        for found in map_on_ray(make, list(enumerate(positions)), workers, **settings):
-            if isinstance(found, FailedItem):
-                number, position = found.item
-                results[number] = SampleResult(inspector.reject(position, "failed", found.reason))
-            else:
-                results |= found
-            while following in results:
-                yield results.pop(following)
-                following += 1
+    make = partial(partial, inspect_item, inspector)
+    for found in map_on_ray(make, list(enumerate(positions)), workers, **settings):
+        if isinstance(found, FailedItem):
+            number, position = found.item
+            results[number] = SampleResult(inspector.reject(position, "failed", found.reason))
+        elif isinstance(found, Exception):
+            raise found
+        else:
+            results |= found
+        while following in results:
+            yield results.pop(following)
+            following += 1
 
 
-def inspect_item(inspector: Inspector, item: tuple[int, int]) -> dict[int, SampleResult[InspectedSample]]:
-    """Returns {number: inspection result} of an item (number, position of a sample in the dataset)."""
-    return {item[0]: inspector[item[1]]}
+def inspect_item(inspector: Inspector, item: tuple[int, int]) -> dict[int, SampleResult[InspectedSample]] | Exception:
+    """Returns {number: inspection result} of an item (number, position of a sample in the dataset), or the error."""
+    try:
+        return {item[0]: inspector[item[1]]}
+    except Exception as error:
+        return error
 
 
 def find_problems(

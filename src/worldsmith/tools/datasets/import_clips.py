@@ -170,7 +170,7 @@ class ImportClips(PoolAction):
             if isinstance(file, FailedItem):
                 failed += 1
                 logger.warning("%s: %s", file.item[0], file.reason)
-                self.require_few_failures(failed, "imported")
+                self.require_few_failures(failed, "imported", what="file", continues=False)
             report(number, len(files))
             yield file
 
@@ -223,7 +223,7 @@ class ImportClips(PoolAction):
             yield f"check the validation clips: worldsmith check {val}"
             yield f"to validate: export VAL_DATASET_PATH={val}"
             yield "  and append to the training command: -- trainer.run_validation=true"
-        elif layout not in ("lerobot", "sat_shards"):
+        elif layout not in ("lerobot", "sat_shards", "curator"):
             yield "no validation data: move some clips into a folder `val` of the source and import again with --force"
 
 

@@ -165,11 +165,28 @@ class EvaluateVideos(PoolAction, VideoAction):
         if not self.config.input_files:
             return self.run_on_clips()
         orders = self.orders()
+        samples, failed = self.generate(orders)
+        return self.measure({name: order for name, (order, _) in orders.items()}, samples, failed)
+
+    def generate(
+        self, orders: Mapping[str, tuple[Order, GenerateVideos]]
+    ) -> tuple[dict[str, list[GeneratedVideo]], list[str]]:
+        """Generates the videos of all models.
+
+        Args:
+            orders: Generation request and action by model name, as `orders` returns them.
+
+        Returns:
+            The videos that all models have generated, by model name, and the names of the others.
+        """
         samples = {name: list_videos(order, self.files) for name, (order, _) in orders.items()}
         require_writable(Path(self.config.out))
-        for _, generation in orders.values():
-            generation.run()
-        return self.measure({name: order for name, (order, _) in orders.items()}, samples)
+        failed: dict[str, None] = {}
+        for name, (_, generation) in orders.items():
+            facts: Any = generation.run().facts
+            done = {one["name"] for one in facts["samples"]}
+            failed |= {one.name: None for one in samples[name] if one.name not in done}
+        return {name: [one for one in of if one.name not in failed] for name, of in samples.items()}, list(failed)
 
     def run_on_clips(self) -> Result:
         """Measures the loss on clips or episodes, and generates and measures videos from captions or actions."""
@@ -186,13 +203,12 @@ class EvaluateVideos(PoolAction, VideoAction):
             progress = make_progress_reporter(f"held-out loss of {clips.dataset.num_samples} windows ({name})")
             losses[name] = clips.measure_loss(order, progress, overwrite=self.config.force)
         samples = {name: losses.get(name, HeldOutLoss()).samples(order.out) for name, order in orders.items()}
+        failed: list[str] = []
         if self.evaluators.generates:
             assert self.mode is not None  # since the dataset was read
             write_samples(clips, out, self.config.max_videos, self.mode, overwrite=self.config.force)
             found = self.orders()
-            samples = {name: list_videos(order, self.files) for name, (order, _) in found.items()}
-            for _, generation in found.values():
-                generation.run()
+            samples, failed = self.generate(found)
             orders = {name: order for name, (order, _) in found.items()}
         facts = {
             "dataset": clips.dataset.name,
@@ -206,7 +222,7 @@ class EvaluateVideos(PoolAction, VideoAction):
                 "seed_of_loss": clips.data.seed,
             },
         }
-        return self.measure(orders, samples, losses, facts, clips.left_out_lines())
+        return self.measure(orders, samples, failed, losses, facts, clips.left_out_lines())
 
     def held_out_clips(self, models: Mapping[str, StoredModel]) -> HeldOutClips:
         """Opens the dataset of clips or episodes, and sets `mode` and `modes` from the trained model.
@@ -245,6 +261,7 @@ class EvaluateVideos(PoolAction, VideoAction):
         self,
         orders: Mapping[str, Order],
         samples: Mapping[str, Sequence[GeneratedVideo]],
+        failed: Sequence[str] = (),
         losses: Mapping[str, HeldOutLoss] | None = None,
         about: Mapping[str, Any] | None = None,
         lines: Sequence[str] = (),
@@ -255,7 +272,8 @@ class EvaluateVideos(PoolAction, VideoAction):
 
         Args:
             orders: Generation requests by model name, for the descriptions of the models.
-            samples: The generated videos, by model name. Those that a model failed to generate are not measured.
+            samples: The generated videos, by model name.
+            failed: Names of the videos that a model failed to generate; (): none.
             losses: The held-out losses, by model name; None: not measured.
             about: Additional entries of evaluation.json; None: no entries.
             lines: Additional output lines of the result; (): no lines.
@@ -264,8 +282,6 @@ class EvaluateVideos(PoolAction, VideoAction):
             The result of the command: table of metrics and content of evaluation.json.
         """
         out, losses = Path(self.config.out), losses or {}
-        failed = {one.name for of in samples.values() for one in of if not one.file.is_file()}
-        samples = {name: [one for one in of if one.name not in failed] for name, of in samples.items()}
         lines = [*lines, *(f"not measured  {name}: its video could not be generated (see above)" for name in failed)]
         file, signature = out / RESULT, self.signature(samples, losses)
         makes = any(samples.values())
@@ -287,6 +303,7 @@ class EvaluateVideos(PoolAction, VideoAction):
         facts: dict[str, Any] = {
             "signature": signature,
             **(about or {}),
+            "not_generated": failed,
             "evaluators": self.evaluators.active,
             "skipped": self.evaluators.skipped,
             "models": {name: order.about for name, order in orders.items()},
@@ -398,6 +415,7 @@ class EvaluateVideos(PoolAction, VideoAction):
                         f"{', '.join(f'{getattr(other, one):g}' for one in differing)} with {config.model}; set "
                         "it in the sample files"
                     )
+            generation.spawns = True  # this process computes losses and metrics
             found[name] = order, generation
         return found
 

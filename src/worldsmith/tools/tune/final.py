@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from worldsmith.actions.processes import WorkerProcessError, run_in_processes
+from worldsmith.actions.processes import run_in_processes
 from worldsmith.checkpoint.run.find_checkpoint import read_best
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.degrees import NAMES, PARALLELISM
 from worldsmith.distributed.world import World
+from worldsmith.files.errors import WorkerProcessError
 from worldsmith.tasks.registry import task_of
 from worldsmith.tools.tune.record import Record
 from worldsmith.tools.tune.source import Source, first_part, key_of_word

@@ -126,7 +126,7 @@ def test_failures_end_the_command_and_captions_are_kept(
 ) -> None:
     said = caption("strict", capsys, "--batch-size", "1", code=2)
     assert "damaged_w0: " in caplog.text
-    assert "1 samples cannot be captioned (see above), 0 are allowed" in said
+    assert "1 sample cannot be captioned (see above), 0 are allowed" in said
     assert not Path("strict/video_dataset_file.jsonl").exists()
     said = caption("strict", capsys, "--max-failures", "1")
     assert "3 windows of 2 clips have captions, 3 of them from an earlier start" in said

@@ -6,6 +6,7 @@ The records have the keys that `ClipWriterStage` of cosmos-curate writes. Captio
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from worldsmith.data.video_decoder import VideoInfo
 from worldsmith.files.remote import is_remote
 from worldsmith.tools.datasets.imports.source_clips import Choices, Clip, Found, caption_of, media_path, split_within
 
-FOLDERS = ("metas_jsonl/v0", "metas/v0")
-"""Folders of the records: several per file (--upload-clip-info-in-chunks), or one."""
+FOLDERS = {"metas_jsonl/v0": "*.jsonl", "metas/v0": "*.json"}
+"""Folder of records -> pattern of its files: several records per file (--upload-clip-info-in-chunks), or one."""
 FILTERED = "/filtered_clips/"
 """Part of the path of a clip that the pipeline has filtered out."""
 ENHANCED, PLAIN = "_enhanced_caption", "_caption"
@@ -33,10 +34,14 @@ def recognise_curator(source: Path) -> str:
 
 def record_files(source: Path) -> list[Path]:
     """Returns the files with records of clips: of the output folder of the pipeline, or of one of `FOLDERS`."""
-    folders = [source / name for name in FOLDERS]
-    if source.parent.name in ("metas_jsonl", "metas"):
-        folders.append(source)
-    return next((files for folder in folders if (files := sorted(folder.glob("*.json*")))), [])
+    base = output_folder(source)
+    kinds = [(base / name, pattern) for name, pattern in FOLDERS.items() if source in (base, base / name)]
+    return next((files for folder, pattern in kinds if (files := sorted(folder.glob(pattern)))), [])
+
+
+def output_folder(source: Path) -> Path:
+    """Returns the output folder of the pipeline; `source` is this folder, or one of `FOLDERS` in it."""
+    return source.parent.parent if f"{source.parent.name}/{source.name}" in FOLDERS else source
 
 
 def read_curator(source: Path, choices: Choices) -> Iterator[Found]:
@@ -45,23 +50,31 @@ def read_curator(source: Path, choices: Choices) -> Iterator[Found]:
     Args:
         source: The output folder of the pipeline, or its folder of records.
         choices: Import options; only the caption column is used: the preferred key of the captions of a window.
+
+    Raises:
+        ValueError: If no window has the preferred key.
     """
+    preferred, keys = choices.caption_column, Counter[str]()
     for file in record_files(source):
         for number, line in read_lines(file) if file.suffix == ".jsonl" else [(1, file.read_bytes())]:
             try:
-                yield from clips_of(parse_json(line), file, source, choices.caption_column)
+                yield from clips_of(parse_json(line), file, output_folder(source), preferred, keys)
             except SampleError as error:
                 yield Rejection(f"{file.name}:{number}", error.reason, error.detail, str(file), number)
+    if preferred and preferred not in keys:
+        raise ValueError(f"{source} has no captions under {preferred}; its keys: {', '.join(sorted(keys))}")
+    yield "captions: " + ", ".join(f"{key} ({count} windows)" for key, count in sorted(keys.items()))
 
 
-def clips_of(record: Any, file: Path, source: Path, preferred: str | None) -> Iterator[Found]:
+def clips_of(record: Any, file: Path, source: Path, preferred: str | None, keys: Counter[str]) -> Iterator[Found]:
     """Yields the windows of a record, all with the key of the record.
 
     Args:
         record: Content of a line or file.
         file: File with the record.
-        source: The imported folder.
+        source: The output folder of the pipeline.
         preferred: Preferred key of the captions of a window; None: none.
+        keys: Counts the windows by the key of their caption, in place.
 
     Raises:
         SampleError: With the reason bad_record, filtered or no_path.
@@ -83,17 +96,18 @@ def clips_of(record: Any, file: Path, source: Path, preferred: str | None) -> It
         if not (type(start) is int and type(end) is int and 0 <= start <= end):
             yield Rejection(f"{key}_w{number}", "bad_record", f"window {start!r}..{end!r}", str(path))
             continue
-        captions = caption_of(find_caption(window, preferred))
-        split = split_within(source, path, file)
+        name = caption_key(window, preferred)
+        keys.update([name] * bool(name))
+        captions, split = caption_of(window.get(name)), split_within(source, path, file)
         yield Clip(path, captions, split, key, range(start, end + 1), info=info)
 
 
-def find_caption(window: dict[str, Any], preferred: str | None) -> str:
-    """Returns the caption of a window: under the preferred key, else the first enhanced one, else the first or ""."""
-    names = sorted(window)
-    order = [name for name in names if name.endswith(ENHANCED)] + [name for name in names if name.endswith(PLAIN)]
-    found = (window.get(name) for name in ([preferred, *order] if preferred else order))
-    return next((text for text in found if isinstance(text, str) and text.strip()), "")
+def caption_key(window: dict[str, Any], preferred: str | None) -> str:
+    """Returns the key of the caption of a window: the preferred, else the first enhanced, else the first one; or ""."""
+    full = sorted(name for name, text in window.items() if isinstance(text, str) and text.strip())
+    if preferred in full:
+        return str(preferred)
+    return next((name for suffix in (ENHANCED, PLAIN) for name in full if name.endswith(suffix)), "")
 
 
 def stated_info(record: dict[str, Any]) -> VideoInfo | None:

@@ -178,8 +178,8 @@ def group_by_file(found: Sequence[Found], caption: str | None) -> tuple[dict[int
         else:
             clips.setdefault(path, {})[item.frames] = number
             if not item.captions and not caption:
-                why = "the clip has no caption; --caption TEXT sets one for all such clips"
-                refused[number] = "no_caption", why
+                which = "the clip has" if item.frames is None else f"frames {item.frames[0]} to {item.frames[-1]} have"
+                refused[number] = "no_caption", f"{which} no caption; --caption TEXT sets one for all such clips"
     files: list[ClipsOfFile] = []
     for path, of in clips.items():
         if frames := tuple(one for one, number in of.items() if number not in refused):
@@ -226,11 +226,13 @@ class OpenedFile(NamedTuple):
 def open_file(cut: Cut, file: ClipsOfFile) -> OpenedFile:
     """Opens a media file and divides its clips into windows. Raises UserError if a library is missing."""
     path, clips, known = file
+    try:
+        status, info = (FileStatus(0, 0), known) if known else examine(path)
+    except SampleError as error:
+        return OpenedFile(path, NO_INFO, dict.fromkeys(clips, (error.reason, error.detail)))
     found: dict[range | None, list[range] | Reason] = {}
-    info = NO_INFO
     for frames in clips:
         try:
-            status, info = (FileStatus(0, 0), known) if known else examine(path)
             used = range(info.num_frames) if frames is None else frames
             if used.stop > info.num_frames:
                 detail = f"frames {used.start}..{used.stop - 1} are requested, but the file has {info.num_frames}"
@@ -340,6 +342,8 @@ def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
         SampleError: If PySceneDetect cannot read the clip.
     """
     require_libraries("scene detection", "scenes", "scenedetect")
+    if is_remote(path):
+        raise SampleError("remote_path", "--cut scenes needs a local file: download it, or import without --cut")
     from scenedetect import ContentDetector, SceneManager, VideoOpenFailure, open_video
 
     manager = SceneManager()

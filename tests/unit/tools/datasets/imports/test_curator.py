@@ -87,13 +87,21 @@ def test_windows_and_captions(source: Path) -> None:
 
 
 def test_a_preferred_caption_and_windows_that_are_cut(source: Path) -> None:
-    records, left_out, _ = imported(
-        source / "metas_jsonl/v0", "--caption-column", "qwen_caption", "--window-frames", "4"
-    )
+    records, _, _ = imported(source / "metas_jsonl/v0", "--caption-column", "qwen_caption", "--window-frames", "4")
     found = [(one["start_frame"], one["end_frame"], one["caption"]) for one in records["a"]["t2w_windows"]]
     assert found == [(0, 3, "plain"), (4, 4, "plain"), (5, 8, "the end")]
-    assert "moved" not in records  # the folder of its clip is not known
-    assert left_out["moved"] == "missing_file"
+    assert "moved" in records  # found in the clips of the output folder
+
+
+def test_a_preferred_caption_that_no_window_has_is_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dataset", "import", str(source), "-o", str(source.parent / "out"), "--caption-column", "qwen"]) == 2
+    keys = "nemotron_caption, qwen_caption, qwen_lm_enhanced_caption"
+    assert f"has no captions under qwen; its keys: {keys}" in capsys.readouterr().err
+
+
+def test_scenes_are_not_searched_in_a_store(source: Path) -> None:
+    _, left_out, _ = imported(source, "--cut", "scenes")
+    assert left_out["far"] == "remote_path"
 
 
 def test_one_record_per_file(tmp_path: Path) -> None:
