@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,10 +45,11 @@ from worldsmith.tools.evaluate.video_metrics import (
     metric_configs,
     read_known,
     record,
+    signature_of,
     values_of,
 )
 from worldsmith.tools.generate.generate import GenerateVideos
-from worldsmith.tools.generate.sample_order import SHEET, Order, files_fingerprint, make_order
+from worldsmith.tools.generate.sample_order import SHEET, Order, make_order
 
 logger = logging.getLogger(__name__)
 
@@ -283,7 +283,7 @@ class EvaluateVideos(PoolAction, VideoAction):
         """
         out, losses = Path(self.config.out), losses or {}
         lines = [*lines, *(f"not measured  {name}: its video could not be generated (see above)" for name in failed)]
-        file, signature = out / RESULT, self.signature(samples, losses)
+        file, signature = out / RESULT, signature_of(self.evaluators, samples, losses)
         makes = any(samples.values())
         last = [*([f"contact sheet {out / SHEET}"] if makes else []), f"metrics       {file}"]
         notes = [*lines, *(f"skipped the metric {name}: {reason}" for name, reason in self.evaluators.skipped.items())]
@@ -418,20 +418,6 @@ class EvaluateVideos(PoolAction, VideoAction):
             generation.spawns = True  # this process computes losses and metrics
             found[name] = order, generation
         return found
-
-    def signature(self, samples: Mapping[str, Sequence[GeneratedVideo]], losses: Mapping[str, HeldOutLoss]) -> str:
-        """Returns a fingerprint of all inputs of evaluation.json: metrics with weights and settings, losses, videos.
-
-        `samples` and `losses` are by model name.
-        """
-        networks = [fingerprint(folder) for folder in self.evaluators.folders.values()]
-        found = [[name, of.losses, of.left_out, of.actions] for name, of in losses.items()]
-        settings = [to_dict(self.evaluators.configs[name]) for name in METRICS if name in self.evaluators.active]
-        digest = hashlib.sha256(repr([self.evaluators.active, settings, networks, found]).encode())
-        for name, sample in ((name, sample) for name, of in samples.items() for sample in of):
-            files = [sample.file, *([] if sample.source is None else [sample.source])]
-            digest.update(f"{name} {json.dumps(sample.args, sort_keys=True)} {files_fingerprint(files)}\n".encode())
-        return digest.hexdigest()
 
 
 def require_one_process() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections import Counter
@@ -13,11 +14,13 @@ from typing import Any, get_args
 from worldsmith.actions.action import make_progress_reporter
 from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
 from worldsmith.evaluation.intervals import mean_interval, ratio_interval, wilson_interval
 from worldsmith.evaluation.metrics.base import Better, Metric, Output, Values
 from worldsmith.evaluation.metrics.registry import FORWARD, LOSS, METRICS, RATIO, ROBOTS, SHUFFLED, TRUE
+from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.video_model import Mode
 from worldsmith.monitor.short_text import FEW_SAMPLES
@@ -25,7 +28,7 @@ from worldsmith.monitor.terminal_text import table_lines, terminal_width
 from worldsmith.sampling.sample_files import read_files
 from worldsmith.tools.evaluate.held_out import HeldOutLoss
 from worldsmith.tools.evaluate.held_out_episodes import robot_output
-from worldsmith.tools.generate.sample_order import SHEET_SAMPLES, Order
+from worldsmith.tools.generate.sample_order import SHEET_SAMPLES, Order, files_fingerprint
 
 RESULT = "evaluation.json"
 REAL = "real"
@@ -176,6 +179,23 @@ def show_progress(samples: Sequence[GeneratedVideo], name: str) -> Iterator[Gene
     for number, sample in enumerate(samples, start=1):
         yield sample.without_frames()
         show(number, len(samples))
+
+
+def signature_of(
+    evaluators: Evaluators, samples: Mapping[str, Sequence[GeneratedVideo]], losses: Mapping[str, HeldOutLoss]
+) -> str:
+    """Returns a fingerprint of all inputs of evaluation.json: metrics with weights and settings, losses, videos.
+
+    `samples` and `losses` are by model name.
+    """
+    networks = [fingerprint(folder) for folder in evaluators.folders.values()]
+    found = [[name, of.losses, of.left_out, of.actions] for name, of in losses.items()]
+    settings = [to_dict(evaluators.configs[name]) for name in METRICS if name in evaluators.active]
+    digest = hashlib.sha256(repr([evaluators.active, settings, networks, found]).encode())
+    for name, sample in ((name, sample) for name, of in samples.items() for sample in of):
+        files = [sample.file, *([] if sample.source is None else [sample.source])]
+        digest.update(f"{name} {json.dumps(sample.args, sort_keys=True)} {files_fingerprint(files)}\n".encode())
+    return digest.hexdigest()
 
 
 def read_known(file: Path, signature: str) -> dict[str, Any]:
