@@ -178,14 +178,16 @@ def test_what_cannot_run_is_refused_with_the_reason(
 def test_ray_that_is_not_installed_or_not_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a new program, where no other test has started Ray."""
     code = (
-        "import sys\nfrom worldsmith.actions.processes import connect_ray\n"
+        "import sys\nfrom worldsmith.actions.ray_processes import connect_ray\n"
         "from worldsmith.config.errors import UserError\n"
         "try:\n    connect_ray(sys.argv[1], 1).__enter__()\nexcept UserError as error:\n    print(error)\n"
         "if sys.argv[2:]:\n"
         "    import importlib.util\n    importlib.util.find_spec = lambda name: None\n"
         "    try:\n        connect_ray('ray', 1).__enter__()\n    except UserError as error:\n        print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, "ray://127.0.0.1:1", "more"], capture_output=True, text=True)
+    command = [sys.executable, "-c", code, "ray://127.0.0.1:1", "more"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}  # Ray itself sets it
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     unreachable, missing = done.stdout.splitlines()
     assert unreachable.startswith("--on ray://127.0.0.1:1: the Ray cluster 127.0.0.1:1 cannot be reached: ")
     assert "`ray start --address=127.0.0.1:1`" in unreachable
