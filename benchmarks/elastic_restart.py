@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -104,7 +105,8 @@ def processes_of(launcher: subprocess.Popen[bytes]) -> list[psutil.Process]:
 def kill_family(launcher: subprocess.Popen[bytes]) -> None:
     if launcher.poll() is None:
         for process in processes_of(launcher):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
     launcher.kill()
     launcher.wait()
 

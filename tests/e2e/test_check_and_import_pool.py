@@ -19,7 +19,9 @@ from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.references import resolve
+from worldsmith.data.stream.errors import DataError
 from worldsmith.tools.check.check import CheckData
+from worldsmith.tools.check.inspect_data import fetch_on_ray
 from worldsmith.tools.datasets.imports import importer
 
 pytestmark = pytest.mark.timeout(900)
@@ -54,16 +56,18 @@ def test_a_sample_that_is_too_slow_on_ray_is_skipped(tmp_path: Path) -> None:
     assert "took longer than 1e-09 s" in left_out["failed"]["examples"][0]["detail"]
 
 
-def test_an_error_that_would_stop_the_run_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny_runs.tiny_config(tiny_runs.make_world(tmp_path / "world", clips=2))
-    (tmp_path / "world/tokenizer/tokenizer_config.json").write_text("{")
-    for settings in ({"workers": 1}, {"workers": 1, "on": "ray"}):
-        found = CheckData.Config(**settings).build(run=Loaded(resolve(config))).run()
-        assert found.code == 2
+def test_an_error_that_would_stop_the_run_is_raised() -> None:
+    class Broken:
+        def __getitem__(self, position: int) -> Any:
+            raise DataError("no such pixel")
+
+    inspector: Any = Broken()
+    with pytest.raises(DataError, match="no such pixel"):
+        list(fetch_on_ray(CheckData.Config(on="ray"), 1, inspector, [0, 1]))
 
 
 def test_a_cluster_that_cannot_be_reached_is_no_problem_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(*arguments: Any, **settings: Any) -> Any:
         raise UserError("the Ray cluster cannot be reached")

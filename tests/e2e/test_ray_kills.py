@@ -43,7 +43,7 @@ class Cluster:
     """A Ray cluster of one node, beside the tests."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.starts = folder, 0
+        self.folder = folder
         with socket.socket() as opened:
             opened.bind(("127.0.0.1", 0))
             self.port = opened.getsockname()[1]
@@ -61,7 +61,6 @@ class Cluster:
             time.sleep(0.05)
 
     def start(self) -> None:
-        self.starts += 1
         words = ["start", "--head", f"--port={self.port}", "--num-cpus=2", f"--temp-dir={self.folder}"]
         words += ["--include-dashboard=false", "--object-store-memory=200000000", "--disable-usage-stats"]
         subprocess.run([str(Path(sys.executable).with_name("ray")), *words], check=True, capture_output=True)

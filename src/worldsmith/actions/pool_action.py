@@ -15,6 +15,7 @@ from worldsmith.config.declare.ranges import Count, NotNegative, PositiveFactor
 from worldsmith.config.errors import UserError
 
 POOL_FLAGS = "--processes, --on and --max-failures"
+"""Flags of `PoolAction`, for messages about commands or settings with which they cannot be used."""
 
 
 class RayAction(Action):
@@ -82,8 +83,9 @@ class PoolAction(RayAction):
             return
         if is_ray(config.on):
             with connect_ray(config.on, count, needs_gpu=self.needs_gpu):
-                settings: Any = {"timeout": config.record_timeout, "needs_gpu": self.needs_gpu}
-                yield from map_on_ray(partial(make, 0), items, count, **settings)
+                yield from map_on_ray(
+                    partial(make, 0), items, count, timeout=config.record_timeout, needs_gpu=self.needs_gpu
+                )
         elif count > 1:
             work = partial(apply_to_share, make, items)
             yield from (value for kind, _, value in run_messages(work, count, spawn=self.spawns) if kind == "done")

@@ -156,10 +156,11 @@ def inspect_samples(
     Skipped samples are added to `loader.quarantine`; workers that died are counted in `loader.counts`. `show_progress`
     is called with (inspected, total) after each sample. `workers` and `place` are as in `read_data`.
     """
-    inspector, stretch = Inspector(loader.maker), Positions(list(positions), 0, 1, 0)
+    inspector = Inspector(loader.maker)
     if is_ray(place.on):
         found = fetch_on_ray(place, workers, inspector, positions)
     else:
+        stretch = Positions(list(positions), 0, 1, 0)
         found = fetch(inspector, stretch, workers=workers, prefetch=AHEAD, counts=loader.counts)
     for number, (position, made) in enumerate(zip(positions, found), start=1):
         item = made.item
@@ -181,9 +182,8 @@ def fetch_on_ray(
     Other errors, which would stop the run, are raised.
     """
     results, following = dict[int, SampleResult[InspectedSample]](), 0
-    settings: Any = {"timeout": place.record_timeout, "needs_gpu": False}
-    make = partial(partial, inspect_item, inspector)
-    for found in map_on_ray(make, list(enumerate(positions)), workers, **settings):
+    make, items = partial(partial, inspect_item, inspector), list(enumerate(positions))
+    for found in map_on_ray(make, items, workers, timeout=place.record_timeout, needs_gpu=False):
         if isinstance(found, FailedItem):
             number, position = found.item
             results[number] = SampleResult(inspector.reject(position, "failed", found.reason))

@@ -109,9 +109,7 @@ def test_videos_from_first_frames_are_compared_with_the_clips(folder: Path, caps
 
 
 @pytest.mark.parametrize("place", ["--processes 2", "--on ray"])
-def test_processes_generate_the_same_videos(
-    folder: Path, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_generate_the_same_videos(folder: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Although this process has computed the loss with several threads, which a copy of it would not have."""
     threads = torch.get_num_threads()
     torch.set_num_threads(4)

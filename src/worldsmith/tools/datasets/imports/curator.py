@@ -15,7 +15,6 @@ from worldsmith.data.json_records import parse_json, read_lines
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_decoder import VideoInfo
-from worldsmith.files.remote import is_remote
 from worldsmith.tools.datasets.imports.source_clips import Choices, Clip, Found, caption_of, media_path, split_within
 
 FOLDERS = {"metas_jsonl/v0": "*.jsonl", "metas/v0": "*.json"}
@@ -62,8 +61,8 @@ def read_curator(source: Path, choices: Choices) -> Iterator[Found]:
             except SampleError as error:
                 yield Rejection(f"{file.name}:{number}", error.reason, error.detail, str(file), number)
     if preferred and preferred not in keys:
-        raise ValueError(f"{source} has no captions under {preferred}; its keys: {', '.join(sorted(keys))}")
-    yield "captions: " + ", ".join(f"{key} ({count} windows)" for key, count in sorted(keys.items()))
+        raise ValueError(f"{source} has no captions under {preferred}; select one of {', '.join(sorted(keys))}")
+    yield f"captions: {', '.join(f'{key} ({count} windows)' for key, count in sorted(keys.items())) or 'none'}"
 
 
 def clips_of(record: Any, file: Path, source: Path, preferred: str | None, keys: Counter[str]) -> Iterator[Found]:
@@ -84,13 +83,12 @@ def clips_of(record: Any, file: Path, source: Path, preferred: str | None, keys:
     path = media_path(source, record.get("clip_location"))
     if FILTERED in str(path):
         raise SampleError("filtered", f"{path}: the pipeline has filtered the clip out")
-    moved = source / "clips" / path.name if isinstance(path, Path) else source
-    if isinstance(path, Path) and not path.exists() and moved.exists():  # the output was written at another place
-        path = moved
+    if isinstance(path, Path) and not path.exists() and (moved := source / "clips" / path.name).exists():
+        path = moved  # since it was written
     windows = record.get("windows")
     if not (isinstance(windows, list) and windows):
         raise SampleError("bad_record", f"'windows' of {key} must be a list with at least one window")
-    info = stated_info(record) if is_remote(str(path)) else None
+    info = stated_info(record) if isinstance(path, str) else None
     for number, window in enumerate(windows):
         start, end = (window.get(name) if isinstance(window, dict) else None for name in ("start_frame", "end_frame"))
         if not (type(start) is int and type(end) is int and 0 <= start <= end):
