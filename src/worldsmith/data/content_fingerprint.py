@@ -8,7 +8,6 @@ import stat
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 
 from worldsmith.files.remote import is_remote, read_remote, remote_facts
@@ -66,6 +65,10 @@ def hash_pieces(size: int, read: Callable[[int], bytes]) -> str:
 
 def file_fingerprints(paths: Iterable[str]) -> dict[str, str]:
     """Returns {path: fingerprint} for the first `MOST` different paths; later paths are ignored."""
-    chosen = list(islice(dict.fromkeys(paths), MOST))
+    chosen: dict[str, None] = {}
+    for path in paths:
+        chosen[path] = None
+        if len(chosen) == MOST:
+            break
     with ThreadPoolExecutor(READERS) as pool:
         return dict(zip(chosen, pool.map(file_fingerprint, chosen)))

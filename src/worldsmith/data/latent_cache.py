@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.clips.frame_selection import FrameSelection
-    from worldsmith.data.clips.video_dataset import Window
+    from worldsmith.data.clips.window_index import Window
     from worldsmith.data.video_decoder import FileStatus
 
 log = logging.getLogger(__name__)

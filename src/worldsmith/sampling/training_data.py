@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.data.clips.captions import choose_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.clips.video_dataset import VideoDataset, Window
+from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import clips_of_run
+from worldsmith.data.clips.window_index import Window
 from worldsmith.data.stream.errors import DataError, SampleError
 
 if TYPE_CHECKING:

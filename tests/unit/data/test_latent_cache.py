@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from worldsmith.data.clips.frame_selection import FrameSelection
-from worldsmith.data.clips.video_dataset import Window
+from worldsmith.data.clips.window_index import Window
 from worldsmith.data.latent_cache import LatentCache, file_identity
 from worldsmith.data.video_decoder import FileStatus
 

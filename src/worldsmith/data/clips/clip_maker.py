@@ -14,8 +14,9 @@ from worldsmith.data.clips.clip_dataset import ClipDataset
 from worldsmith.data.clips.clip_frames import Framing, read_frames
 from worldsmith.data.clips.inspect_clips import InspectedClip, features_of, inspect_window
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.clips.video_dataset import VideoDataset, Window
+from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
+from worldsmith.data.clips.window_index import Window
 from worldsmith.data.latent_cache import LatentCache
 from worldsmith.data.stream.errors import SampleError, check_text
 from worldsmith.data.stream.positions import sample_rng
@@ -76,7 +77,7 @@ class ClipMaker(SampleMaker[VideoSample]):
 
     def window(self, position: int) -> Window:
         """Returns the clip window at a stream position."""
-        windows = self.dataset.choices[self.index(position)]
+        windows = self.dataset.choices(self.index(position))
         return sample_rng(self.seed, position, "window").choice(windows)
 
     def make(self, position: int) -> SampleResult[VideoSample]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from worldsmith.data.json_records import first_record, parse_json, read_lines
 from worldsmith.data.shards.addresses import TAR, find_shards, part_address, shard_pattern, short_names
-from worldsmith.data.shards.tar_index import Member, TarIndex, index_all
+from worldsmith.data.shards.tar_index import Member, TarIndex, read_indices
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.files.remote import RemoteError, is_remote, join_address, remote_exists, remote_facts
@@ -79,11 +79,12 @@ def find_file(path: str) -> str:
     raise DataError(f"{given} has no dataset file; expected {', '.join(FILE_NAMES)} or *.tar")
 
 
-def line_records(file: str) -> Iterator[ClipRecord | Rejection]:
+def line_records(file: str, *, check_uuids: bool = True) -> Iterator[ClipRecord | Rejection]:
     """Yields the clip record of each line of a dataset file; a rejection if the line is not a valid record.
 
     Args:
         file: Path or address of the dataset file. Paths of clips are relative to its folder.
+        check_uuids: Whether a record whose uuid has occurred before is rejected; all uuids are then kept in memory.
 
     Raises:
         DataError: If the file cannot be read.
@@ -94,13 +95,20 @@ def line_records(file: str) -> Iterator[ClipRecord | Rejection]:
     for number, line in read_lines(file):
         try:
             record = check_record(parse_json(line))
-            if record["uuid"] in seen:
-                raise SampleError("bad_record", f"the uuid '{record['uuid']}' already occurred")
         except SampleError as error:
             yield Rejection(f"{name}:{number}", error.reason, error.detail, file, number)
             continue
-        seen.add(record["uuid"])
+        if check_uuids:
+            if record["uuid"] in seen:
+                yield repeated_uuid(file, number, record["uuid"])
+                continue
+            seen.add(record["uuid"])
         yield ClipRecord(record, join_address(folder, record["vision_path"]), record["vision_path"], number)
+
+
+def repeated_uuid(file: str, line: int, uuid: str) -> Rejection:
+    name = f"{os.path.basename(file)}:{line}"
+    return Rejection(name, "bad_record", f"the uuid '{uuid}' already occurred", file, line)
 
 
 def check_record(record: Any) -> dict[str, Any]:
@@ -151,13 +159,10 @@ def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
         DataError: If a shard cannot be reached, or no shard can be read.
     """
     files = find_shards(pattern)
-    indices = index_all(files)
-    faults = [f"{index.file}: {index.fault[1]}" for index in indices if index.fault and not index.members]
-    if len(faults) == len(files):
-        raise DataError(
-            f"{pattern}: none of the {len(files)} shards can be read: {faults[0]}. Copy or download the shards again"
-        )
-    for index, name in zip(indices, short_names(files)):
+    faults: list[str] = []
+    for index, name in zip(read_indices(files), short_names(files)):
+        if index.fault is not None and not index.members:
+            faults.append(f"{index.file}: {index.fault[1]}")
         seen: set[str] = set()
         for sample in samples_of(index):
             uuid, first = f"{name}/{sample.key}", next(iter(sample.members.values()))
@@ -173,6 +178,10 @@ def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
         if index.fault is not None:
             offset, why = index.fault
             yield Rejection(f"{name}@{offset}", "damaged_shard", why, index.file)
+    if len(faults) == len(files):
+        raise DataError(
+            f"{pattern}: none of the {len(files)} shards can be read: {faults[0]}. Copy or download the shards again"
+        )
 
 
 def samples_of(index: TarIndex) -> Iterator[ShardSample]:

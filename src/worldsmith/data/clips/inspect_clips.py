@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from worldsmith.data.clips.frame_selection import FrameSelection, select_frames
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import target_size
-from worldsmith.data.clips.video_dataset import VideoDataset, Window
+from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.clips.window_index import Window
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.sample_maker import Features

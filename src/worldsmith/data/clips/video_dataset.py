@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field
+from functools import cached_property, partial
+from itertools import chain, groupby, islice
 from typing import Annotated, Any, Literal
 
 from worldsmith.config import WrongValueError, wrong
@@ -17,42 +18,21 @@ from worldsmith.data.clips.captions import CAPTION_KEYS, has_caption
 from worldsmith.data.clips.clip_dataset import ASSUMED_FPS, ClipDataset
 from worldsmith.data.clips.clip_records import LAST, ClipRecord, find_file, find_in, line_records, shard_records
 from worldsmith.data.clips.resolution import check_resolution
-from worldsmith.data.content_fingerprint import file_fingerprints
-from worldsmith.data.shards.addresses import absolute_path, shard_pattern
-from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.clips.window_index import MANY, Window, WindowIndex, build_index, index_folder, open_index
+from worldsmith.data.content_fingerprint import READERS, file_fingerprints
+from worldsmith.data.shards.addresses import absolute_path, find_shards, shard_pattern
+from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.files.remote import read_facts
 
 WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Window of a clip: a range of frames that is used as one training sample, with its captions."""
-
-    key: str
-    """`<uuid>_w<window index>`."""
-    path: str
-    """Path of the clip, or address of its tar member or of the remote file."""
-    relative_path: str
-    """Path of the clip in the dataset; independent of the location of the dataset."""
-    start_frame: int
-    end_frame: int
-    """Last frame, inclusive; -1 = the last one of the clip."""
-    temporal_interval: int
-    """Frame stride, in frames of the clip, with which a sample covers the complete window."""
-    captions: dict[str, Any]
-    """Captions by key: plain text, or a JSON object."""
-    line: int | None
-    """Line number in the dataset file; None in a shard."""
-    mark: str = ""
-    """Content hash of the clip; "": computed from the file."""
 
 
 class VideoDataset(ClipDataset):
     """Dataset of captioned windows of clips, read from a dataset file or from shards; opens no video.
 
     Unusable records are in `rejections`. `windows` are ordered by a hash of the uuid, so their order does not depend on
-    the order of the lines.
+    the order of the lines. More than `MANY` windows are kept in an index on disk, which is built once.
     """
 
     class Config(ClipDataset.Config):
@@ -141,30 +121,43 @@ class VideoDataset(ClipDataset):
         self.config = config
         self.limits = f"min_frames is {config.min_frames}, max_duration {config.max_duration} s."
         file = find_in(config.path) if config.path else None
-        pattern = None if file else shard_pattern(config.path)
-        self.name = pattern or file or find_file(config.path)
+        self.pattern = None if file else shard_pattern(config.path)
+        self.name = self.pattern or file or find_file(config.path)
         self.num_records = 0
         self.rejections: list[Rejection] = []
-        windows: list[Window] = []
-        for record in shard_records(pattern) if pattern else line_records(self.name):
-            self.num_records += 1
-            if isinstance(record, Rejection):
-                self.rejections.append(record)
-            else:
-                windows.extend(self._windows(record))
-        self.windows = sorted(windows, key=lambda w: (hashlib.sha256(uuid_of(w).encode()).digest(), w.key))
-        self.choices = [[window] for window in self.windows]
-        """Groups of windows (one window, or all windows of a clip); an epoch uses one window of each group."""
-        if not config.sample_by_window:
-            self.choices = [list(clip) for _, clip in groupby(self.windows, key=uuid_of)]
+        self.windows: Sequence[Window]
+        self.clips: list[list[Window]] = []
+        """Windows of each clip; empty if `windows` is an index."""
+        limits = config.max_duration, config.min_short_edge, config.min_frames, config.caption_keys
+        folder = index_folder(self.name, *limits)
+        index = open_index(self, folder)
+        if index is None:
+            clips = self.read_clips(check_uuids=True)
+            found = list(islice(chain.from_iterable(windows for _, windows in clips), MANY + 1))
+            if len(found) > MANY:
+                del found
+                index = build_index(self, folder)
+        if index is not None:
+            self.windows, self.num_records, self.rejections = index, index.num_records, index.rejections
+            return
+        self.windows = sorted(found, key=lambda w: (hashlib.sha256(uuid_of(w).encode()).digest(), w.key))
+        self.clips = [list(clip) for _, clip in groupby(self.windows, key=uuid_of)]
 
     def __len__(self) -> int:
         """Number of samples of an epoch, including clips that turn out to be unusable when they are opened."""
-        return len(self.choices)
+        if self.config.sample_by_window:
+            return len(self.windows)
+        return self.windows.num_clips if isinstance(self.windows, WindowIndex) else len(self.clips)
 
     @cached_property
     def num_samples(self) -> int:
         return len(self.windows)
+
+    def choices(self, index: int) -> Sequence[Window]:
+        """Returns the windows (one, or all windows of a clip) of which an epoch uses one as its sample `index`."""
+        if self.config.sample_by_window:
+            return [self.windows[index]]
+        return self.windows.clip(index) if isinstance(self.windows, WindowIndex) else self.clips[index]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -175,6 +168,9 @@ class VideoDataset(ClipDataset):
         return digest.hexdigest()
 
     def listing(self) -> Iterator[tuple[str, list[Any]]]:
+        if isinstance(self.windows, WindowIndex):
+            yield "all windows", [len(self.windows), self.windows.content, list(self._marks.values())]
+            return
         for w in self.windows:
             facts = [w.relative_path, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
             yield w.key, [*facts, w.mark or self._marks.get(w.path)]
@@ -191,9 +187,38 @@ class VideoDataset(ClipDataset):
     def traces(self) -> Iterator[str]:
         return (absolute_path(window.path) for window in self.windows)
 
+    def find_traces(self, wanted: Iterable[str]) -> set[str]:
+        if isinstance(self.windows, WindowIndex):
+            return self.windows.find_paths(wanted)
+        return super().find_traces(wanted)
+
     @cached_property
     def _marks(self) -> dict[str, str]:
-        return file_fingerprints(window.path for window in self.windows if not window.mark)
+        return {} if self.pattern else file_fingerprints(window.path for window in self.windows)
+
+    def find_version(self) -> str:
+        """Returns text that changes when the dataset file, or a shard, changes."""
+        try:
+            with ThreadPoolExecutor(READERS) as pool:
+                facts = pool.map(read_facts, find_shards(self.pattern) if self.pattern else [self.name])
+                return hashlib.sha256(repr([*facts]).encode()).hexdigest()
+        except OSError as error:
+            raise DataError(str(error)) from None
+
+    def read_clips(self, *, check_uuids: bool = False) -> Iterator[tuple[ClipRecord, list[Window]]]:
+        """Yields each valid record and its usable windows; counts the records, and lists the others in `rejections`.
+
+        Args:
+            check_uuids: Whether records of a dataset file whose uuid has occurred before are rejected.
+        """
+        self.num_records, self.rejections = 0, []
+        by_line = partial(line_records, self.name, check_uuids=check_uuids)
+        for record in shard_records(self.pattern) if self.pattern else by_line():
+            self.num_records += 1
+            if isinstance(record, Rejection):
+                self.rejections.append(record)
+            else:
+                yield record, sorted(self._windows(record), key=lambda window: window.key)
 
     def _windows(self, record: ClipRecord) -> Iterator[Window]:
         """Yields the usable windows of the clip in `record`; adds the other windows to `self.rejections`."""

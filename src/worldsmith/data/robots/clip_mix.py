@@ -88,6 +88,9 @@ class ClipMix(ClipDataset):
     def traces(self) -> Iterable[str]:
         return chain.from_iterable(member.traces() for member in self.members.values())
 
+    def find_traces(self, wanted: Iterable[str]) -> set[str]:
+        return set().union(*(member.find_traces(wanted) for member in self.members.values()))
+
     def flags(self) -> Iterator[DataFlag]:
         for name, member in self.members.items():
             for found in member.flags():

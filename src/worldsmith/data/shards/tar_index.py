@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,14 +55,15 @@ class TarIndex:
     """(offset of the first unreadable byte of the tar file, reason); None if the file has no error."""
 
 
-def index_all(files: Sequence[str]) -> list[TarIndex]:
-    """Returns the index of each tar file in order; files are read in several threads.
+def read_indices(files: Sequence[str]) -> Iterator[TarIndex]:
+    """Yields the index of each tar file in order; a few files are read at a time, in several threads.
 
     Raises:
         DataError: If a shard does not exist or its storage cannot be reached.
     """
     with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(index_of, files))
+        for first in range(0, len(files), 4 * READERS):
+            yield from pool.map(index_of, files[first : first + 4 * READERS])
 
 
 def index_of(file: str) -> TarIndex:

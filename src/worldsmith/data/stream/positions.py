@@ -29,14 +29,15 @@ def sample_index(position: int, length: int, *, seed: int, shuffle: bool) -> int
 
 @lru_cache(maxsize=2)
 def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns the permutation of the samples in one epoch, int64 [length].
+    """Returns the permutation of the samples in one epoch, int32 [length] (int64 from 2**31 samples on).
 
     Two results are cached, since samples that wait for a pack may belong to the previous epoch.
     """
     import numpy as np
 
     # RandomState is numpy's frozen generator: the same order in every release.
-    return np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, epoch]).permutation(length)
+    order = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, epoch]).permutation(length)
+    return order.astype(np.int32) if length < 1 << 31 else order
 
 
 def sample_rng(seed: int, position: int, subject: str) -> random.Random:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -73,10 +74,14 @@ class StreamDataset(ABC):
         """Yields one string per sample, which is the same for this sample in another dataset, to find overlaps."""
         return (digest(facts) for _, facts in self.listing())
 
+    def find_traces(self, wanted: Iterable[str]) -> set[str]:
+        """Returns those of the `wanted` traces that samples of this dataset have."""
+        return set(wanted).intersection(self.traces())
+
     def count_overlap(self, other: StreamDataset) -> int:
         """Returns the number of samples of this dataset that `other` also contains."""
-        seen = set(other.traces())
-        return sum(trace in seen for trace in self.traces())
+        own = Counter(self.traces())
+        return sum(own[trace] for trace in other.find_traces(own))
 
     def flags(self) -> Iterable[Any]:
         """Returns the warnings (`DataFlag`) about the records of the dataset; reads no sample."""

@@ -19,8 +19,9 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.clips.captions import choose_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.clips.video_dataset import VideoDataset, Window
+from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.clips.window_index import Window
 from worldsmith.data.content_fingerprint import file_fingerprint
 from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import SampleError

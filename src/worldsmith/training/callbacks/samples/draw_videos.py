@@ -24,7 +24,8 @@ from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, Draw
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.video_dataset import VideoDataset, Window
+    from worldsmith.data.clips.video_dataset import VideoDataset
+    from worldsmith.data.clips.window_index import Window
     from worldsmith.models.video_model import GenerationDefaults, VideoSampler
     from worldsmith.sampling.requests import GenerationRequest
     from worldsmith.training.callbacks.base import TrainingRun

@@ -1,0 +1,232 @@
+"""Windows of clips: `Window`, and `WindowIndex`, which keeps those of a large dataset on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.data.clips.clip_records import repeated_uuid
+from worldsmith.data.shards.addresses import absolute_path
+from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.files.atomic import locked_temporary_folder, publish_folder
+from worldsmith.files.errors import UserError
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.remote import cache_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from worldsmith.data.clips.video_dataset import VideoDataset
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+MANY = 200_000
+"""Number of windows above which a dataset has an index on disk."""
+COLUMNS = ("uuid", "content", "path", "offset", "count")
+"""Temporary files of an index that is being written, each with a uint64 per clip: hashes of uuid, content and path,
+byte offset of the clip's line in `WINDOWS`, and number of windows."""
+FACTS, WINDOWS = "index.json", "windows.jsonl"
+PIECE = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Window of a clip: a range of frames that is used as one training sample, with its captions."""
+
+    key: str
+    """`<uuid>_w<window index>`."""
+    path: str
+    """Path of the clip, or address of its tar member or of the remote file."""
+    relative_path: str
+    """Path of the clip in the dataset; independent of the location of the dataset."""
+    start_frame: int
+    end_frame: int
+    """Last frame, inclusive; -1 = the last one of the clip."""
+    temporal_interval: int
+    """Frame stride, in frames of the clip, with which a sample covers the complete window."""
+    captions: dict[str, Any]
+    """Captions by key: plain text, or a JSON object."""
+    line: int | None
+    """Line number in the dataset file; None in a shard."""
+    mark: str = ""
+    """Content hash of the clip; "": computed from the file."""
+
+
+class WindowIndex(Sequence[Window]):
+    """Windows of a large dataset in dataset order, in a folder on disk from which single windows are read.
+
+    `windows.jsonl` has a line per clip: [[path, line number], [relative path, mark, windows]]. `offset.npy` (int64
+    [clips]) and `starts.npy` (int64 [clips + 1]) contain the byte offset of the line and the index of the first window
+    of each clip, in dataset order; `path.npy` (uint64 [clips]) contains sorted hashes of the paths.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Opens the index in `folder`; raises OSError, UserError or ValueError if a file is missing or damaged."""
+        import numpy as np
+
+        facts = read_json_object(folder / FACTS)
+        self.folder = folder
+        self.version: str = facts["version"]
+        self.num_records: int = facts["num_records"]
+        self.content: str = facts["content"]
+        """Hash of the windows and their order, without the files of clips; independent of the dataset's location."""
+        self.rejections = [Rejection(*values) for values in facts["rejections"]]
+        self.offsets, self.starts, self.paths = (
+            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offset", "starts", "path")
+        )
+        self._file = open(folder / WINDOWS, "rb", buffering=0)  # noqa: SIM115  (open as long as the index)
+        if (size := os.fstat(self._file.fileno()).st_size) != facts["size"]:
+            raise ValueError(f"{folder / WINDOWS} has {size} bytes: expected {facts['size']}")
+
+    def __reduce__(self) -> Any:
+        return WindowIndex, (self.folder,)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        index = range(len(self))[index]
+        clip = int(self.starts.searchsorted(index, side="right")) - 1
+        return self.clip(clip)[index - int(self.starts[clip])]
+
+    def __iter__(self) -> Iterator[Window]:
+        for number in range(self.num_clips):
+            yield from self.clip(number)
+
+    @property
+    def num_clips(self) -> int:
+        return len(self.offsets)
+
+    def clip(self, number: int) -> list[Window]:
+        """Returns the windows of a clip by its number in dataset order."""
+        offset, size, text = int(self.offsets[number]), PIECE, b""
+        while (end := text.find(b"\n")) < 0:
+            text, size = os.pread(self._file.fileno(), size, offset), size * 8
+        (path, line), (relative_path, mark, windows) = json.loads(text[:end])
+        return [
+            Window(key, path, relative_path, start, end, interval, captions, line, mark)
+            for key, start, end, interval, captions in windows
+        ]
+
+    def find_paths(self, paths: Iterable[str]) -> set[str]:
+        """Returns those of the absolute `paths` that are clips of this dataset; links to files are not resolved."""
+        import numpy as np
+
+        wanted = list(paths)
+        hashes = np.array([short_hash(path) for path in wanted], np.uint64)
+        found = self.paths.searchsorted(hashes).clip(max=len(self.paths) - 1)
+        return {path for path, known, own in zip(wanted, self.paths[found], hashes) if known == own}
+
+
+def short_hash(text: str) -> int:
+    """Returns the first 8 bytes of the SHA-256 of a text. Their order is that of the complete hashes."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def index_folder(*facts: Any) -> Path:
+    """Returns the folder of the index of a dataset, by its name and the settings that affect its windows."""
+    key = hashlib.sha256(repr((FORMAT_VERSION, os.getcwd(), facts)).encode()).hexdigest()
+    return cache_folder("datasets") / key[:16]
+
+
+def open_index(dataset: VideoDataset, folder: Path) -> WindowIndex | None:
+    """Opens the index of a dataset; None if it does not exist, is damaged, or the files of the dataset have changed."""
+    try:
+        index = WindowIndex(folder) if folder.exists() else None
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None
+    return index if index is not None and index.version == dataset.find_version() else None
+
+
+def build_index(dataset: VideoDataset, folder: Path) -> WindowIndex:
+    """Writes the index of a dataset, or waits until another process of this machine has written it, and opens it.
+
+    Raises:
+        DataError: If the dataset cannot be read, or the folder cannot be written.
+    """
+    while (index := open_index(dataset, folder)) is None:
+        version = dataset.find_version()
+        try:
+            with locked_temporary_folder(folder) as aside:
+                log.info("%s is large: writing an index of its windows to %s, once", dataset.name, folder)
+                write_index(dataset, aside, version)
+                publish_folder(aside, folder)
+        except FileExistsError:
+            time.sleep(1)
+        except OSError as error:
+            raise DataError(
+                f"the index of the windows of {dataset.name} cannot be written: {error}. Free disk space, or set "
+                "XDG_CACHE_HOME to a folder on a larger disk"
+            ) from None
+    return index
+
+
+def write_index(dataset: VideoDataset, folder: Path, version: str) -> None:
+    """Writes the files of an index. The memory that it needs is that of the rejections, and about 25 bytes per clip."""
+    import numpy as np
+
+    offset = 0
+    with ExitStack() as stack:
+        text, *columns = (stack.enter_context(open(folder / file, "wb")) for file in (WINDOWS, *COLUMNS))
+        for record, windows in dataset.read_clips():
+            rows = [[w.key, w.start_frame, w.end_frame, w.temporal_interval, w.captions] for w in windows]
+            content = json.dumps([record.relative_path, record.mark, rows])
+            line = f"[{json.dumps([record.path, record.line])}, {content}]\n".encode()
+            hashes = map(short_hash, (record.facts["uuid"], content, resolve_folder(record.path)))
+            for column, value in zip(columns, (*hashes, offset, len(rows))):
+                column.write(struct.pack("=Q", value))
+            text.write(line)
+            offset += len(line)
+
+    def take(column: str, dtype: Any = np.int64) -> np.ndarray:
+        values = np.fromfile(folder / column, dtype)
+        (folder / column).unlink()
+        return values
+
+    uuids = take("uuid", np.uint64)
+    order = uuids.argsort(kind="stable").astype(np.uint32)
+    uuids = uuids[order]
+    again = np.zeros(len(order), bool)
+    again[1:] = uuids[1:] == uuids[:-1]
+    del uuids
+    counts, offsets = take("count")[order], take("offset")[order]
+    with open(folder / WINDOWS, "rb") as lines:
+        for offset_again in offsets[again & (counts > 0)].tolist():
+            lines.seek(offset_again)
+            (_, line_number), (_, _, rows) = json.loads(lines.readline())
+            dataset.rejections.append(repeated_uuid(dataset.name, line_number, rows[0][0].rpartition("_w")[0]))
+    used = ~again & (counts > 0)
+    order = order[used]
+    np.save(folder / "offset.npy", offsets[used])
+    np.save(folder / "starts.npy", np.concatenate([[0], counts[used]]).cumsum())
+    del offsets, counts
+    np.save(folder / "path.npy", np.sort(take("path", np.uint64)[order]))
+    facts = {
+        "version": version,
+        "size": offset,
+        "num_records": dataset.num_records,
+        "content": hashlib.sha256(take("content")[order].data).hexdigest(),
+        "rejections": [astuple(rejection) for rejection in dataset.rejections],
+    }
+    (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def resolve_folder(path: str) -> str:
+    """Returns the absolute path of a clip, in which links to its folder are resolved; addresses are unchanged."""
+    folder, name = os.path.split(path)
+    return os.path.join(absolute_folder(folder or "."), name)
+
+
+absolute_folder = lru_cache(maxsize=65536)(absolute_path)
