@@ -191,7 +191,8 @@ def test_processes_that_start_together_write_one_index(
         for _ in range(3)
     ]
     outputs = [process.communicate(timeout=60) for process in started]
-    assert len({out for out, _ in outputs}) == 1 and outputs[0][0].strip()
+    assert len({out for out, _ in outputs}) == 1
+    assert outputs[0][0].strip()
     assert sum("writing an index" in errors for _, errors in outputs) == 1
     assert len(list(cache.iterdir())) == 1
 
@@ -204,14 +205,12 @@ def test_a_file_in_place_of_the_cache_is_one_error(
         load(write_jsonl(tmp_path, [record("a")]))
 
 
-def test_the_loader_yields_the_same_packs_and_resumes(
-    clips: Callable, monkeypatch: pytest.MonkeyPatch, workers: int = 2
-) -> None:
+def test_the_loader_yields_the_same_packs_and_resumes(clips: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """With worker processes, over two epochs; the state of a run on the index continues exactly."""
     folder = clips(7)
 
     def loader() -> VideoLoader:
-        config = VideoLoader.Config(max_sequence_length=100, num_workers=workers)
+        config = VideoLoader.Config(max_sequence_length=100, num_workers=2)
         config.dataset.path, config.dataset.resolution, config.dataset.min_frames = str(folder), "64", 5
         grid = LatentGrid(frames=4, pixels=16, patch=2)
         return config.build(grid=grid, tokenizer=lambda text: list(text.encode())[:12])

@@ -67,7 +67,7 @@ class Window:
 class WindowIndex(Sequence[Window]):
     """Windows of a large dataset in dataset order, in a folder on disk from which single windows are read.
 
-    `windows.jsonl` has a line per clip: [[path, line number], [relative path, mark, windows]]. `offset.npy` (int64
+    `windows.jsonl` has a line per clip: [[path, line, uuid], [relative path, mark, windows]]. `offset.npy` (int64
     [clips]) and `starts.npy` (int64 [clips + 1]) contain the byte offset of the line and the index of the first window
     of each clip, in dataset order; `path.npy` (uint64 [clips]) contains sorted hashes of the paths.
     """
@@ -114,7 +114,7 @@ class WindowIndex(Sequence[Window]):
         offset, size, text = int(self.offsets[number]), PIECE, b""
         while (end := text.find(b"\n")) < 0:
             text, size = os.pread(self._file.fileno(), size, offset), size * 8
-        (path, line), (relative_path, mark, windows) = json.loads(text[:end])
+        (path, line, _), (relative_path, mark, windows) = json.loads(text[:end])
         return [
             Window(key, path, relative_path, start, end, interval, captions, line, mark)
             for key, start, end, interval, captions in windows
@@ -160,6 +160,8 @@ def build_index(dataset: VideoDataset, folder: Path) -> WindowIndex:
         version = dataset.find_version()
         try:
             with locked_temporary_folder(folder) as aside:
+                if (index := open_index(dataset, folder)) is not None:  # another process has just written it
+                    break
                 log.info("%s is large: writing an index of its windows to %s, once", dataset.name, folder)
                 write_index(dataset, aside, version)
                 publish_folder(aside, folder)
@@ -181,10 +183,11 @@ def write_index(dataset: VideoDataset, folder: Path, version: str) -> None:
     with ExitStack() as stack:
         text, *columns = (stack.enter_context(open(folder / file, "wb")) for file in (WINDOWS, *COLUMNS))
         for record, windows in dataset.read_clips():
+            uuid = record.facts["uuid"]
             rows = [[w.key, w.start_frame, w.end_frame, w.temporal_interval, w.captions] for w in windows]
             content = json.dumps([record.relative_path, record.mark, rows])
-            line = f"[{json.dumps([record.path, record.line])}, {content}]\n".encode()
-            hashes = map(short_hash, (record.facts["uuid"], content, resolve_folder(record.path)))
+            line = f"[{json.dumps([record.path, record.line, uuid])}, {content}]\n".encode()
+            hashes = map(short_hash, (uuid, content, resolve_folder(record.path)))
             for column, value in zip(columns, (*hashes, offset, len(rows))):
                 column.write(struct.pack("=Q", value))
             text.write(line)
@@ -202,11 +205,13 @@ def write_index(dataset: VideoDataset, folder: Path, version: str) -> None:
     again[1:] = uuids[1:] == uuids[:-1]
     del uuids
     counts, offsets = take("count")[order], take("offset")[order]
+    repeated: dict[int | None, Rejection] = {}
     with open(folder / WINDOWS, "rb") as lines:
-        for offset_again in offsets[again & (counts > 0)].tolist():
-            lines.seek(offset_again)
-            (_, line_number), (_, _, rows) = json.loads(lines.readline())
-            dataset.rejections.append(repeated_uuid(dataset.name, line_number, rows[0][0].rpartition("_w")[0]))
+        for start in offsets[again].tolist():
+            lines.seek(start)
+            (_, at, uuid), _ = json.loads(lines.readline())
+            repeated[at] = repeated_uuid(dataset.name, at, uuid)
+    rejections = [*(one for one in dataset.rejections if one.line not in repeated), *repeated.values()]
     used = ~again & (counts > 0)
     order = order[used]
     np.save(folder / "offset.npy", offsets[used])
@@ -218,15 +223,15 @@ def write_index(dataset: VideoDataset, folder: Path, version: str) -> None:
         "size": offset,
         "num_records": dataset.num_records,
         "content": hashlib.sha256(take("content")[order].data).hexdigest(),
-        "rejections": [astuple(rejection) for rejection in dataset.rejections],
+        "rejections": [astuple(rejection) for rejection in rejections],
     }
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
 def resolve_folder(path: str) -> str:
     """Returns the absolute path of a clip, in which links to its folder are resolved; addresses are unchanged."""
-    folder, name = os.path.split(path)
-    return os.path.join(absolute_folder(folder or "."), name)
+    folder, slash, name = path.rpartition("/")
+    return f"{absolute_folder(folder + slash or '.').rstrip('/')}/{name}"
 
 
 absolute_folder = lru_cache(maxsize=65536)(absolute_path)
