@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import tiny_runs
 from object_store import ObjectStore, connected, serving
 from tiny_runs import read_losses, tiny_config
 
+from worldsmith.data import json_records
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import DataError
 from worldsmith.files import remote
@@ -131,3 +133,22 @@ def test_a_data_set_that_cannot_be_reached_is_one_error(store: ObjectStore) -> N
     for path in ("s3://bucket/clips", "s3://bucket/clips/video_dataset_file.jsonl"):
         with pytest.raises(DataError, match=r"denies access.*credentials"):
             build(path)
+
+
+@pytest.mark.parametrize("name", ["clips.jsonl", "clips.jsonl.gz"])
+def test_a_data_set_file_is_read_in_pieces(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Lines that end in another piece, and a file that ends with a piece; every third request fails."""
+    monkeypatch.setattr(json_records, "PIECE", 100)
+    window = {"start_frame": 0, "end_frame": 8, "caption": "é"}
+    lines = [json.dumps({"uuid": f"{i}", "vision_path": f"{i}.mp4", "t2w_windows": [window]}) for i in range(9)]
+    text = "\n".join(lines).encode()
+    content = text + b" " * (-len(text) % 100)
+    near = tmp_path / name
+    near.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    address = store.put(f"pieces/{name}", near.read_bytes())
+    store.fail(every=3)
+    store.requests()
+    assert list(json_records.read_lines(address)) == list(json_records.read_lines(near))
+    assert len([one for one in store.requests() if one.startswith("GET")]) > 2

@@ -15,10 +15,12 @@ from typing import Any
 
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.json_file import object_of
-from worldsmith.files.remote import is_remote, read_remote
+from worldsmith.files.remote import is_remote, read_remote, remote_facts
 
 MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """Matches JSON bytes that may contain an unpaired surrogate (invalid Unicode), which Python's parser accepts."""
+PIECE = 1 << 24
+"""Bytes of a remote file that are read at a time."""
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -30,21 +32,39 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 
 
+class RemoteFile(io.RawIOBase):
+    """Remote file that is read from start to end in pieces, each of them with retries and through the cache."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.position, self.piece = address, 0, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self.piece:
+            size = PIECE if remote_facts(self.address).size is not None else None  # unknown: maybe no range requests
+            if size or not self.position:
+                self.piece = memoryview(read_remote(self.address, self.position, size))
+            self.position += len(self.piece)
+        count = min(len(buffer), len(self.piece))
+        buffer[:count], self.piece = self.piece[:count], self.piece[count:]
+        return count
+
+
 def read_lines(file: Path | str) -> Iterator[tuple[int, bytes]]:
     """Yields (1-based line number, bytes) of every non-blank line; gzip is detected from the first bytes.
 
     Args:
-        file: Path, or address of a remote file, which is read into memory.
+        file: Path, or address of a remote file, which is read in pieces of 16 MiB.
 
     Raises:
         DataError: If the file cannot be read to its end.
     """
     try:
-        remote = read_remote(file) if isinstance(file, str) and is_remote(file) else None
-        with io.BytesIO(remote) if remote is not None else open(file, "rb") as raw:
-            zipped = raw.read(2) == b"\x1f\x8b"
-        with io.BytesIO(remote) if remote is not None else open(file, "rb") as raw:
-            lines = gzip.GzipFile(fileobj=raw) if zipped else raw
+        with RemoteFile(file) if isinstance(file, str) and is_remote(file) else open(file, "rb", buffering=0) as source:
+            raw = io.BufferedReader(source)
+            lines = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(b"\x1f\x8b") else raw
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, line

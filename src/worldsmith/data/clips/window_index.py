@@ -19,6 +19,7 @@ from worldsmith.data.clips.clip_records import repeated_uuid
 from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.sample_maker import short_hash
 from worldsmith.files.atomic import locked_temporary_folder, publish_folder
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
@@ -128,11 +129,6 @@ class WindowIndex(Sequence[Window]):
         hashes = np.array([short_hash(path) for path in wanted], np.uint64)
         found = self.paths.searchsorted(hashes).clip(max=len(self.paths) - 1)
         return {path for path, known, own in zip(wanted, self.paths[found], hashes) if known == own}
-
-
-def short_hash(text: str) -> int:
-    """Returns the first 8 bytes of the SHA-256 of a text. Their order is that of the complete hashes."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def index_folder(*facts: Any) -> Path:

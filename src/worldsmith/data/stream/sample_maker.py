@@ -97,6 +97,11 @@ def digest(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
+def short_hash(text: str) -> int:
+    """Returns the first 8 bytes of the SHA-256 of a text. Their order is that of the complete hashes."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
 class StreamSettings(Protocol):
     """Protocol of the data loader settings that `SampleMaker` uses."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import textwrap
 import time
 from collections import Counter, defaultdict
@@ -19,7 +20,7 @@ from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PACKERS, PackingDataLoader
 from worldsmith.data.stream.positions import Positions
 from worldsmith.data.stream.quarantine import Rejection, Tally
-from worldsmith.data.stream.sample_maker import Features, SampleMaker, SampleResult, digest
+from worldsmith.data.stream.sample_maker import Features, SampleMaker, SampleResult, short_hash
 from worldsmith.data.stream.workers import fetch
 
 AHEAD = 4
@@ -92,7 +93,7 @@ def read_data(
         report.over_cap, report.needed_cap = sum(count >= report.cap for count in tokens), max(tokens) + 1
     report.seconds = distribution([item.seconds for item in seen]) if decode else None
     report.count_features(item.features for item in kept)
-    report.duplicates = find_duplicates(dataset.contents())
+    report.duplicates = find_duplicates(dataset.contents)
     share = len(seen) / max(1, total)
     report.cells = round(sum(item.cells for item in kept) / share) if seen else 0
     count_packs(report, loader, kept, ranks, packs_a_step, share)
@@ -315,11 +316,23 @@ def pack_all(name: str, config: PackingDataLoader.Config, tokens: Sequence[int])
     return list(itertools.takewhile(bool, (packer.pack(source) for _ in itertools.count())))
 
 
-def find_duplicates(contents: Iterable[tuple[str, Any]]) -> list[list[str]]:
-    """Returns the groups of keys whose samples have equal content; `contents` has (key, content) of each sample."""
+def find_duplicates(contents: Callable[[], Iterable[tuple[str, Any]]]) -> list[list[str]]:
+    """Returns the groups of keys whose samples have equal content; needs 8 bytes of memory per sample.
+
+    Args:
+        contents: Yields (key, content) of each sample; called twice.
+    """
+    import numpy as np
+
+    hashes, counts = np.unique(
+        np.fromiter((short_hash(json.dumps(facts)) for _, facts in contents()), np.uint64), return_counts=True
+    )
+    repeated = set(hashes[counts > 1].tolist())
     groups: dict[str, list[str]] = defaultdict(list)
-    for key, facts in contents:
-        groups[digest(facts)].append(key)
+    for key, facts in contents() if repeated else ():
+        text = json.dumps(facts)
+        if short_hash(text) in repeated:
+            groups[text].append(key)
     return [keys for keys in groups.values() if len(keys) > 1]
 
 
