@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import pytest
@@ -24,17 +24,23 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test-key", "AWS_SECRET_ACCESS_KEY": "hush-h
 class ObjectStore:
     """The bucket `bucket` of a running server; `environment` lets boto3 and s3fs find it."""
 
+    scheme = "s3"
+    program = Path(__file__)
+    authorization = f"AWS4-HMAC-SHA256 Credential={CREDENTIALS['AWS_ACCESS_KEY_ID']}/20260101/us-east-1/s3/aws4_request"
+
     def __init__(self, url: str) -> None:
         self.url = url
         self.environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": url}
 
-    def ask(self, path: str, method: str = "GET", body: Any = None) -> bytes:
+    def ask(self, path: str, method: str = "GET", body: Any = None, content_type: str = "video/mp4") -> bytes:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        scope = f"{CREDENTIALS['AWS_ACCESS_KEY_ID']}/20260101/us-east-1/s3/aws4_request"
-        headers = {"Authorization": f"AWS4-HMAC-SHA256 Credential={scope}", "Content-Type": "video/mp4"}
+        headers = {"Authorization": self.authorization, "Content-Type": content_type}
         request = urllib.request.Request(self.url + path, data=data, method=method, headers=headers)
         with urllib.request.urlopen(request) as answer:
             return answer.read()
+
+    def make_bucket(self) -> None:
+        self.ask("/bucket", "PUT")
 
     def put(self, key: str, content: bytes) -> str:
         self.ask(f"/bucket/{key}", "PUT", content)
@@ -44,7 +50,7 @@ class ObjectStore:
         for file in sorted(folder.rglob("*")):
             if file.is_file():
                 self.put(f"{prefix}/{file.relative_to(folder)}", file.read_bytes())
-        return f"s3://bucket/{prefix}"
+        return f"{self.scheme}://bucket/{prefix}"
 
     def fail(self, **faults: Any) -> None:
         """Of GET and HEAD: `every` n-th is answered 500 and 503 in turn, every `cut`-th is cut off in the middle,
@@ -58,13 +64,16 @@ class ObjectStore:
         return json.loads(self.ask("/_requests"))
 
 
+Store = TypeVar("Store", bound=ObjectStore)
+
+
 @contextmanager
-def serving() -> Iterator[ObjectStore]:
-    process = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
+def serving(store_class: type[Store] = ObjectStore) -> Iterator[Store]:
+    process = subprocess.Popen([sys.executable, str(store_class.program)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        store = ObjectStore(f"http://127.0.0.1:{int(process.stdout.readline())}")
-        store.ask("/bucket", "PUT")
+        store = store_class(f"http://127.0.0.1:{int(process.stdout.readline())}")
+        store.make_bucket()
         yield store
     finally:
         process.kill()
@@ -72,14 +81,15 @@ def serving() -> Iterator[ObjectStore]:
 
 
 @contextmanager
-def connected(server: ObjectStore, patch: pytest.MonkeyPatch, cache: Path) -> Iterator[ObjectStore]:
+def connected(server: Store, patch: pytest.MonkeyPatch, cache: Path) -> Iterator[Store]:
     """The server without faults, found by fsspec, with an empty cache on this machine and short pauses."""
     import fsspec
 
     from worldsmith.files import remote
 
     def forget() -> None:
-        fsspec.get_filesystem_class("s3").clear_instance_cache()  # connected without these variables by other tests
+        # Other tests may have connected without these variables.
+        fsspec.get_filesystem_class(server.scheme).clear_instance_cache()
         remote.remote_facts.cache_clear()
         remote._written.clear()
         server.fail()

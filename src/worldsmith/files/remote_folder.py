@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import posixpath
 import time
@@ -109,8 +110,8 @@ def remove_remote(folder: str, names: Iterable[str]) -> None:
 def upload_files(folder: Path, names: Iterable[str], address: str, known: Known | None = None) -> None:
     """Uploads files in several threads and verifies them; files that are already stored are skipped.
 
-    The size and ETag in the store are compared with the local file. If the ETag is not an MD5, as in a bucket that is
-    encrypted by KMS, the file is uploaded and read back.
+    The size and MD5 in the store (S3: ETag) are compared with the local file. If the store states no MD5, as in a
+    bucket that is encrypted by KMS, the file is uploaded and read back.
 
     Args:
         folder: Local folder.
@@ -126,8 +127,8 @@ def upload_files(folder: Path, names: Iterable[str], address: str, known: Known 
 
     def differing() -> list[str]:
         stored = list_remote(address, recursive=any("/" in name for name in names))
-        found = {name: (info["size"], (info.get("ETag") or "").strip('"')) for name, info in stored.items()}
-        return [name for name, (size, _, etag) in facts.items() if found.get(name) != (size, etag)]
+        found = {name: (info["size"], stored_md5(info)) for name, info in stored.items()}
+        return [name for name, (size, _, *md5s) in facts.items() if found.get(name) not in [(size, m) for m in md5s]]
 
     def put(name: str) -> None:
         system, path = open_fresh(address)
@@ -135,7 +136,7 @@ def upload_files(folder: Path, names: Iterable[str], address: str, known: Known 
 
     with ThreadPoolExecutor(THREADS) as pool:
         facts = dict(zip(names, pool.map(lambda name: summarize_upload(folder / name), names)))
-        if changed := [name for name, (size, crc, _) in facts.items() if known.get(name, [size, crc]) != [size, crc]]:
+        if changed := [name for name, (size, crc, *_) in facts.items() if known.get(name, [size, crc]) != [size, crc]]:
             raise OSError(f"{folder / changed[0]} has changed since it was saved")
         list(pool.map(lambda name: retry(partial(put, name), join_address(address, name), "write"), differing()))
     for name in differing():
@@ -152,17 +153,21 @@ def remote_crc(address: str) -> int:
     return crc
 
 
-def summarize_upload(path: Path) -> tuple[int, int, str]:
-    """Returns size in bytes, CRC-32 and the ETag that S3 without KMS gives a file: its MD5, or that of its parts."""
-    crc, parts, size = 0, list[bytes](), path.stat().st_size
+def stored_md5(info: Mapping[str, Any]) -> str:
+    """Returns the ETag (S3) or MD5 (Google Cloud Storage) in fsspec's `info`, in hexadecimal; empty without both."""
+    return (info.get("ETag") or "").strip('"') or base64.b64decode(info.get("md5Hash") or "").hex()
+
+
+def summarize_upload(path: Path) -> tuple[int, int, str, str]:
+    """Returns size in bytes, CRC-32, MD5, and the ETag that S3 without KMS gives a file that was uploaded in parts."""
+    crc, parts, size, md5 = 0, list[bytes](), path.stat().st_size, hashlib.md5(usedforsecurity=False)
     step = PART if size >= 2 * PART else 2 * PART
     with open(path, "rb") as file:
         while (block := file.read(step)) or not parts:
             crc = zlib.crc32(block, crc)
+            md5.update(block)
             parts.append(hashlib.md5(block, usedforsecurity=False).digest())
-    if len(parts) == 1:
-        return size, crc, parts[0].hex()
-    return size, crc, f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"
+    return size, crc, md5.hexdigest(), f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"
 
 
 def download_files(address: str, folder: Path, known: Known) -> None:

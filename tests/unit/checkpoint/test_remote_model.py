@@ -208,9 +208,9 @@ def test_an_etag_that_is_no_md5_is_replaced_by_reading_the_file_back(
     """As with encryption by KMS: the upload is accepted if the content is the same, and refused if it is not."""
     from worldsmith.files import remote_folder
 
-    monkeypatch.setattr(remote_folder, "summarize_upload", lambda path: (3, 891568578, "not the MD5"))
+    monkeypatch.setattr(remote_folder, "summarize_upload", lambda path: (3, 891568578, "not", "the MD5"))
     (tmp_path / "x").write_bytes(b"abc")
     remote_folder.upload_files(tmp_path, ["x"], "s3://bucket/kms")
-    monkeypatch.setattr(remote_folder, "summarize_upload", lambda path: (3, 1, "not the MD5"))
+    monkeypatch.setattr(remote_folder, "summarize_upload", lambda path: (3, 1, "not", "the MD5"))
     with pytest.raises(RemoteError, match="differs from the uploaded file"):
         remote_folder.upload_files(tmp_path, ["x"], "s3://bucket/kms")

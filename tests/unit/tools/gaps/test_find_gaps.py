@@ -256,8 +256,8 @@ def test_places_behind_urls() -> None:
 
 
 def test_a_place_of_another_kind_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gs://bucket/out: this type of URL needs another Python package: .*gcsfs"):
-        FindGaps.Config(results_dir="gs://bucket/out", gaps_parquet=f"{tmp_path}/g.parquet").build().run()
+    with pytest.raises(UserError, match=r"abfs://bucket/out: this type of URL needs another Python package: .*adlfs"):
+        FindGaps.Config(results_dir="abfs://bucket/out", gaps_parquet=f"{tmp_path}/g.parquet").build().run()
 
 
 def test_gaps_as_json_and_as_training_data(evaluated: Path) -> None:
