@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import logging
 import os
 import posixpath
 import re
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -28,6 +29,10 @@ PAUSE = 1.0
 CACHE_SIZE = "WORLDSMITH_CACHE_GIB"
 """Environment variable with the max size of the cache in GiB; 0 = no cache."""
 DEFAULT_GIB = 50.0
+MAX_FACTS = 65536
+"""Number of files of which a process remembers size, version, and whether the cached copy is valid."""
+LOCK_PAUSE = 0.02
+"""Seconds between two attempts to lock a folder of the cache."""
 FILLED, SCANS = 7 / 8, 64
 """Fraction of the max size that remains after the cache was trimmed; number of scans while one max size is written."""
 CHECKSUM = 4
@@ -44,6 +49,16 @@ DENIED = re.compile(r"Forbidden|Access ?Denied|NoCredentials|InvalidAccessKey|Si
 
 class RemoteError(OSError):
     """Error for a remote file that cannot be read; the message contains its address and the cause, but no secrets."""
+
+
+class CachedFile(io.FileIO):
+    """A file in the cache, whose positions are those of the content behind its checksum."""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return super().seek(offset + CHECKSUM * (whence == os.SEEK_SET), whence) - CHECKSUM
+
+    def tell(self) -> int:
+        return super().tell() - CHECKSUM
 
 
 class RemoteFacts(NamedTuple):
@@ -145,12 +160,14 @@ def read_facts(address: str) -> RemoteFacts:
     return RemoteFacts(info.get("size"), repr([info[name] for name in VERSIONS if info.get(name)]))
 
 
-remote_facts = functools.lru_cache(maxsize=65536)(read_facts)
+remote_facts = functools.lru_cache(maxsize=MAX_FACTS)(read_facts)
 """`read_facts`, requested once per file and process: a run expects that its files do not change."""
 
 
-def remote_exists(address: str) -> bool:
-    """Returns whether a remote file exists. Raises RemoteError if the storage cannot be reached or denies access."""
+def file_exists(address: str) -> bool:
+    """Returns whether a local or remote file exists; RemoteError if its storage cannot be reached or denies access."""
+    if not is_remote(address):
+        return os.path.isfile(address)
     try:
         read_facts(address)
     except FileNotFoundError:
@@ -193,9 +210,22 @@ def read_remote(address: str, start: int = 0, size: int | None = None) -> bytes:
             raise OSError(f"expected {expected} bytes, received {len(found)}")
         return found
 
-    data = retry(fetch, address)
-    save_entry(entry, data)
+    with locked(entry.parent):  # one process fetches the file for all
+        if (data := read_entry(entry, expected)) is None:
+            data = retry(fetch, address)
+            save_entry(entry, data)
     return data
+
+
+def open_cached(address: str) -> CachedFile | None:
+    """Opens the cached copy of a remote file that this process has read before; None if it is not in the cache."""
+    if (entry := cache_entry(address, remote_facts(address))) in _verified:
+        with contextlib.suppress(OSError):
+            os.utime(entry)
+            file = CachedFile(entry)
+            file.seek(0)
+            return file
+    return None
 
 
 def cache_folder(name: str = "remote") -> Path:
@@ -234,6 +264,7 @@ def read_entry(entry: Path, size: int | None) -> bytes | None:
         os.utime(entry)
     except OSError:
         return None
+    mark_verified(entry)
     return data
 
 
@@ -246,11 +277,34 @@ def save_entry(entry: Path, data: bytes) -> None:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with replacing(entry, durable=False) as aside:
             aside.write_bytes(crc_bytes(data) + data)
+        mark_verified(entry)
         count_written(len(data) + CHECKSUM, limit)
     except OSError as error:
         if error.errno not in _logged:
             _logged.append(error.errno)
             log.warning("the cache of remote files cannot be written, so they are read again in each epoch: %s", error)
+
+
+def mark_verified(entry: Path) -> None:
+    if len(_verified) >= MAX_FACTS:
+        _verified.clear()
+    _verified.add(entry)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Context manager that has the lock of a folder of the cache; best effort: an error means that there is no lock."""
+    handle = None
+    with contextlib.suppress(OSError):
+        if cache_limit():
+            folder.mkdir(parents=True, exist_ok=True)
+            while (handle := lock(folder)) is None:
+                time.sleep(LOCK_PAUSE)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def crc_bytes(data: bytes) -> bytes:
@@ -259,6 +313,8 @@ def crc_bytes(data: bytes) -> bytes:
 
 _logged: list[int | None] = []
 """Values of errno with which this process has failed to write to the cache."""
+_verified: set[Path] = set()
+"""Cached files whose checksum this process has compared."""
 _written: list[int] = []
 """Number of bytes that this process has cached since it trimmed the cache, as the only item; empty: never trimmed."""
 

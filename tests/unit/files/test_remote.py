@@ -12,7 +12,7 @@ from object_store import CREDENTIALS, ObjectStore, connected, serving
 
 from worldsmith.files import remote
 from worldsmith.files.errors import UserError
-from worldsmith.files.remote import RemoteError, cache_folder, is_remote, join_address, read_remote, remote_exists
+from worldsmith.files.remote import RemoteError, cache_folder, is_remote, join_address, read_remote, file_exists
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -106,7 +106,7 @@ def test_denied_and_missing_files_are_told_apart_at_once(store: ObjectStore) -> 
         read_remote("s3://bucket/absent")
     with pytest.raises(FileNotFoundError, match="s3://bucket/public is not a file"):
         read_remote("s3://bucket/public")
-    assert not remote_exists("s3://bucket/absent")
+    assert not file_exists("s3://bucket/absent")
     with pytest.raises(RemoteError, match="Protocol not known"):
         read_remote("nowhere://bucket/a")
 

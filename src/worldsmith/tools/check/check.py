@@ -28,6 +28,7 @@ from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Tally
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import world_size
+from worldsmith.files.remote import is_remote
 from worldsmith.models.hub import LOOKED
 from worldsmith.tasks.registry import TASKS, task_of
 from worldsmith.tools.check.inspect_data import counted, labeled_line, larger_cap, read_data, report_lines, wrap_labeled
@@ -335,7 +336,7 @@ def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
     Returns None if `source` does not exist or is a file that is not a dataset. Raises UserError for a folder that is
     not a dataset.
     """
-    if not os.path.exists(source) and not source.endswith(".tar"):  # shards may be a pattern or remote
+    if not os.path.exists(source) and not source.endswith(".tar") and not is_remote(source):  # shards may be a pattern
         return None
     for task in map(task_of, TASKS.names()):
         dataset = task.loader_class.dataset_at(source)
@@ -349,7 +350,7 @@ def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
             f"{source} contains robot episodes: add --recipe with the recipe or config file that states their columns "
             "and cameras. `worldsmith dataset statistics` lists unusable episodes and the values of the actions"
         )
-    if Path(source).is_dir():
+    if Path(source).is_dir() or is_remote(source):
         raise UserError(
             f"{source} is neither a run folder nor a Worldsmith dataset: expected video_dataset_file.jsonl or *.tar "
             "(also in train/), annotations.json, meta.json or messages.jsonl. `worldsmith dataset import` converts "
