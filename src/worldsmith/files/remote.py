@@ -31,8 +31,8 @@ CACHE_SIZE = "WORLDSMITH_CACHE_GIB"
 DEFAULT_GIB = 50.0
 MAX_FACTS = 65536
 """Number of files of which a process remembers size, version, and whether the cached copy is valid."""
-LOCK_PAUSE = 0.02
-"""Seconds between two attempts to lock a folder of the cache."""
+LOCK_PAUSE, LOCK_WAIT = 0.02, 300.0
+"""Seconds between two attempts to lock a folder of the cache, and after which a file is fetched without the lock."""
 FILLED, SCANS = 7 / 8, 64
 """Fraction of the max size that remains after the cache was trimmed; number of scans while one max size is written."""
 CHECKSUM = 4
@@ -276,7 +276,8 @@ def save_entry(entry: Path, data: bytes) -> None:
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with replacing(entry, durable=False) as aside:
-            aside.write_bytes(crc_bytes(data) + data)
+            with open(aside, "wb") as file:
+                file.writelines((crc_bytes(data), data))  # a copy of the content could be large
         mark_verified(entry)
         count_written(len(data) + CHECKSUM, limit)
     except OSError as error:
@@ -298,7 +299,8 @@ def locked(folder: Path) -> Iterator[None]:
     with contextlib.suppress(OSError):
         if cache_limit():
             folder.mkdir(parents=True, exist_ok=True)
-            while (handle := lock(folder)) is None:
+            until = time.monotonic() + LOCK_WAIT
+            while (handle := lock(folder)) is None and time.monotonic() < until:
                 time.sleep(LOCK_PAUSE)
     try:
         yield
@@ -312,7 +314,7 @@ def crc_bytes(data: bytes) -> bytes:
 
 
 _logged: list[int | None] = []
-"""Values of errno with which this process has failed to write to the cache."""
+"""Warnings of this process: values of errno with which it has failed to write to the cache; 0: the cache is full."""
 _verified: set[Path] = set()
 """Cached files whose checksum this process has compared."""
 _written: list[int] = []
@@ -356,5 +358,11 @@ def trim(folder: Path, limit: int) -> None:
                 break
             path.unlink(missing_ok=True)
             total -= size
+            if path in _verified and 0 not in _logged:
+                _logged.append(0)
+                log.warning(
+                    "the cache of remote files is full (%.3g GiB): files that this process has read were removed, and "
+                    "are fetched again when they are needed. %s sets its size in GiB", limit / 2**30, CACHE_SIZE
+                )  # fmt: skip
     finally:
         os.close(handle)

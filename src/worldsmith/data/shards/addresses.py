@@ -158,7 +158,10 @@ def open_clip(path: str) -> BinaryIO:
         cached = open_cached(path) if is_remote(path) and PART.fullmatch(path) is None else None
     except OSError as error:
         raise read_error(error) from None
-    return cached or io.BytesIO(read_clip(path))
+    if cached is None:
+        return io.BytesIO(read_clip(path))
+    read_clip.cache_clear()  # it may be a large file
+    return cached
 
 
 @lru_cache(maxsize=1)
