@@ -1,11 +1,10 @@
 """Reads video files with PyAV: metadata, and selected frames.
 
-A path may be the address of a tar member (`shards.addresses`) or of a remote file. These are read into memory.
+A path may be the address of a tar member (`shards.addresses`) or of a remote file, which `open_clip` opens.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import os
@@ -24,7 +23,7 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from worldsmith.data.shards.addresses import is_read_whole, read_clip
+from worldsmith.data.shards.addresses import is_read_whole, open_clip
 from worldsmith.data.stream.errors import READ_ERRORS, SampleError, read_error
 
 CONTAINERS = (
@@ -91,7 +90,8 @@ def examine(path: str) -> tuple[FileStatus, VideoInfo]:
         SampleError: If the file is not a readable video.
     """
     if is_read_whole(path):
-        status = FileStatus(len(read_clip(path)), 0)
+        with open_clip(path) as file:
+            status = FileStatus(file.seek(0, os.SEEK_END), 0)
     else:
         found = file_status(path, "not_a_video")
         status = FileStatus(found.st_size, found.st_mtime_ns)
@@ -316,7 +316,7 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
         SampleError: If the file is not readable or contains no video stream that can be decoded.
     """
     try:
-        with av.open(source_of(path), "r", options=OPTIONS, **TEXTS) as container:
+        with source_of(path) as source, av.open(source, "r", options=OPTIONS, **TEXTS) as container:
             # A cover image of an audio file is a video stream, too, but not one to train on.
             streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
             if not streams:
@@ -332,24 +332,24 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
         raise SampleError(*why_unreadable(path, "not_a_video", str(error))) from None
 
 
-def source_of(path: str) -> str | io.BytesIO:
-    """Returns the argument for `av.open`: the path of a local video, or a buffer with the content of the file.
+@contextmanager
+def source_of(path: str) -> Iterator[str | BinaryIO]:
+    """Context manager that yields the argument for `av.open`: the path of a local video, or an opened file.
 
-    Tar members and remote files are read into memory, and images, because FFmpeg treats their paths as patterns.
+    Images are opened, because FFmpeg treats their paths as patterns.
 
     Raises:
         SampleError: If a JPEG is truncated, since its missing part would be decoded as gray.
     """
-    if is_read_whole(path):
-        data = read_clip(path)
-    elif path.lower().endswith(IMAGES):
-        with open(path, "rb") as file:
-            data = file.read()
-    else:
-        return path
-    if data.startswith(JPEG_START) and data.rfind(JPEG_END) < data.rfind(JPEG_SCAN):
-        raise SampleError("truncated", "the JPEG file ends inside its image data")
-    return io.BytesIO(data)
+    if not is_read_whole(path) and not path.lower().endswith(IMAGES):
+        yield path
+        return
+    with open_clip(path) as file:
+        data = file.read() if file.read(len(JPEG_START)) == JPEG_START else b""
+        if data.rfind(JPEG_END) < data.rfind(JPEG_SCAN):
+            raise SampleError("truncated", "the JPEG file ends inside its image data")
+        file.seek(0)
+        yield file
 
 
 def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
@@ -361,7 +361,7 @@ def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
         detail: Message for `reason`.
     """
     try:
-        with io.BytesIO(read_clip(path)) if is_read_whole(path) else open(path, "rb") as file:
+        with open_clip(path) as file:
             size = file.seek(0, os.SEEK_END)
             if size == 0:
                 return "empty_file", "the file has 0 bytes"

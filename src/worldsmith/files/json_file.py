@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.files.errors import UserError
-from worldsmith.files.lines import require_regular
+from worldsmith.files.lines import read_bytes, require_regular
+from worldsmith.files.remote import is_remote
 
 LARGEST = 3.4e38
 """Max absolute value that float32 can represent."""
 KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 
 
-def read_json_object(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path | str) -> dict[str, Any]:
     """Reads the JSON object in a file.
 
     Args:
-        file: Regular file in UTF-8.
+        file: Regular file in UTF-8, or address of a remote file.
 
     Returns:
         The object as a dictionary.
@@ -28,9 +29,10 @@ def read_json_object(file: Path) -> dict[str, Any]:
         UserError: If the file is not valid JSON (with line and column) or its top level is not an object.
         OSError: If the file cannot be read, or is a pipe or a device.
     """
-    require_regular(file)
+    if not is_remote(str(file)):
+        require_regular(file)
     try:
-        data = json.loads(file.read_bytes())
+        data = json.loads(read_bytes(file))
     except json.JSONDecodeError as error:
         raise UserError(f"{file}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, a number with too many digits, too deep

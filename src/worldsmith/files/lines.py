@@ -9,8 +9,15 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+from worldsmith.files.remote import is_remote, read_remote
 
-def read_lines(path: Path) -> list[str]:
+
+def read_bytes(path: Path | str) -> bytes:
+    """Returns the content of a local file or, through the cache on disk, of the remote file at an address (text)."""
+    return read_remote(path) if isinstance(path, str) and is_remote(path) else Path(path).read_bytes()
+
+
+def read_lines(path: Path | str) -> list[str]:
     """Reads the lines of a UTF-8 text file, without line ends and without a byte order mark.
 
     Only LF and CRLF end a line: other Unicode line separators are part of the text.
@@ -20,16 +27,16 @@ def read_lines(path: Path) -> list[str]:
         OSError: If the file cannot be read.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return lines if lines[-1] else lines[:-1]
 
 
-def require_regular(path: Path) -> None:
+def require_regular(path: Path | str) -> None:
     """Raises OSError if `path` is a pipe or a device, because reading it could block forever."""
-    mode = path.stat().st_mode
+    mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, "expected a regular file, found a pipe or a device", str(path))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import logging
 import os
 import posixpath
 import re
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -28,6 +29,10 @@ PAUSE = 1.0
 CACHE_SIZE = "WORLDSMITH_CACHE_GIB"
 """Environment variable with the max size of the cache in GiB; 0 = no cache."""
 DEFAULT_GIB = 50.0
+MAX_FACTS = 65536
+"""Number of files of which a process remembers size, version, and whether the cached copy is valid."""
+LOCK_PAUSE, LOCK_WAIT = 0.02, 300.0
+"""Seconds between two attempts to lock a folder of the cache, and after which a file is fetched without the lock."""
 FILLED, SCANS = 7 / 8, 64
 """Fraction of the max size that remains after the cache was trimmed; number of scans while one max size is written."""
 CHECKSUM = 4
@@ -44,6 +49,16 @@ DENIED = re.compile(r"Forbidden|Access ?Denied|NoCredentials|InvalidAccessKey|Si
 
 class RemoteError(OSError):
     """Error for a remote file that cannot be read; the message contains its address and the cause, but no secrets."""
+
+
+class CachedFile(io.FileIO):
+    """A file in the cache, whose positions are those of the content behind its checksum."""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return super().seek(offset + CHECKSUM * (whence == os.SEEK_SET), whence) - CHECKSUM
+
+    def tell(self) -> int:
+        return super().tell() - CHECKSUM
 
 
 class RemoteFacts(NamedTuple):
@@ -145,12 +160,14 @@ def read_facts(address: str) -> RemoteFacts:
     return RemoteFacts(info.get("size"), repr([info[name] for name in VERSIONS if info.get(name)]))
 
 
-remote_facts = functools.lru_cache(maxsize=65536)(read_facts)
+remote_facts = functools.lru_cache(maxsize=MAX_FACTS)(read_facts)
 """`read_facts`, requested once per file and process: a run expects that its files do not change."""
 
 
-def remote_exists(address: str) -> bool:
-    """Returns whether a remote file exists. Raises RemoteError if the storage cannot be reached or denies access."""
+def file_exists(address: str) -> bool:
+    """Returns whether a local or remote file exists; RemoteError if its storage cannot be reached or denies access."""
+    if not is_remote(address):
+        return os.path.isfile(address)
     try:
         read_facts(address)
     except FileNotFoundError:
@@ -193,9 +210,22 @@ def read_remote(address: str, start: int = 0, size: int | None = None) -> bytes:
             raise OSError(f"expected {expected} bytes, received {len(found)}")
         return found
 
-    data = retry(fetch, address)
-    save_entry(entry, data)
+    with locked(entry.parent):  # one process fetches the file for all
+        if (data := read_entry(entry, expected)) is None:
+            data = retry(fetch, address)
+            save_entry(entry, data)
     return data
+
+
+def open_cached(address: str) -> CachedFile | None:
+    """Opens the cached copy of a remote file that this process has read before; None if it is not in the cache."""
+    if (entry := cache_entry(address, remote_facts(address))) in _verified:
+        with contextlib.suppress(OSError):
+            os.utime(entry)
+            file = CachedFile(entry)
+            file.seek(0)
+            return file
+    return None
 
 
 def cache_folder(name: str = "remote") -> Path:
@@ -234,6 +264,7 @@ def read_entry(entry: Path, size: int | None) -> bytes | None:
         os.utime(entry)
     except OSError:
         return None
+    mark_verified(entry)
     return data
 
 
@@ -245,7 +276,9 @@ def save_entry(entry: Path, data: bytes) -> None:
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with replacing(entry, durable=False) as aside:
-            aside.write_bytes(crc_bytes(data) + data)
+            with open(aside, "wb") as file:
+                file.writelines((crc_bytes(data), data))  # a copy of the content could be large
+        mark_verified(entry)
         count_written(len(data) + CHECKSUM, limit)
     except OSError as error:
         if error.errno not in _logged:
@@ -253,12 +286,37 @@ def save_entry(entry: Path, data: bytes) -> None:
             log.warning("the cache of remote files cannot be written, so they are read again in each epoch: %s", error)
 
 
+def mark_verified(entry: Path) -> None:
+    if len(_verified) >= MAX_FACTS:
+        _verified.clear()
+    _verified.add(entry)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Context manager that has the lock of a folder of the cache; best effort: an error means that there is no lock."""
+    handle = None
+    with contextlib.suppress(OSError):
+        if cache_limit():
+            folder.mkdir(parents=True, exist_ok=True)
+            until = time.monotonic() + LOCK_WAIT
+            while (handle := lock(folder)) is None and time.monotonic() < until:
+                time.sleep(LOCK_PAUSE)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
 def crc_bytes(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(CHECKSUM, "big")
 
 
 _logged: list[int | None] = []
-"""Values of errno with which this process has failed to write to the cache."""
+"""Warnings of this process: values of errno with which it has failed to write to the cache; 0: the cache is full."""
+_verified: set[Path] = set()
+"""Cached files whose checksum this process has compared."""
 _written: list[int] = []
 """Number of bytes that this process has cached since it trimmed the cache, as the only item; empty: never trimmed."""
 
@@ -300,5 +358,11 @@ def trim(folder: Path, limit: int) -> None:
                 break
             path.unlink(missing_ok=True)
             total -= size
+            if path in _verified and 0 not in _logged:
+                _logged.append(0)
+                log.warning(
+                    "the cache of remote files is full (%.3g GiB): files that this process has read were removed, and "
+                    "are fetched again when they are needed. %s sets its size in GiB", limit / 2**30, CACHE_SIZE
+                )  # fmt: skip
     finally:
         os.close(handle)

@@ -12,7 +12,15 @@ from object_store import CREDENTIALS, ObjectStore, connected, serving
 
 from worldsmith.files import remote
 from worldsmith.files.errors import UserError
-from worldsmith.files.remote import RemoteError, cache_folder, is_remote, join_address, read_remote, remote_exists
+from worldsmith.files.remote import (
+    RemoteError,
+    cache_folder,
+    file_exists,
+    is_remote,
+    join_address,
+    open_cached,
+    read_remote,
+)
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -106,7 +114,7 @@ def test_denied_and_missing_files_are_told_apart_at_once(store: ObjectStore) -> 
         read_remote("s3://bucket/absent")
     with pytest.raises(FileNotFoundError, match="s3://bucket/public is not a file"):
         read_remote("s3://bucket/public")
-    assert not remote_exists("s3://bucket/absent")
+    assert not file_exists("s3://bucket/absent")
     with pytest.raises(RemoteError, match="Protocol not known"):
         read_remote("nowhere://bucket/a")
 
@@ -133,8 +141,9 @@ def test_a_damaged_cached_file_is_fetched_again(store: ObjectStore, damage: obje
 
 
 def test_the_cache_keeps_its_size_and_the_files_that_were_used_last(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(remote, "_logged", [])
     monkeypatch.setenv(remote.CACHE_SIZE, str(10_000 / 2**30))
     first, *others = [store.put(f"bounded/{n}", os.urandom(1500)) for n in range(20)]
     for number, address in enumerate(others):
@@ -150,6 +159,8 @@ def test_the_cache_keeps_its_size_and_the_files_that_were_used_last(
     assert gets(store) == 0
     read_remote(others[0])
     assert gets(store) == 1
+    assert caplog.text.count("cache of remote files is full") == 1
+    assert "WORLDSMITH_CACHE_GIB sets its size" in caplog.text
 
 
 def test_no_cache_and_a_size_that_is_no_number(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,3 +202,27 @@ def test_two_processes_share_a_small_cache(store: ObjectStore, monkeypatch: pyte
             assert {*found} == {*contents.values()}
     assert sum(path.stat().st_size for path in stored()) <= 8_000
     assert not list(cache_folder().rglob(".saving_*"))
+
+
+def test_of_several_processes_that_need_a_file_one_fetches_it(store: ObjectStore) -> None:
+    address = store.put("large", os.urandom(5000))
+    store.fail(slow=0.2)
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        assert len({data for found in pool.map(read_all, [[address]] * 4, chunksize=1) for data in found}) == 1
+    assert gets(store) == 1
+
+
+def test_a_verified_file_is_read_in_place(store: ObjectStore) -> None:
+    address = store.put("video", bytes(range(100)))
+    assert open_cached(address) is None
+    read_remote(address)
+    (entry,) = stored()
+    with open_cached(address) as file:
+        assert (file.tell(), file.read(3), file.tell()) == (0, b"\0\1\2", 3)
+        assert [file.seek(-2, os.SEEK_END), file.seek(-8, os.SEEK_CUR), file.seek(5)] == [98, 90, 5]
+        entry.unlink()
+        assert file.read() == bytes(range(5, 100)), "also if the cache is trimmed meanwhile"
+    assert open_cached(address) is None
+    entry.write_bytes(b"damaged by someone")
+    remote._verified.clear()  # as another process
+    assert open_cached(address) is None

@@ -14,7 +14,7 @@ from worldsmith.data.shards.addresses import TAR, find_shards, part_address, sha
 from worldsmith.data.shards.tar_index import Member, TarIndex, read_indices
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.files.remote import RemoteError, is_remote, join_address, remote_exists, remote_facts
+from worldsmith.files.remote import RemoteError, file_exists, is_remote, join_address, remote_facts
 
 FILE_NAMES = [f"{folder}video_dataset_file.jsonl{ending}" for folder in ("train/", "") for ending in ("", ".gz")]
 VIDEOS = ("mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "gif")
@@ -57,10 +57,7 @@ def find_in(folder: str) -> str | None:
     if is_remote(folder) and (".json" in posixpath.basename(folder) or folder.endswith(TAR)):
         return None
     try:
-        files = (join_address(folder, name) for name in FILE_NAMES)
-        return next(
-            (file for file in files if (remote_exists(file) if is_remote(file) else os.path.isfile(file))), None
-        )
+        return next(filter(file_exists, (join_address(folder, name) for name in FILE_NAMES)), None)
     except RemoteError as error:
         raise DataError(str(error)) from None
 

@@ -2,7 +2,7 @@
 
 Format as in huggingface/lerobot: `datasets/utils.py`, `datasets/dataset_metadata.py` and the script that converts v2.1
 to v3.0. v2 has an MP4 and a parquet file for each episode. v3 stores several episodes in a file, and the episode's row
-in meta/episodes states the files and the start time.
+in meta/episodes states the files and the start time. The folder may be in an object store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.data.stream.errors import DataError, SampleError, read_error
 from worldsmith.files.errors import require_libraries
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.lines import read_lines
+from worldsmith.files.lines import read_bytes, read_lines
+from worldsmith.files.remote import is_remote, join_address, remote_facts
+from worldsmith.files.remote_folder import list_remote
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +53,8 @@ OPTIONAL = ("chunks_size", "splits")
 class LeRobotDataset:
     """Metadata of a LeRobot dataset, and the cameras to import."""
 
-    source: Path
+    source: str
+    """Path or address of the folder."""
     info: dict[str, Any]
     """Content of the dataset's meta/info.json."""
     is_v3: bool
@@ -64,8 +67,8 @@ class LeRobotDataset:
     tasks: dict[int, str]
     """Text of each task by task index."""
 
-    def file(self, template: str, episode: dict[str, Any], prefix: str, **names: str) -> Path:
-        """Returns the path of the data or video file that contains an episode.
+    def file(self, template: str, episode: dict[str, Any], prefix: str, **names: str) -> str:
+        """Returns the path or address of the data or video file that contains an episode.
 
         Args:
             template: Key of the path template in meta/info.json, such as "data_path".
@@ -78,21 +81,28 @@ class LeRobotDataset:
             places = {name: episode[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
         else:
             places = {"episode_chunk": index // self.info["chunks_size"], "episode_index": index}
-        return self.source / self.info[template].format(**places, **names)
+        return join_address(self.source, str(Path(self.info[template].format(**places, **names))))
+
+    def relative_path(self, path: str) -> str:
+        """Returns a path from `file` without the folder of the dataset."""
+        return path.removeprefix(join_address(self.source, ""))
 
 
-def open_dataset(source: Path, cameras: Sequence[str]) -> LeRobotDataset:
+def open_dataset(source: str, cameras: Sequence[str]) -> LeRobotDataset:
     """Reads the metadata of a LeRobot dataset.
 
     Args:
-        source: Folder of the dataset.
+        source: Path or address of the folder of the dataset.
         cameras: Video keys to import; empty: all except depth videos.
 
     Raises:
         ValueError: If the metadata is invalid or not supported, or a camera does not exist.
         KeyError: If a value is missing.
+        OSError: If a file cannot be read.
     """
-    info = read_json_object(source / INFO)
+    source = source.rstrip("/") if is_remote(source) else str(Path(source.removeprefix("file://")))
+    remote_facts.cache_clear()  # files may have been replaced since this process has read another dataset
+    info = read_json_object(join_address(source, INFO))
     if info["codebase_version"] not in VERSIONS:
         raise ValueError(f"{source} is LeRobot {info['codebase_version']}; supported versions: {', '.join(VERSIONS)}")
     check_info(source, info)
@@ -104,25 +114,32 @@ def open_dataset(source: Path, cameras: Sequence[str]) -> LeRobotDataset:
     wanted = [name for name in videos if name in cameras or (not cameras and not is_depth(info["features"][name]))]
     is_v3 = info["codebase_version"] == "v3.0"
     if is_v3:
-        episodes = [row for file in sorted((source / "meta/episodes").rglob("*.parquet")) for row in table_rows(file)]
-        rows = table_rows(source / "meta/tasks.parquet")
+        episodes = [row for file in tables_below(join_address(source, "meta/episodes")) for row in table_rows(file)]
+        rows = table_rows(join_address(source, "meta/tasks.parquet"))
         tasks = {row["task_index"]: row["task" if "task" in row else "__index_level_0__"] for row in rows}
     else:
-        episodes = json_lines(source / "meta/episodes.jsonl")
-        tasks = {line["task_index"]: line["task"] for line in json_lines(source / "meta/tasks.jsonl")}
+        episodes = json_lines(join_address(source, "meta/episodes.jsonl"))
+        tasks = {line["task_index"]: line["task"] for line in json_lines(join_address(source, "meta/tasks.jsonl"))}
     return LeRobotDataset(
         source, info, is_v3, videos, wanted, sorted(episodes, key=lambda row: row["episode_index"]), tasks
     )
 
 
-def check_info(source: Path, info: dict[str, Any]) -> None:
+def tables_below(folder: str) -> list[str]:
+    """Returns the paths or addresses of all parquet files below a folder, in order."""
+    if is_remote(folder):
+        return sorted(join_address(folder, name) for name in list_remote(folder) if name.endswith(".parquet"))
+    return [str(file) for file in sorted(Path(folder).rglob("*.parquet"))]
+
+
+def check_info(source: str, info: dict[str, Any]) -> None:
     """Raises ValueError if a value in meta/info.json (`info`) has a wrong type, and KeyError if one is missing."""
     for name, expected, is_valid in INFO_CHECKS:
         if (name in info or name not in OPTIONAL) and not is_valid(info[name]):
-            raise ValueError(f"{source / INFO}: {name}: expected {expected}, found {info[name]!r:.80}")
+            raise ValueError(f"{join_address(source, INFO)}: {name}: expected {expected}, found {info[name]!r:.80}")
 
 
-def json_lines(file: Path) -> list[dict[str, Any]]:
+def json_lines(file: str) -> list[dict[str, Any]]:
     """Returns the objects of a JSON Lines file. Raises ValueError if a line is invalid."""
     try:
         return [json.loads(line) for line in read_lines(file)]
@@ -137,7 +154,7 @@ def is_depth(feature: dict[str, Any]) -> bool:
 
 
 def read_episodes(
-    dataset: LeRobotDataset, file: Path, episodes: Sequence[dict[str, Any]], widths: Mapping[str, int]
+    dataset: LeRobotDataset, file: str, episodes: Sequence[dict[str, Any]], widths: Mapping[str, int]
 ) -> Iterator[Rows | SampleError]:
     """Yields the rows of each episode of a data file, or the error for which they cannot be used.
 
@@ -227,11 +244,11 @@ def column_values(column: Any, name: str, width: int, rows: np.ndarray) -> np.nd
     return values
 
 
-def table_rows(file: Path, *columns: str) -> list[dict[str, Any]]:
+def table_rows(file: str, *columns: str) -> list[dict[str, Any]]:
     """Returns the rows of a parquet file as dicts.
 
     Args:
-        file: The file.
+        file: Path or address of the file.
         *columns: Names of the columns to read; without names, all columns except statistics.
 
     Raises:
@@ -242,7 +259,7 @@ def table_rows(file: Path, *columns: str) -> list[dict[str, Any]]:
     return rows
 
 
-def read_parquet(file: Path, columns: Sequence[str] = ()) -> Any:
+def read_parquet(file: str, columns: Sequence[str] = ()) -> Any:
     """Returns the columns of a parquet file as a table of pyarrow; without names, all columns except statistics.
 
     Raises:
@@ -250,14 +267,15 @@ def read_parquet(file: Path, columns: Sequence[str] = ()) -> Any:
         ValueError: If the file is invalid, or has no column of one of the names.
     """
     require_libraries(file, "lerobot", "pyarrow")
-    from pyarrow import ArrowInvalid, parquet
+    from pyarrow import ArrowInvalid, BufferReader, parquet
 
+    content = BufferReader(read_bytes(file)) if is_remote(file) else file
     try:
-        names = parquet.read_schema(file).names
+        names = parquet.read_schema(content).names
         if missing := [name for name in columns if name not in names]:
             raise ValueError(f"{file} has no column {', '.join(missing)}; its columns: {', '.join(names)}")
         wanted = columns or [name for name in names if not name.startswith("stats/")]
-        return parquet.read_table(file, columns=list(wanted))
+        return parquet.read_table(content, columns=list(wanted))
     except ArrowInvalid as error:
         raise ValueError(f"{file} cannot be read as parquet: {error}") from None
 
@@ -277,7 +295,7 @@ def video_of(source: LeRobotDataset, metadata: dict[str, Any], camera: str) -> t
     prefix = f"videos/{camera}"
     try:
         start = float(metadata[f"{prefix}/from_timestamp"]) if source.is_v3 else 0.0
-        return str(source.file("video_path", metadata, prefix, video_key=camera)), start
+        return source.file("video_path", metadata, prefix, video_key=camera), start
     except (KeyError, TypeError) as error:
-        name = f"{source.source / INFO}, episode {metadata['episode_index']}"
+        name = f"{join_address(source.source, INFO)}, episode {metadata['episode_index']}"
         raise DataError(f"{name}: the video of the camera {camera} cannot be found: {error}") from None

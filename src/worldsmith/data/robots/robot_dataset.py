@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import WrongValueError, wrong
@@ -29,10 +28,12 @@ from worldsmith.data.robots.augmentation import AugmentationConfig
 from worldsmith.data.robots.lerobot import open_dataset, read_episodes, video_of, width_of
 from worldsmith.data.robots.normalizer import build_normalizer
 from worldsmith.data.robots.robot import DOMAINS, POLICY_FILE, Robot
+from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.sample_maker import digest
 from worldsmith.files.errors import UserError
+from worldsmith.files.lines import read_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +92,8 @@ class RobotDataset(ClipDataset):
 
     class Config(ClipDataset.Config):
         path: str = ""
-        """Folder of the LeRobot dataset, which contains meta/info.json."""
+        """Folder of the LeRobot dataset, which contains meta/info.json; also in an object store, such as
+        s3://bucket/pusht."""
         robot: Robot.Config = field(default_factory=Robot.Config)
         """Columns that form the action rows, and cameras: Robot, or a known dataset (LiberoRobot, DroidJoints,
         DroidPoses, BridgeRobot, PushTRobot)."""
@@ -181,7 +183,7 @@ class RobotDataset(ClipDataset):
         self.name = config.path
         self.limits = f"steps is {config.steps}."
         try:
-            self.source = open_dataset(Path(config.path), cameras_of(config.robot.cameras))
+            self.source = open_dataset(config.path, cameras_of(config.robot.cameras))
         except KeyError as error:
             raise DataError(f"{config.path}: {error} is missing in the meta folder of the LeRobot dataset") from None
         except (ValueError, OSError) as error:
@@ -261,17 +263,17 @@ class RobotDataset(ClipDataset):
     def statistics(self) -> str:
         """Content of the statistics file; "" without normalization. Raises UserError if it cannot be read."""
         try:
-            return Path(file).read_text(encoding="utf-8") if (file := self.config.robot.statistics) else ""
+            return read_bytes(file).decode() if (file := self.config.robot.statistics) else ""
         except OSError as error:
             raise UserError(
-                f"{file} cannot be read: {error.strerror}. `worldsmith dataset statistics` writes it"
+                f"{file} cannot be read: {error.strerror or error}. `worldsmith dataset statistics` writes it"
             ) from None
 
     def listing(self) -> Iterator[tuple[str, Any]]:
         """Yields (key, content) of each episode: paths, fingerprints, values, tasks, windows and normalization."""
         statistics = digest(self.statistics)
         for episode, content in self._contents():
-            videos = [[str(Path(path).relative_to(self.config.path)), start] for path, start in episode.videos.values()]
+            videos = [[self.source.relative_path(path), start] for path, start in episode.videos.values()]
             yield episode.key, [videos, *content, statistics]
 
     def contents(self) -> Iterator[tuple[str, Any]]:
@@ -279,7 +281,7 @@ class RobotDataset(ClipDataset):
         return ((episode.key, content) for episode, content in self._contents())
 
     def traces(self) -> Iterable[str]:
-        return (f"{Path(episode.data).resolve()}#{episode.index}" for episode in self.episodes)
+        return (f"{absolute_path(episode.data)}#{episode.index}" for episode in self.episodes)
 
     def flags(self) -> Iterator[DataFlag]:
         """Yields warnings: skipped windows, another width of released heads, constant channels and outliers.
@@ -348,7 +350,7 @@ class RobotDataset(ClipDataset):
 
     def _read(self, members: list[dict[str, Any]], widths: dict[str, int]) -> Iterator[tuple[dict[str, Any], Episode]]:
         """Yields (metadata, episode) of all usable episodes, in order; adds the others to `rejections`."""
-        files: dict[Path, list[dict[str, Any]]] = defaultdict(list)
+        files: dict[str, list[dict[str, Any]]] = defaultdict(list)
         try:
             for metadata in members:
                 files[self.source.file("data_path", metadata, "data")].append(metadata)
@@ -360,10 +362,10 @@ class RobotDataset(ClipDataset):
                 for metadata, rows in zip(group, found):
                     index = metadata["episode_index"]
                     if isinstance(rows, SampleError):
-                        self.rejections.append(Rejection(f"episode_{index:06d}", rows.reason, rows.detail, str(file)))
+                        self.rejections.append(Rejection(f"episode_{index:06d}", rows.reason, rows.detail, file))
                         continue
                     videos = {camera: video_of(self.source, metadata, camera) for camera in chain(*self.views)}
-                    yield metadata, Episode(index, str(file), *rows, videos)
+                    yield metadata, Episode(index, file, *rows, videos)
 
     def _window_starts(self, metadata: dict[str, Any], episode: Episode) -> np.ndarray:
         """Returns the first frames of the windows of an episode, int32; records why an episode has none."""
@@ -405,7 +407,7 @@ class RobotDataset(ClipDataset):
         if not self.config.keep_ranges:
             return None
         try:
-            content = json.loads(Path(self.config.keep_ranges).read_text(encoding="utf-8"))
+            content = json.loads(read_bytes(self.config.keep_ranges))
             return {key: [[int(first), int(end)] for first, end in ranges] for key, ranges in content.items()}
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{self.config.keep_ranges}: expected {{key: [[first, end], …]}}: {error}") from None

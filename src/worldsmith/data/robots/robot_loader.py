@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import wrong
@@ -14,6 +13,7 @@ from worldsmith.data.robots.lerobot import INFO
 from worldsmith.data.robots.robot_dataset import RobotDataset
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.files.remote import file_exists, join_address
 
 if TYPE_CHECKING:
     from worldsmith.data.data_report import DataReport
@@ -64,7 +64,7 @@ class RobotLoader(VideoLoader):
 
     @classmethod
     def dataset_at(cls, path: str) -> Any:
-        return RobotDataset.Config(path=path) if (Path(path) / INFO).is_file() else None
+        return RobotDataset.Config(path=path) if file_exists(join_address(path, INFO)) else None
 
     def describe(self) -> str:
         return PackingDataLoader.describe(self)

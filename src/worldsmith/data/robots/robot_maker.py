@@ -118,9 +118,9 @@ class RobotMaker(ClipMaker):
         times = {camera: start + episode.times[first : first + frames] for camera, (_, start) in episode.videos.items()}
         latents = cache_key = None
         if self.latent_cache is not None:
-            root = config.path.rstrip("/") + "/"
+            relative = self.dataset.source.relative_path
             cache_key = self.latent_cache.key_for(
-                files=[file_identity(status, path, path.removeprefix(root)) for path, status, _ in files.values()],
+                files=[file_identity(status, path, relative(path)) for path, status, _ in files.values()],
                 times=[values.tolist() for values in times.values()],
                 sizes=[sizes.cells, sizes.content, sizes.canvas],
             )

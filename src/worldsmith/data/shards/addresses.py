@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 from worldsmith.data.stream.errors import DataError, SampleError, read_error
-from worldsmith.files.remote import is_remote, open_system, read_remote, retry
+from worldsmith.files.remote import is_remote, open_cached, open_system, read_remote, retry
 
 TAR = ".tar"
 COMPRESSED = re.compile(r"\.(tgz|tar\.[a-z0-9]+)$", re.IGNORECASE)
@@ -129,7 +131,7 @@ def part_address(file: str, start: int, size: int) -> str:
 
 
 def is_read_whole(path: str) -> bool:
-    """Returns whether a clip is read into memory completely: `path` is the address of a tar member or remote file."""
+    """Returns whether FFmpeg cannot open a clip by its path: it is the address of a tar member or remote file."""
     return is_remote(path) or PART.fullmatch(path) is not None
 
 
@@ -142,6 +144,24 @@ def read_range(file: str, start: int, stop: int) -> bytes:
     """Reads bytes `start` to `stop` (exclusive) of a local or remote file."""
     system, path = open_system(file)
     return bytes(system.cat_file(path, start=start, end=stop))
+
+
+def open_clip(path: str) -> BinaryIO:
+    """Opens a clip for reading: a local file, or what `read_clip` reads, with the same errors.
+
+    A remote file is read into memory once to fetch or verify it, and then from its cached copy on disk, since it may
+    contain the videos of many samples.
+    """
+    if not is_read_whole(path):
+        return open(path, "rb")
+    try:
+        cached = open_cached(path) if is_remote(path) and PART.fullmatch(path) is None else None
+    except OSError as error:
+        raise read_error(error) from None
+    if cached is None:
+        return io.BytesIO(read_clip(path))
+    read_clip.cache_clear()  # it may be a large file
+    return cached
 
 
 @lru_cache(maxsize=1)
@@ -165,8 +185,6 @@ def read_clip(path: str) -> bytes:
             raise ValueError(f"{path} is not the address of a tar member or remote file")
         else:
             data = retry(lambda: read_range(file, start, start + size), file)
-    except FileNotFoundError as error:
-        raise SampleError("missing_file", str(error)) from None
     except OSError as error:
         raise read_error(error) from None
     if size is not None and len(data) != size:

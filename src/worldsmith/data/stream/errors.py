@@ -31,7 +31,7 @@ class SampleError(ValueError):
 def read_error(error: OSError) -> SampleError:
     """Returns the SampleError (missing_file or unreadable) for an OSError that a file of a sample has caused."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return SampleError("missing_file", "the file does not exist")
+        return SampleError("missing_file", "the file does not exist" if error.errno else str(error))
     return SampleError("unreadable", str(error))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.actions.pool_action import PoolAction
@@ -19,6 +19,7 @@ from worldsmith.config.declare.ranges import Count, PositiveFactor, Range
 from worldsmith.data.clips.clip_records import FILE_NAMES
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import DataError
+from worldsmith.files.remote import is_remote
 from worldsmith.tools.datasets.imports.caption_layouts import (
     media_files,
     read_caption_folders,
@@ -79,7 +80,8 @@ class ImportClips(PoolAction):
 
     class Config(PoolAction.Config):
         source: str
-        """Folder of the clips, or the .csv or .jsonl file that lists them."""
+        """Folder of the clips, or the .csv or .jsonl file that lists them. A LeRobot dataset may be in an object store,
+        such as s3://bucket/pusht."""
         out: str
         """Folder of the dataset."""
         layout: Literal["auto", "sidecar", "lines", "table", "captions", "sat_shards", "lerobot", "curator"] = "auto"
@@ -145,10 +147,11 @@ class ImportClips(PoolAction):
         Raises DataError if no clip can be used.
         """
         config = self.config
-        source, out = Path(os.path.realpath(config.source)), Path(os.path.realpath(config.out))
-        if not source.exists():
+        folder, out = Path(os.path.realpath(config.source)), Path(os.path.realpath(config.out))
+        source: Path | str = config.source if is_remote(config.source) else folder
+        if source == folder and not folder.exists():
             raise FileNotFoundError(f"{config.source} does not exist")
-        if out.is_relative_to(source):
+        if source == folder and out.is_relative_to(folder):
             raise ValueError(f"{config.out} lies inside the source {config.source}: choose a folder outside it")
         layout, why = find_layout(source, config.layout)
         for name in ("camera", "path_column", "caption_column"):
@@ -157,7 +160,7 @@ class ImportClips(PoolAction):
         found = LAYOUTS[layout].read(source, Choices(config.camera, config.path_column, config.caption_column))
         lengths = config.window_frames, config.window_seconds, config.overlap, config.min_frames
         cut = Cut(config.cut == "scenes", config.scene_threshold, *lengths)
-        folder = source if source.is_dir() else source.parent
+        folder = folder if folder.is_dir() else folder.parent
         made = gather(folder, found, out, cut, partial(self.open_files, cut), caption=config.caption)
         if not made.records:
             raise DataError("\n".join([f"{config.source}: no clip can be used", *self.left_out(made)]))
@@ -243,7 +246,7 @@ class ImportLayout:
     description: str
     recognise: Callable[[Path], str]
     """Function that recognizes the layout in a source: returns text that states why it fits; "" if it does not fit."""
-    read: Callable[[Path, Choices], Iterator[Found]]
+    read: Callable[[Any, Choices], Iterator[Found]]
     """Function that yields the clips of a source. It raises ValueError if the source is incomplete, UserError if a
     library is missing."""
 
@@ -301,16 +304,20 @@ CHOICES = {
 """Import options (fields of `Choices`) that have an effect, by name of the layout."""
 
 
-def find_layout(source: Path, wanted: str) -> tuple[str, str]:
+def find_layout(source: Path | str, wanted: str) -> tuple[str, str]:
     """Returns (name of the layout of a source, text with the reason why the source has this layout).
 
     Args:
-        source: A folder or a file.
+        source: A folder or a file; as text, the address of a folder in an object store.
         wanted: Name of a layout, or "auto" to detect it.
 
     Raises:
         ValueError: If the source does not have the wanted layout, or "auto" matches no layout or several.
     """
+    if isinstance(source, str):
+        if wanted in ("auto", "lerobot") and (why := recognise_lerobot(source)):
+            return "lerobot", why
+        raise ValueError(f"{source} is not a LeRobot dataset: sources with other layouts must be on this machine")
     found = {name: why for name, layout in LAYOUTS.items() if (why := layout.recognise(source))}
     ours = [name for name in FILE_NAMES if (source / name).is_file()]
     if wanted == "auto" and not found and ours:

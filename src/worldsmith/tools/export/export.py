@@ -27,7 +27,7 @@ from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.fingerprint import LINEAGE
-from worldsmith.files.remote import cache_folder, join_address, remote_exists
+from worldsmith.files.remote import cache_folder, file_exists, join_address
 from worldsmith.files.remote_folder import read_remote_text, remove_remote, upload_files, write_remote
 from worldsmith.files.write_checks import files_in
 from worldsmith.models.video_model import GenerationDefaults
@@ -207,7 +207,7 @@ def local_copy(address: str, *, force: bool) -> Path:
         FileExistsError: If the address has an export and `force` is False.
     """
     require_access(address, deletes=force)
-    if not force and remote_exists(join_address(address, ABOUT)):
+    if not force and file_exists(join_address(address, ABOUT)):
         raise FileExistsError(f"{address} already has an export: replace it with --force, or choose another folder")
     return cache_folder("exports") / hashlib.sha256(address.encode()).hexdigest()[:16] / Path(address).name
 

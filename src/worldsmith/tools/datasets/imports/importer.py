@@ -273,13 +273,16 @@ def add_clip(
             records[-1]["t2w_windows"] += used
             return
         times = {"duration": info.duration, "framerate": info.fps} if info.num_frames > 1 else {}
-        place = path if is_remote(path) else os.path.relpath(path, folder)
-        record: dict[str, Any] = {"uuid": clip.key, "vision_path": place, **times}
+        record: dict[str, Any] = {"uuid": clip.key, "vision_path": place_in(folder, path), **times}
         record |= {"nb_frames": info.num_frames, "width": info.width, "height": info.height}
         record |= {"t2w_windows": used, **clip.extra}
         for name, linked in clip.linked.items():
-            record[name] = {**record[name], "path": os.path.relpath(linked, folder)}
+            record[name] = {**record[name], "path": place_in(folder, linked)}
         records.append(record)
+
+
+def place_in(folder: Path, path: str) -> str:
+    return path if is_remote(path) else os.path.relpath(path, folder)
 
 
 def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cut) -> Iterator[range]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
@@ -15,6 +16,7 @@ from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_decoder import examine, frame_times
 from worldsmith.files.json_file import read_json_object
+from worldsmith.files.remote import file_exists, is_remote, join_address
 from worldsmith.tools.datasets.imports.source_clips import SPLITS, Choices, Clip, Found, caption_of
 
 BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
@@ -23,17 +25,18 @@ SAME_RATE = 0.001
 """Max relative difference between the frame rates of a file and of the dataset."""
 
 
-def recognise_lerobot(source: Path) -> str:
+def recognise_lerobot(source: Path | str) -> str:
     """Returns text with the version that `source` states in meta/info.json; "" if it is not a LeRobot dataset."""
-    version = read_json_object(source / INFO).get("codebase_version") if (source / INFO).is_file() else None
+    info = join_address(str(source), INFO)
+    version = read_json_object(info).get("codebase_version") if file_exists(info) else None
     return f"{INFO} states codebase_version {version}" if version else ""
 
 
-def read_lerobot(source: Path, choices: Choices) -> Iterator[Found]:
+def read_lerobot(source: Path | str, choices: Choices) -> Iterator[Found]:
     """Yields the clips of a LeRobot dataset, rejections, and a note on cameras that are not imported.
 
     Args:
-        source: Folder of the dataset.
+        source: Path or address of the folder of the dataset.
         choices: Cameras to import.
 
     Raises:
@@ -41,7 +44,7 @@ def read_lerobot(source: Path, choices: Choices) -> Iterator[Found]:
         UserError: If pyarrow is not installed.
     """
     try:
-        dataset = open_dataset(source, choices.camera)
+        dataset = open_dataset(str(source), choices.camera)
         if left := sorted({*dataset.videos} - {*dataset.cameras}):
             yield f"skipped cameras: {', '.join(left)}"
         for episode in dataset.episodes:
@@ -62,7 +65,7 @@ def clips_of(dataset: LeRobotDataset, episode: dict[str, Any]) -> Iterator[Clip 
         video = dataset.file("video_path", episode, f"videos/{camera}", video_key=camera)
         key = f"episode_{index:06d}/{camera}"
         try:
-            split, start = split_of(dataset, episode), first_episode_frame(dataset, episode, camera, str(video))
+            split, start = split_of(dataset, episode), first_episode_frame(dataset, episode, camera, video)
             row, tasks = episode_rows(dataset, episode, data)
             for number, (task, part) in enumerate(split_by_task(tasks)):
                 extra = {"episode": index, "camera": camera}
@@ -78,7 +81,7 @@ def clips_of(dataset: LeRobotDataset, episode: dict[str, Any]) -> Iterator[Clip 
                     {"lerobot": data} if row is not None else {},
                 )
         except SampleError as error:
-            yield Rejection(key, error.reason, error.detail, str(video))
+            yield Rejection(key, error.reason, error.detail, video)
 
 
 def first_episode_frame(dataset: LeRobotDataset, episode: dict[str, Any], camera: str, video: str) -> int:
@@ -131,25 +134,25 @@ def split_of(dataset: LeRobotDataset, episode: dict[str, Any]) -> str:
     raise SampleError("other_split", f"splits are {ranges}")
 
 
-def episode_rows(dataset: LeRobotDataset, episode: dict[str, Any], data: Path) -> tuple[int | None, list[str]]:
+def episode_rows(dataset: LeRobotDataset, episode: dict[str, Any], data: str) -> tuple[int | None, list[str]]:
     """Returns (index of the episode's first row in the file `data`, task of each frame of the episode).
 
     The index is None if the file does not exist. Raises SampleError if the task of a frame is unknown, or if the file
     does not have one row per frame of the episode.
     """
     index, length = episode["episode_index"], episode["length"]
-    if not data.is_file():
+    if not file_exists(data):
         if len(episode["tasks"]) > 1:
             raise SampleError("several_tasks", f"{data} does not exist, so the tasks of the frames are unknown")
         return None, ["".join(episode["tasks"])] * length
-    first, tasks = data_rows(data, data.stat().st_mtime_ns).get(index, (0, []))
+    first, tasks = data_rows(data, 0 if is_remote(data) else os.stat(data).st_mtime_ns).get(index, (0, []))
     if len(tasks) != length:
         raise SampleError("rows_differ", f"the episode has {length} frames, but {data} has {len(tasks)} rows for it")
     return first, [dataset.tasks[task] for task in tasks]
 
 
 @lru_cache(maxsize=8)
-def data_rows(data: Path, mtime_ns: int) -> dict[int, tuple[int, list[int]]]:
+def data_rows(data: str, mtime_ns: int) -> dict[int, tuple[int, list[int]]]:
     """Returns episode index → (first row of the episode in the file `data`, task index of each of its rows); cached.
 
     `mtime_ns`, the modification time of the file in nanoseconds, is part of the cache key.

@@ -46,8 +46,9 @@ class Clip:
     """Frame range; None: all frames of the file."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further entries of the clip's record in the dataset file."""
-    linked: dict[str, Path] = field(default_factory=dict)
-    """Further files of the clip by key of `extra`: `extra[key]["path"]` becomes the relative path of `linked[key]`."""
+    linked: dict[str, str] = field(default_factory=dict)
+    """Further files of the clip by key of `extra`: `extra[key]["path"]` becomes the relative path of `linked[key]`, or
+    its address."""
     info: VideoInfo | None = None
     """Metadata of the media file, which then is not opened; None: the file is opened."""
 
