@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
+import posixpath
 import tempfile
 import time
 import zlib
@@ -15,6 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.data.content_fingerprint import file_fingerprint
 from worldsmith.files.atomic import replacing
+from worldsmith.files.lines import read_bytes
+from worldsmith.files.remote import file_exists, is_remote, join_address, remote_facts
+from worldsmith.files.remote_folder import remove_remote, write_remote
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +37,7 @@ TEXT_FOLDER = "text"
 
 
 class EncodedCache:
-    """Cache of encoded tensors in a folder, with one file `KEY[:2]/KEY.safetensors` per tensor.
+    """Cache of encoded tensors in a folder or an object store, with one file `KEY[:2]/KEY.safetensors` per tensor.
 
     The key is a SHA-256 of everything that changes the tensor: a changed input gets another key, so entries are never
     invalidated. Files are written atomically. A damaged file is a cache miss: it is counted in `corrupt`, removed and
@@ -40,7 +45,8 @@ class EncodedCache:
     logged. Errors only cost time, since the encoder runs again.
 
     Args:
-        folder: Cache folder, which is created if it does not exist.
+        folder: Path of the folder, which is created if it does not exist, or address of a remote folder, whose files
+            are read through the cache of remote files.
         fingerprint: Checksum of the encoder's weights, config and precision.
     """
 
@@ -55,15 +61,14 @@ class EncodedCache:
     late: int = 0
     """Number of inputs that were encoded although `expects_hits` was set; the first one is logged."""
 
-    def __init__(self, folder: Path, fingerprint: str) -> None:
+    def __init__(self, folder: Path | str, fingerprint: str) -> None:
         """Opens the cache in `folder` for an encoder with this `fingerprint`, and removes stale temporary files."""
-        self.folder = Path(folder)
+        self.folder = str(folder)
         self.fingerprint = fingerprint
         self.corrupt = 0
         self.unwritten = 0
         self._logged = False
         try:
-            remove_stale(self.incoming)
             self._probe()
         except OSError as error:
             self._log_first_error(error)
@@ -71,7 +76,7 @@ class EncodedCache:
     @property
     def incoming(self) -> Path:
         """Folder in which files are written before their atomic rename."""
-        return self.folder / "incoming"
+        return Path(self.folder, "incoming")
 
     def key_for(self, **everything: Any) -> str:
         """Returns the cache key (SHA-256, 64 hex digits) of an input that the JSON values `everything` identify.
@@ -81,9 +86,13 @@ class EncodedCache:
         facts = {"facts": everything, self.encoder: self.fingerprint, "format": FORMAT_VERSION}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
-    def path_for(self, key: str) -> Path:
+    def path_for(self, key: str) -> str:
+        """Returns the path or address of the file of a key."""
         # 256 subfolders: a single folder with millions of entries is slow on most file systems.
-        return self.folder / key[:2] / f"{key}.safetensors"
+        return join_address(self.folder, f"{key[:2]}/{key}.safetensors")
+
+    def has(self, key: str) -> bool:
+        return file_exists(self.path_for(key))
 
     def get(self, key: str, shape: tuple[int, ...] | None = None) -> Tensor | None:
         """Returns the cached tensor of a key on the CPU; None if it is missing, unreadable or damaged.
@@ -92,21 +101,21 @@ class EncodedCache:
             key: Key of the entry.
             shape: Expected shape without the first dimension; another shape counts as damage. None: any shape.
         """
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
+        from safetensors.torch import load
 
         path = self.path_for(key)
         try:
-            if not path.exists():
-                return None
-            with safe_open(path, framework="pt") as file:
-                found: Tensor = file.get_tensor(self.tensor)
-                stated = (file.metadata() or {}).get("crc32")
+            data = read_bytes(path)
+            found = load(data)[self.tensor]
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            stated = header.get("__metadata__", {}).get("crc32")
         except FileNotFoundError:
             return None
         except OSError as error:
             self._log_first_error(error)
             return None
-        except SafetensorError as error:
+        except (SafetensorError, KeyError) as error:
             self._remove_damaged(path, str(error))
             return None
         if stated != checksum(found):
@@ -142,7 +151,11 @@ class EncodedCache:
             self._log_first_error(error)
 
     def _write(self, key: str, data: bytes) -> None:
-        path = self.path_for(key)
+        address = self.path_for(key)
+        if is_remote(address):
+            write_remote(address, data)
+            return
+        path = Path(address)
         for folder in (self.incoming, path.parent):
             folder.mkdir(parents=True, exist_ok=True)
         # Not durable: after a power cut the file may be empty, which the next get() detects.
@@ -150,7 +163,10 @@ class EncodedCache:
             incoming.write_bytes(data)
 
     def _probe(self) -> None:
-        """Raises OSError if the folder is not writable, before the first tensor is encoded."""
+        """Raises OSError if a local folder is not writable, before the first tensor is encoded."""
+        if is_remote(self.folder):
+            return
+        remove_stale(self.incoming)
         self.incoming.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self.incoming) as file:
             file.write(b"probe")
@@ -164,11 +180,16 @@ class EncodedCache:
                 self.folder, error.strerror or error, self.what,
             )  # fmt: skip
 
-    def _remove_damaged(self, path: Path, why: str) -> None:
+    def _remove_damaged(self, path: str, why: str) -> None:
         self.corrupt += 1
         log.warning("cached %s %s are damaged (%s); the %s is encoded again", self.tensor, path, why, self.what)
         with contextlib.suppress(OSError):  # another process was quicker, or the cache is read-only
-            path.unlink()
+            if is_remote(path):
+                folder, name = posixpath.split(path)
+                remove_remote(folder, [name])
+                remote_facts.cache_clear()  # the file will be replaced
+            else:
+                os.unlink(path)
 
 
 class LatentCache(EncodedCache):
@@ -217,8 +238,8 @@ class TextCache(EncodedCache):
 
     encoder, tensor, what = "text_encoder", "states", "caption"
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / TEXT_FOLDER, "")
+    def __init__(self, folder: str) -> None:
+        super().__init__(join_address(folder, TEXT_FOLDER), "")
 
     def key(self, fingerprint: str, ids: Sequence[int], length: int) -> str:
         """Returns the cache key of a caption.

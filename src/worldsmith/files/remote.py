@@ -275,9 +275,8 @@ def save_entry(entry: Path, data: bytes) -> None:
         return
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(entry, durable=False) as aside:
-            with open(aside, "wb") as file:
-                file.writelines((crc_bytes(data), data))  # a copy of the content could be large
+        with replacing(entry, durable=False) as aside, open(aside, "wb") as file:
+            file.writelines((crc_bytes(data), data))  # a copy of the content could be large
         mark_verified(entry)
         count_written(len(data) + CHECKSUM, limit)
     except OSError as error:

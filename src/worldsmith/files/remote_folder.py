@@ -79,12 +79,18 @@ def read_remote_text(address: str) -> str | None:
 
 
 def write_remote(address: str, content: bytes) -> None:
-    """Writes a small remote file and reads it back. Raises RemoteError, or FileNotFoundError without its bucket."""
+    """Writes a remote file and compares its MD5, or reads it back if the storage states none.
+
+    Raises:
+        FileNotFoundError: If the bucket does not exist.
+        RemoteError: If the file cannot be written.
+    """
 
     def write() -> None:
         system, path = open_fresh(address)
         system.pipe_file(path, content)
-        if bytes(system.cat_file(path)) != content:
+        is_equal = stored_md5(system.info(path)) == hashlib.md5(content, usedforsecurity=False).hexdigest()
+        if not is_equal and bytes(system.cat_file(path)) != content:
             raise OSError("the stored content differs from the written one")
 
     retry(write, address, "write")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config.errors import UserError, WrongValueError
@@ -42,11 +41,11 @@ class ClipEncoder(SampleEncoder):
 
     task: ClipTask
 
-    def require_cache(self) -> Path:
+    def require_cache(self) -> str:
         if not self.task.data.latent_cache:
             section = f"dataloader_{self.task.split}.latent_cache"
             raise UserError(f"{section} is '', so encoded clips would not be stored; set it to a folder")
-        return Path(self.task.data.latent_cache)
+        return self.task.data.latent_cache
 
     @property
     def cell_bytes(self) -> int:
@@ -66,7 +65,7 @@ class ClipEncoder(SampleEncoder):
     def is_cached(self, part: VideoSample) -> bool:
         """Returns whether the latents of `part` (a clip or first frame) are cached, by this or another process."""
         cache, key = self.task.latent_cache, part.cache_key
-        return cache is not None and key is not None and cache.path_for(key).exists()
+        return cache is not None and key is not None and cache.has(key)
 
 
 class DummyClips(DummyData):
@@ -192,7 +191,7 @@ class ClipTask(Task):
         folder = self.data.latent_cache
         if not folder:
             return None
-        cache = LatentCache(Path(folder), self.model.latent_fingerprint)
+        cache = LatentCache(folder, self.model.latent_fingerprint)
         if vae := vars(self.model).get("vae"):
             vae.release()
         return cache

@@ -88,7 +88,7 @@ class SampleEncoder(ABC):
         self.task = task
 
     @abstractmethod
-    def require_cache(self) -> Path:
+    def require_cache(self) -> str:
         """Returns the folder of the latent cache.
 
         Raises:

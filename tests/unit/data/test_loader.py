@@ -255,7 +255,7 @@ def test_cached_latents_replace_decoding(clips: Callable, tmp_path: Path) -> Non
         assert loader.counts["cache_hit"] == 3
         assert all(s.video is None and s.latents.shape == (48, *s.latent_shape) for s in pack)
         assert all((s.latents == s.num_frames).all() for s in pack)
-    damaged = cache.path_for(pack[0].cache_key)
+    damaged = Path(cache.path_for(pack[0].cache_key))
     damaged.write_bytes(b"")
     loader = make(folder, {"latent_cache": cache}, num_workers=1, **options)
     (pack,) = islice(loader, 1)

@@ -116,7 +116,7 @@ def test_parts_that_are_not_needed_are_freed_and_come_back(
 
 
 def test_each_thing_that_changes_states_changes_the_key(world: Path, tmp_path: Path) -> None:
-    cache, parts = TextCache(tmp_path), world / "pipeline"
+    cache, parts = TextCache(str(tmp_path)), world / "pipeline"
     settings: dict[str, Any] = {"path": str(parts), "max_length": 16, "precision": "float32"}
     encoder = T5TextEncoder(T5TextEncoder.Config(**settings))
     others = [
@@ -138,7 +138,7 @@ def test_each_thing_that_changes_states_changes_the_key(world: Path, tmp_path: P
 
 def test_states_are_those_of_the_caption_alone_and_come_back_as_they_were(world: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"path": str(world / "pipeline"), "max_length": 16, "precision": "bfloat16"}
-    encoder, cache = UMT5TextEncoder(UMT5TextEncoder.Config(**settings)), TextCache(tmp_path)
+    encoder, cache = UMT5TextEncoder(UMT5TextEncoder.Config(**settings)), TextCache(str(tmp_path))
     together = encoder.states([[5, 9, 1], [7, 1]], "cpu", cache)
     assert torch.equal(encoder.states([[7, 1]], "cpu")[0], together[1])
     assert not together[1][2:].any()

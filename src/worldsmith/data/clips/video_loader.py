@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.tree.read_config import from_dict
 from worldsmith.data.clips.clip_records import is_clips
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.files.remote import is_remote
 
 if TYPE_CHECKING:
     from worldsmith.data.clips.inspect_clips import DatasetSummary
@@ -38,14 +36,8 @@ class VideoLoader(PackingDataLoader):
         max_caption_tokens: Count = 2048
         """Max number of caption tokens, including the chat template; longer captions are truncated."""
         latent_cache: str = ""
-        """Cache folder for the latents of clips, and for hidden states of captions from a text encoder; "" = no
-        cache."""
-
-        def check(self) -> None:
-            super().check()
-            if is_remote(self.latent_cache):
-                why = "the cache is read and written by all processes as a folder, not in an object store"
-                raise wrong(self, "latent_cache", why=why, remedy="write a folder")
+        """Cache folder for the latents of clips, and for hidden states of captions from a text encoder; it may be
+        remote (s3://bucket/latents); "" = no cache."""
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
@@ -190,7 +189,7 @@ class PipelineTask(ClipTask):
 
     @cached_property
     def text_cache(self) -> TextCache | None:
-        return TextCache(Path(self.data.latent_cache)) if self.data.latent_cache else None
+        return TextCache(self.data.latent_cache) if self.data.latent_cache else None
 
     @contextmanager
     def sampling(self) -> Iterator[None]:

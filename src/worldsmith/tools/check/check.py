@@ -281,7 +281,7 @@ class CheckData(RayAction, RunAction):
         known = len(needs.problems)
         inspect_machine(needs, tree, model, degrees, self.processes)
         cache = getattr(tree.dataloader_train, "latent_cache", "")
-        if cache and task.encoder_class is not None:
+        if cache and not is_remote(cache) and task.encoder_class is not None:
             cells = sum(report.cells for report in found.reports.values())
             inspect_latent_cache(needs, cache, task.encoder.cell_bytes * cells)
         found.remarks += needs.remarks

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import Result, make_progress_reporter
@@ -20,11 +21,13 @@ from worldsmith.actions.pool_action import PoolAction
 from worldsmith.actions.processes import FailedItem, run_in_processes
 from worldsmith.actions.ray_processes import connect_ray, is_ray, map_on_ray
 from worldsmith.actions.run_action import RunAction
+from worldsmith.checkpoint.run.checkpoint_store import require_access
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.read_config import from_dict
 from worldsmith.distributed.world import World, launched_as, take_device
+from worldsmith.files.remote import is_remote
 from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.short_text import format_duration
 from worldsmith.tasks.encode_samples import (
@@ -79,7 +82,7 @@ class Encode(PoolAction, RunAction):
             shares = [self.encode_share(rank, size, shown, local_rank=local_rank)]
         done = Encoded(*(sum(column) for column in zip(*(asdict(share).values() for share in shares))))
         self.require_few_failures(done.failed, "encoded")
-        folders = ", ".join(dict.fromkeys(str(each.require_cache()) for each in self.encoders(World()).values()))
+        folders = ", ".join(dict.fromkeys(each.require_cache() for each in self.encoders(World()).values()))
         failed = f", {done.failed} failed" if done.failed else ""
         summary = (
             f"{here}{done.encoded} samples encoded, {done.found} already cached, {done.left_out} skipped{failed}; "
@@ -88,9 +91,12 @@ class Encode(PoolAction, RunAction):
         return Result([summary], {**asdict(done), "on": self.config.on, "processes": size * count, "cache": folders})
 
     def check(self) -> None:
-        """Raises UserError if the run has no latent cache, or if the folder of the latent cache is not writable."""
+        """Raises UserError if the run has no latent cache, or if the latent cache is not writable."""
         for encoder in self.encoders(World()).values():
-            require_writable(encoder.require_cache(), what="the latent cache ")
+            if is_remote(folder := encoder.require_cache()):
+                require_access(folder, deletes=False)
+            else:
+                require_writable(Path(folder), what="the latent cache ")
 
     def total(self, rank: int = 0, size: int = 1) -> int:
         """Returns the number of samples, over all splits and epochs, that process `rank` of `size` encodes."""
