@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 import tiny_runs
 from object_store import ObjectStore, connected, serving
 from tiny_runs import read_losses, tiny_config
 
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.config_draft import Loaded
+from worldsmith.config.tree.references import resolve
 from worldsmith.data import json_records
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import DataError
 from worldsmith.files import remote
+from worldsmith.tools.encode.encode import Encode
 from worldsmith.training.trainer import Outcome, Trainer
 
 pytest.importorskip("s3fs")
@@ -152,3 +158,47 @@ def test_a_data_set_file_is_read_in_pieces(
     store.requests()
     assert list(json_records.read_lines(address)) == list(json_records.read_lines(near))
     assert len([one for one in store.requests() if one.startswith("GET")]) > 2
+
+
+def test_latents_are_encoded_into_a_store_and_read_from_it(
+    world: Path, store: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bytes of a local cache, although every 20th request fails; what is there is not encoded again; a damaged
+    object is replaced; a run on another machine has only hits and the losses of a run with a local cache."""
+
+    def config_with(cache: object) -> Trainer.Config:
+        config = far_config(world, save_iter=6)
+        config.dataloader_train.latent_cache = str(cache)
+        return config
+
+    def encode(cache: object) -> tuple[int, int]:
+        facts = Encode.Config().build(run=Loaded(resolve(config_with(cache)))).run().facts
+        return facts["encoded"], facts["found"]
+
+    def stored() -> dict[str, bytes]:
+        system = fsspec.filesystem("s3")
+        system.invalidate_cache()
+        return {name.rpartition("/")[2]: system.cat_file(name) for name in system.find("bucket/latents")}
+
+    count, _ = encode(tmp_path / "near")
+    store.fail(every=20, writes=True)
+    assert encode("s3://bucket/latents") == (count, 0)
+    assert encode("s3://bucket/latents") == (0, count)
+    store.fail()
+    near = {path.name: path.read_bytes() for path in (tmp_path / "near").rglob("*.safetensors")}
+    assert stored() == near
+    name = min(near)
+    store.put(f"latents/{name[:2]}/{name}", near[name][:-9])
+    shutil.rmtree(remote.cache_folder())
+    remote.remote_facts.cache_clear()
+    losses = {}
+    for cache in (tmp_path / "near", "s3://bucket/latents"):
+        folder = tmp_path / f"run{len(losses)}"
+        Trainer(config_with(cache), run_folder=folder).train()
+        losses[str(cache)] = read_losses(folder)
+    assert len({tuple(found) for found in losses.values()}) == 1
+    assert [record.message for record in caplog.records if "are damaged" in record.message] != []
+    assert stored() == near
+    store.fail(denied="latents", writes=True)
+    with pytest.raises(UserError, match=r"files cannot be uploaded: s3://bucket/latents/.*denies access"):
+        Encode.Config().build(run=Loaded(resolve(config_with("s3://bucket/latents")))).check()
