@@ -71,7 +71,7 @@ def run(file: Path, validation: Path, folder: Path) -> dict[str, float]:
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     begin = time.perf_counter()
     command = [sys.executable, __file__, "--start", str(file), str(validation)]
-    found = json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+    found = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout)
     found["seconds"] = found.pop("started") - begin
     return found
 
