@@ -14,13 +14,14 @@ import tiny_runs
 from object_store import ObjectStore, connected, serving
 from tiny_runs import read_losses, tiny_config
 
-from worldsmith.config.errors import UserError
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.data import json_records
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import DataError
 from worldsmith.files import remote
+from worldsmith.files.errors import UserError
+from worldsmith.tools.check.check import find_dataset
 from worldsmith.tools.encode.encode import Encode
 from worldsmith.training.trainer import Outcome, Trainer
 
@@ -129,6 +130,10 @@ def test_a_data_set_that_cannot_be_reached_is_one_error(store: ObjectStore) -> N
     def build(path: str) -> VideoDataset:
         return VideoDataset.Config(path=path, min_frames=5).build()
 
+    found = find_dataset("s3://bucket/clips", None)
+    assert (type(found[0]), found[0].path) == (VideoDataset.Config, "s3://bucket/clips"), "as `worldsmith check` does"
+    with pytest.raises(UserError, match=r"s3://bucket/nothing is neither a run folder nor a Worldsmith dataset"):
+        find_dataset("s3://bucket/nothing", None)
     assert build("s3://bucket/clips").fingerprint == build("s3://bucket/clips/video_dataset_file.jsonl").fingerprint
     for path in ("s3://bucket/nothing", "s3://nothing/clips"):
         with pytest.raises(DataError, match=r"s3://.*has no dataset file; expected train/video_dataset_file"):

@@ -131,7 +131,9 @@ def test_episodes_that_cannot_be_read_are_listed_and_the_rest_trains(
         ("episode_000000", "missing_file"), ("episode_000001", "bad_table"),
         ("episode_000002", "missing_file"), ("episode_000003", "truncated"),
     }  # fmt: skip
-    assert all("s3://bucket/damaged/" in entry["path"] + entry["detail"] for entry in found)
+    assert all("s3://bucket/damaged/" in entry["path"] for entry in found)
+    missing = [entry["detail"] for entry in found if entry["reason"] == "missing_file"]
+    assert all("s3://bucket/damaged/" in detail and "does not exist" in detail for detail in missing)
 
 
 def test_a_data_set_that_cannot_be_reached_is_one_error(world: Path, store: ObjectStore) -> None:

@@ -5,6 +5,7 @@ A path may be the address of a tar member (`shards.addresses`) or of a remote fi
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import os
@@ -336,7 +337,7 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
 def source_of(path: str) -> Iterator[str | BinaryIO]:
     """Context manager that yields the argument for `av.open`: the path of a local video, or an opened file.
 
-    Images are opened, because FFmpeg treats their paths as patterns.
+    Images are read into memory, because FFmpeg treats their paths as patterns.
 
     Raises:
         SampleError: If a JPEG is truncated, since its missing part would be decoded as gray.
@@ -345,11 +346,12 @@ def source_of(path: str) -> Iterator[str | BinaryIO]:
         yield path
         return
     with open_clip(path) as file:
-        data = file.read() if file.read(len(JPEG_START)) == JPEG_START else b""
-        if data.rfind(JPEG_END) < data.rfind(JPEG_SCAN):
+        start = file.read(len(JPEG_START))
+        data = start + file.read() if start == JPEG_START or path.lower().endswith(IMAGES) else b""
+        if start == JPEG_START and data.rfind(JPEG_END) < data.rfind(JPEG_SCAN):
             raise SampleError("truncated", "the JPEG file ends inside its image data")
         file.seek(0)
-        yield file
+        yield io.BytesIO(data) if data else file
 
 
 def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:

@@ -359,9 +359,7 @@ def trim(folder: Path, limit: int) -> None:
             total -= size
             if path in _verified and 0 not in _logged:
                 _logged.append(0)
-                log.warning(
-                    "the cache of remote files is full (%.3g GiB): files that this process has read were removed, and "
-                    "are fetched again when they are needed. %s sets its size in GiB", limit / 2**30, CACHE_SIZE
-                )  # fmt: skip
+                why = "files that this process has read were removed, and are fetched again when they are needed"
+                log.warning("the cache of remote files is full: %s. %s sets its size in GiB", why, CACHE_SIZE)
     finally:
         os.close(handle)
