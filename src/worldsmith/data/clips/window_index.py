@@ -69,7 +69,7 @@ class WindowIndex(Sequence[Window]):
     """Windows of a large dataset in dataset order, in a folder on disk from which single windows are read.
 
     `windows.jsonl` has a line per clip: [[path, line, uuid], [relative path, mark, windows]]. `offset.npy` (int64
-    [clips]) and `starts.npy` (int64 [clips + 1]) contain the byte offset of the line and the index of the first window
+    [clips]) and `starts.npy` (integers [clips + 1]) contain the byte offset of the line and the index of the first window
     of each clip, in dataset order; `path.npy` (uint64 [clips]) contains sorted hashes of the paths.
     """
 
@@ -200,7 +200,13 @@ def write_index(dataset: VideoDataset, folder: Path, version: str) -> None:
     again = np.zeros(len(order), bool)
     again[1:] = uuids[1:] == uuids[:-1]
     del uuids
-    counts, offsets = take("count")[order], take("offset")[order]
+    counts = take("count")[order]
+    used = ~again & (counts > 0)
+    starts = np.concatenate([[0], counts[used]]).cumsum()
+    np.save(folder / "starts.npy", starts.astype(np.int32) if starts[-1] < 1 << 31 else starts)
+    del counts, starts
+    offsets = take("offset")[order]
+    np.save(folder / "offset.npy", offsets[used])
     repeated: dict[int | None, Rejection] = {}
     with open(folder / WINDOWS, "rb") as lines:
         for start in offsets[again].tolist():
@@ -208,11 +214,8 @@ def write_index(dataset: VideoDataset, folder: Path, version: str) -> None:
             (_, at, uuid), _ = json.loads(lines.readline())
             repeated[at] = repeated_uuid(dataset.name, at, uuid)
     rejections = [*(one for one in dataset.rejections if one.line not in repeated), *repeated.values()]
-    used = ~again & (counts > 0)
+    del offsets
     order = order[used]
-    np.save(folder / "offset.npy", offsets[used])
-    np.save(folder / "starts.npy", np.concatenate([[0], counts[used]]).cumsum())
-    del offsets, counts
     np.save(folder / "path.npy", np.sort(take("path", np.uint64)[order]))
     facts = {
         "version": version,

@@ -36,8 +36,9 @@ def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
     import numpy as np
 
     # RandomState is numpy's frozen generator: the same order in every release.
-    order = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, epoch]).permutation(length)
-    return order.astype(np.int32) if length < 1 << 31 else order
+    order = np.arange(length, dtype=np.int32 if length < 1 << 31 else np.int64)
+    np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, epoch]).shuffle(order)
+    return order
 
 
 def sample_rng(seed: int, position: int, subject: str) -> random.Random:
