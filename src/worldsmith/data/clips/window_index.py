@@ -69,8 +69,8 @@ class WindowIndex(Sequence[Window]):
     """Windows of a large dataset in dataset order, in a folder on disk from which single windows are read.
 
     `windows.jsonl` has a line per clip: [[path, line, uuid], [relative path, mark, windows]]. `offset.npy` (int64
-    [clips]) and `starts.npy` (int32 or int64 [clips + 1]) contain the byte offset of the line and the index of the first
-    window of each clip, in dataset order; `path.npy` (uint64 [clips]) contains sorted hashes of the paths.
+    [clips]) and `starts.npy` (int32 or int64 [clips + 1]) contain the byte offset of the line and the index of the
+    first window of each clip, in dataset order; `path.npy` (uint64 [clips]) contains sorted hashes of the paths.
     """
 
     def __init__(self, folder: Path) -> None:
