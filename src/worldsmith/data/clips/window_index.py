@@ -40,6 +40,7 @@ COLUMNS = ("uuid", "content", "path", "offset", "count")
 byte offset of the clip's line in `WINDOWS`, and number of windows."""
 FACTS, WINDOWS = "index.json", "windows.jsonl"
 PIECE = 1 << 12
+LOG_INTERVAL = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,8 @@ def write_index(dataset: VideoDataset, folder: Path, version: str) -> None:
                 column.write(struct.pack("=Q", value))
             text.write(line)
             offset += len(line)
+            if dataset.num_records % LOG_INTERVAL == 0:
+                log.info("%s: %s records indexed", dataset.name, f"{dataset.num_records:,}")
 
     def take(column: str, dtype: Any = np.int64) -> np.ndarray:
         values = np.fromfile(folder / column, dtype)
