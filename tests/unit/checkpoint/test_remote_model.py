@@ -173,6 +173,23 @@ def test_one_process_downloads_and_a_replaced_file_is_downloaded_again(
     assert (fetch_model("s3://bucket/plain", field="model") / "more.json").read_bytes() == b"[]"
 
 
+def test_a_model_larger_than_the_free_disk_space_is_not_downloaded(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly as large as the free space, it is."""
+    store.put("big/weights.safetensors", bytes(3 * 2**20))
+    store.put("big/config.json", b"{}")
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=3 * 2**20 + 1))
+    message = rf"model s3://bucket/big does not fit .*{cache_folder('models')}: expected 3.0 MiB .* found 3.0 MiB.*XDG_"
+    with pytest.raises(UserError, match=message):
+        fetch_model("s3://bucket/big", field="model")
+    assert not [request for request in store.requests() if request.startswith("GET /bucket/big/")]
+    assert not [path for path in cache_folder("models").rglob("*") if path.suffix in (".json", ".safetensors")]
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=3 * 2**20 + 2))
+    assert (fetch_model("s3://bucket/big", field="model") / "config.json").read_bytes() == b"{}"
+
+
 def test_a_run_is_pinned_to_its_newest_or_best_checkpoint(run: Path, store: ObjectStore) -> None:
     upload(run, "s3://bucket/pin/run")
     store.put("pin/run/checkpoints/best_checkpoint.txt", b"iter_000000002\n")

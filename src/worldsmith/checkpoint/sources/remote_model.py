@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from worldsmith.checkpoint.run.find_checkpoint import BEST, BEST_POINTER, NAME, POINTER
 from worldsmith.checkpoint.sources.verify import WEIGHTS
 from worldsmith.files.checksum_manifest import MANIFEST
-from worldsmith.files.remote import SECRETS, is_remote, join_address
+from worldsmith.files.errors import UserError
+from worldsmith.files.remote import SECRETS, cache_folder, is_remote, join_address
 from worldsmith.files.remote_folder import cache_key, cached_folder, download_files, list_remote, read_remote_text
+from worldsmith.monitor.short_text import format_bytes
 
 CHECKPOINTS = "checkpoints"
 RECORDS = (".yaml", ".json", ".jsonl", ".txt")
@@ -60,6 +63,7 @@ def fetch_model(name: str, *, field: str, download: bool = True) -> Path | None:
     Raises:
         FileNotFoundError: If the store has no such model.
         RemoteError: If the storage cannot be reached or denies access.
+        UserError: If the disk has too little free space.
     """
     address = pinned(name)
     root, inner, files = address, "", list_remote(address)
@@ -79,9 +83,18 @@ def fetch_model(name: str, *, field: str, download: bool = True) -> Path | None:
         raise FileNotFoundError(f"{field} {SECRETS.sub('', address)}: the store has no such folder")
     key = cache_key(address, {file: info for file, info in files.items() if file.startswith(inner)})
     sizes = {file: [info["size"]] for file, info in files.items()}
-    found = cached_folder(
-        key, root.rpartition("/")[2], (lambda folder: download_files(root, folder, sizes)) if download else None
-    )
+
+    def fetch(folder: Path) -> None:
+        needed, free = sum(size for (size,) in sizes.values()), shutil.disk_usage(folder).free
+        if needed > free:
+            raise UserError(
+                f"{field} {SECRETS.sub('', address)} does not fit on the disk of {cache_folder('models')}: expected "
+                f"{format_bytes(needed)} of free space, found {format_bytes(free)}. Free disk space, or set "
+                "XDG_CACHE_HOME to a folder on a larger disk"
+            )
+        download_files(root, folder, sizes)
+
+    found = cached_folder(key, root.rpartition("/")[2], fetch if download else None)
     return None if found is None else found / inner
 
 
