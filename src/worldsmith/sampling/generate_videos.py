@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
+from worldsmith.models.video_model import InitialState, VideoModel, VideoSampler
 from worldsmith.sampling.requests import GenerationRequest, ReadRequest, begin, read_request
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from worldsmith.models.video_model import InitialState, VideoModel, VideoSampler
 
 __all__ = [
     "BranchShare",

@@ -24,7 +24,7 @@ from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.sections import CompileConfig
 from worldsmith.distributed import activation_checkpointing
 from worldsmith.distributed.adamw_8bit import AdamW8bit
-from worldsmith.distributed.degrees import plan_degrees
+from worldsmith.distributed.degrees import Degrees, plan_degrees
 from worldsmith.distributed.memory import pinned_bytes
 from worldsmith.distributed.world import World
 from worldsmith.models.fill_parameters import fill
@@ -44,7 +44,6 @@ from worldsmith.training.trainer import Trainer
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from worldsmith.distributed.degrees import Degrees
     from worldsmith.models.converters.quantized_layer import QuantizedLayer
     from worldsmith.models.model import Model
     from worldsmith.planning.work import PhaseMemory

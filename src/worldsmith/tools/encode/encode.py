@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.actions.pool_action import PoolAction
@@ -34,9 +34,7 @@ from worldsmith.tasks.encode_samples import (
     require_written,
     sample_encoders,
 )
-
-if TYPE_CHECKING:
-    from worldsmith.tasks.task import SampleEncoder
+from worldsmith.tasks.task import SampleEncoder
 
 
 class Encode(PoolAction, RunAction):

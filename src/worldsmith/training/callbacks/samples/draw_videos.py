@@ -16,7 +16,7 @@ from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range, Seed
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.robots.robot_loader import RobotLoader
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.models.video_model import NOISE_LEVELS
+from worldsmith.models.video_model import NOISE_LEVELS, GenerationDefaults, VideoSampler
 from worldsmith.monitor.short_text import WEIGHTS_NAMES
 from worldsmith.sampling.sample_settings import SampleSettings
 from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.clips.video_dataset import VideoDataset, Window
-    from worldsmith.models.video_model import GenerationDefaults, VideoSampler
     from worldsmith.sampling.requests import GenerationRequest
     from worldsmith.training.callbacks.base import TrainingRun
 
