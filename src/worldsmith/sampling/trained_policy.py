@@ -24,9 +24,9 @@ from worldsmith.data.robots.robot_dataset import RobotDataset
 from worldsmith.data.robots.robot_maker import arrange, compose_cameras
 from worldsmith.data.robots.robot_prompt import robot_prompt
 from worldsmith.models.video_model import VideoModel
-from worldsmith.sampling.generate_videos import GenerationRequest, generate_actions
+from worldsmith.sampling.generate_videos import generate_actions
 from worldsmith.sampling.policy import Observation, PolicySpec, RequestError, RobotPolicy
-from worldsmith.sampling.requests import read_request
+from worldsmith.sampling.requests import GenerationRequest, read_request
 
 PREDICTING = ("wam", "policy")
 """Modes of training in which the actions after the first frame are predicted."""

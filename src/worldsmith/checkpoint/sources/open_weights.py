@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.dcp.dcp_folder import METADATA
-from worldsmith.checkpoint.formats.weight_formats import describe_readable, find_source, full_name, run_network
+from worldsmith.checkpoint.formats.weight_formats import describe_readable, find_source, full_name, weight_formats
 from worldsmith.checkpoint.run.find_checkpoint import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
@@ -257,7 +257,6 @@ class StartWeights(WeightSource):
         }
         self.path = source.path if source is not None else Path()
         self.describe = source.describe if source is not None else f"initial weights of seed {seed}"
-        self.settings, self.average_shapes, self.copies, self.unknown = {}, {}, {}, []
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
         if self.source is not None:
@@ -296,7 +295,7 @@ def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: Wor
         world: Ranks that call this function together; None: this process only.
     """
     section = tree["checkpoint"]
-    spec = run_network(tree["model"])
+    spec = weight_formats(tree["model"]["name"]).network_of_run(tree["model"])
     spec.config = spec.config.as_used()
     start = start_in(tree, spec.config)
     source = None

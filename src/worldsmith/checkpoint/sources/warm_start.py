@@ -306,7 +306,7 @@ def compare_weights(
     in_source = [LIVE + n for n in source.shapes if n not in source.copies] + [
         AVERAGE + n for n in source.average_shapes
     ]
-    report.unexpected = [name for name in in_source if name not in wanted] + source.unknown
+    report.unexpected = [*(name for name in in_source if name not in wanted), *source.unknown]
     names = [*wanted, *in_source]
     report.rules_without_effect = [key for key in keys_to_skip if not any(key in name for name in names)]
     if spec is not None:

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -308,8 +307,7 @@ class EmptyWeights(WeightSource):
     """Weight source that reads no files: empty tensors with the shapes of a model's weights, sharded by rank."""
 
     def __init__(self, model: Model) -> None:
-        self.path, self.describe, self.settings = Path(), "unused weights", {}
-        self.average_shapes, self.copies, self.unknown = {}, {}, []
+        self.describe = "unused weights"
         names = native_parameters(model.network)
         self.shapes = {name: list(value.shape) for name, value in names.items() if not is_adapter(name)}
 

@@ -196,7 +196,6 @@ class QuantizedWeights(WeightSource):
     def __init__(self, source: WeightSource, quantization: Quantization, *, average: bool) -> None:
         self.source, self.quantization, self.average = source, quantization, average
         self.path, self.describe, self.settings = source.path, source.describe, source.settings
-        self.average_shapes, self.copies, self.unknown = {}, {}, []
         self.seen = InputStatistics()
         """Statistics of layer inputs from the calibration; empty without calibration."""
         self.shapes = {
