@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ class RunState:
         report = self.weights.load_initial(with_state=with_state)
         if report is None:
             return
-        text = json.dumps(report.to_json(), indent=1) + "\n"
+        text = json.dumps(asdict(report), indent=1) + "\n"
         write_on_main(
             self.world, self.run_folder, lambda: write_text(self.run_folder / frozen_weights.LOAD_REPORT, text)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from worldsmith.checkpoint.run.find_checkpoint import best_of
@@ -244,7 +245,7 @@ class QuantizedFolders(Protocol):
 
 
 FORMATS: FamilyRegistry[WeightFormats] = FamilyRegistry(
-    lambda family: family.load(family.formats)(family.name) if family.formats is not None else None
+    lambda family: resolve_name(family.formats)(family.name) if family.formats is not None else None
 )
 """Formats objects of the model families that define one (`Family.formats`)."""
 

@@ -113,8 +113,8 @@ class Encode(PoolAction, RunAction):
         import torch
 
         torch.set_num_threads(self.tree.trainer.cpu_threads or max(1, torch.get_num_threads() // self.config.processes))
-        place = rank if local_rank is None else local_rank
-        world = World(rank=rank, size=size, local_rank=place, device=take_device(place))
+        device = take_device(rank if local_rank is None else local_rank)
+        world = World(rank=rank, size=size, device=device)
         return encode_samples(
             self.encoders(world),
             self.config.passes,
