@@ -17,7 +17,8 @@ from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.data.conversations.conversation import question
 from worldsmith.data.video_decoder import examine
 from worldsmith.sampling.generate_answers import Answerer
-from worldsmith.sampling.generate_videos import GenerationRequest, generate
+from worldsmith.sampling.generate_videos import generate
+from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.training_data import with_clip_size
 from worldsmith.sampling.write_media import few_frames, write_mp4
 

@@ -6,14 +6,13 @@ import math
 import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from worldsmith.cli.commands import read_command
 from worldsmith.config.errors import UserError, WrongValueError
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.degrees import plan_degrees
-from worldsmith.distributed.launcher_messages import MAX_WORLD_SIZE
 
 if TYPE_CHECKING:
     from worldsmith.training.run_config import RunConfig
@@ -106,15 +105,6 @@ def batch_problems(config: RunConfig, machines: range, processes: int, resume_ch
 
 def count(machines: int) -> str:
     return f"{machines} machine{'s' * (machines > 1)}"
-
-
-def share_max_world_size(size: int | None) -> AbstractContextManager[None]:
-    """Context manager: sets environment variables for the processes of a launch with ``--nnodes MIN:MAX``.
-
-    Args:
-        size: Max number of processes of the run; None: a launch with a fixed number, without variables.
-    """
-    return shared_variables({} if size is None else {MAX_WORLD_SIZE: str(size), OWN_STORE: "1"})
 
 
 @contextmanager

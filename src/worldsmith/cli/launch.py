@@ -25,12 +25,12 @@ import psutil
 
 from worldsmith.actions.registry import commands
 from worldsmith.cli.commands import CommandParser, read_command, split_tail
-from worldsmith.cli.elastic import prepare_elastic, share_max_world_size, shared_variables
+from worldsmith.cli.elastic import OWN_STORE, prepare_elastic, shared_variables
 from worldsmith.cli.run_source import COMMAND_VARIABLE, start_command
 from worldsmith.cli.slurm import MAX_MACHINES, add_options, submit
 from worldsmith.config.errors import UserError
 from worldsmith.config.write.values import shorten
-from worldsmith.distributed.launcher_messages import LauncherServer
+from worldsmith.distributed.launcher_messages import MAX_WORLD_SIZE, LauncherServer
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once
 from worldsmith.distributed.stop_signals import PREEMPTED, leave, leave_terminal
 from worldsmith.distributed.world import require_devices
@@ -141,7 +141,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         set_rendezvous(args, machines)
         logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(drop_traceback)
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(is_failure_record)
-        shared = share_max_world_size(most if minimum < machines else None)
+        shared = shared_variables({MAX_WORLD_SIZE: str(most), OWN_STORE: "1"} if minimum < machines else {})
         with desk, block_stop_signals(), share_run_name(), shared, report_waiting(args, minimum, machines, desk):
             try:
                 require_devices(processes)

@@ -72,7 +72,9 @@ class RunDialect:
         Args:
             files: Paths of config files.
         """
-        return all(file.lower().endswith(self.suffixes) for file in files) and bool(_load(self.claims)(files))
+        if not all(file.lower().endswith(self.suffixes) for file in files):
+            return False
+        return bool(pkgutil.resolve_name(self.claims)(files))
 
     def read_files(self, files: Sequence[str], words: Sequence[str]) -> Draft:
         """Reads the files as the config of a run, before references are resolved and checks have run.
@@ -84,7 +86,7 @@ class RunDialect:
         Raises:
             ConfigError: If a file cannot be read; other mistakes are in the draft.
         """
-        draft: Draft = _load(self.read)(files, words)
+        draft: Draft = pkgutil.resolve_name(self.read)(files, words)
         return draft
 
 
@@ -346,11 +348,6 @@ def _is_ours(data: dict[str, Any]) -> bool:
 
 def _own_keys() -> list[str]:
     return ["recipe", "type", *field_names(class_of(ROOT))]
-
-
-def _load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def _load_installed() -> list[Problem]:

@@ -100,7 +100,8 @@ class MeasureAdherence(VideoAction):
 
     def generate(self, model: StoredModel, prompts: list[ShapePrompt], device: str, name: str) -> list[Tensor]:
         """Returns one generated video (uint8 [3, T, H, W]) per prompt; `name` is the model's name in progress lines."""
-        from worldsmith.sampling.generate_videos import GenerationRequest, generate
+        from worldsmith.sampling.generate_videos import generate
+        from worldsmith.sampling.requests import GenerationRequest
 
         keys = ("prompt", "seed", "height", "width", "num_frames", "fps")
         requests = [GenerationRequest(**{key: getattr(prompt, key) for key in keys}) for prompt in prompts]

@@ -13,18 +13,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from worldsmith.config.sections import ActivationCheckpointingConfig
+from worldsmith.config.sections import ActivationCheckpointingConfig
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

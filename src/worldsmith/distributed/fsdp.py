@@ -9,22 +9,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from worldsmith.distributed.world import ensure_process_group
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from worldsmith.distributed.degrees import Degrees
-    from worldsmith.distributed.world import World
+from worldsmith.distributed.degrees import Degrees
+from worldsmith.distributed.world import World, ensure_process_group
 
 
 def make_mesh(world: World, degrees: Degrees) -> DeviceMesh:

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from worldsmith.distributed.memory import pin, unpin
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class HostLayer(Protocol):

@@ -32,7 +32,6 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
     device: str = "cpu"
     context_group: ProcessGroup | None = field(default=None, compare=False)
     """Context-parallel group: consecutive ranks, including this one, that process the same packs; None: no group."""
@@ -147,8 +146,7 @@ def start_world(*, context_parallel: int = 1) -> World:
     import torch.distributed as dist
 
     size = world_size()
-    local_rank = _environment_int("LOCAL_RANK", 0)
-    device = take_device(local_rank)
+    device = take_device(_environment_int("LOCAL_RANK", 0))
     if size == 1:
         return World(device=device)
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
@@ -161,9 +159,7 @@ def start_world(*, context_parallel: int = 1) -> World:
         join_process_group(device, size)
     share = context_parallel > 1
     group = dist.new_subgroups(group_size=context_parallel, timeout=PATIENCE)[0] if share else None
-    return World(
-        rank=dist.get_rank(), size=dist.get_world_size(), local_rank=local_rank, device=device, context_group=group
-    )
+    return World(rank=dist.get_rank(), size=dist.get_world_size(), device=device, context_group=group)
 
 
 def join_process_group(device: str, size: int) -> None:

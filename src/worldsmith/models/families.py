@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import worldsmith
 
@@ -38,11 +38,6 @@ class Family:
     """Import path of the module that registers the family's recipes (predefined configs); None: no recipes."""
     short_names: Mapping[str, str] = field(default_factory=dict)
     """Short names of released models -> their repositories on the hub."""
-
-    def load(self, path: str) -> Any:
-        """Imports and returns the object at `path`, a "package.module:name"."""
-        module, _, name = path.partition(":")
-        return getattr(importlib.import_module(module), name)
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
-from worldsmith.config.declare.ranges import Range
+from worldsmith.config.declare.ranges import PositiveFactor, Range
 from worldsmith.config.errors import WrongValueError
 from worldsmith.objectives.noise_objective import NOISE_BINS, Draws, NoiseObjective, sum_by_noise
 from worldsmith.objectives.objective import BatchLoss
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Distribution = Literal["waver", "logitnormal", "uniform", "ltx2"]
-PositiveFloat = Annotated[float, Range(gt=0, finite=True)]
-PositiveNumber = Annotated[int, Range(gt=0)] | PositiveFloat
+PositiveNumber = Annotated[int, Range(gt=0)] | PositiveFactor
 Shift = PositiveNumber | dict[str, PositiveNumber]
 
 TIMESTEP_SCALE = 1000.0
@@ -70,9 +69,9 @@ class RectifiedFlow(NoiseObjective):
         of the key)."""
         shift_image: Shift | None = None
         """Shift for images (samples of one frame), as for `shift`. None: `shift` applies to images, too."""
-        loss_scale: PositiveFloat = 1.0
+        loss_scale: PositiveFactor = 1.0
         """Factor on the loss of videos and, without `image_loss_scale`, of images."""
-        image_loss_scale: PositiveFloat | None = None
+        image_loss_scale: PositiveFactor | None = None
         """Factor on the loss of images (samples of one frame). None: `loss_scale`."""
         normalize_loss_by_active: bool = False
         """Whether the mean error of a sample excludes its clean conditioning frames. False: they count as zero

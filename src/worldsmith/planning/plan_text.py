@@ -10,13 +10,11 @@ from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.monitor.short_text import MEMORY_NAMES, format_bytes, short_number
 from worldsmith.monitor.terminal_text import table_lines, text_width, wrap_words
 from worldsmith.planning.estimate_memory import worst_phase
-from worldsmith.planning.estimate_time import EstimateRange, StepSeconds, spans_machines
-from worldsmith.planning.work import BEFORE, ENCODING_FIRST
+from worldsmith.planning.estimate_time import EstimateRange, RunTime, StepSeconds, spans_machines
+from worldsmith.planning.work import BEFORE, ENCODING_FIRST, PhaseMemory
 
 if TYPE_CHECKING:
-    from worldsmith.planning.estimate_time import RunTime
     from worldsmith.planning.plan import Plan, QuickPlan
-    from worldsmith.planning.work import PhaseMemory
 
 T = TypeVar("T")
 TIE = "\u00a0"

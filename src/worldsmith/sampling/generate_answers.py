@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worldsmith.data.conversations.chat_processor import ChatProcessor
+from worldsmith.data.conversations.chat_processor import ChatProcessor, ChatSample
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.models.decoding import GREEDY, Decoding
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from worldsmith.data.conversations.chat_processor import ChatSample
     from worldsmith.data.conversations.conversation import Turn
 
 

@@ -5,27 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
+from worldsmith.models.video_model import InitialState, VideoModel, VideoSampler
 from worldsmith.sampling.requests import GenerationRequest, ReadRequest, begin, read_request
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from worldsmith.models.video_model import InitialState, VideoModel, VideoSampler
-
-__all__ = [
-    "BranchShare",
-    "GeneratedActions",
-    "GenerationRequest",
-    "generate",
-    "generate_actions",
-    "generate_latents",
-    "generate_pack",
-    "make_packs",
-]
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -177,30 +163,6 @@ def generate_packs(
     return results
 
 
-def generate_pack(
-    sampler: VideoSampler,
-    requests: Sequence[ReadRequest],
-    *,
-    progress: Callable[[int], None] | None = None,
-    share: BranchShare | None = None,
-) -> list[Tensor]:
-    """Generates normalized latents [C, t, h, w] of requests that share their forward passes.
-
-    Args:
-        sampler: Sampler of the model.
-        requests: The requests, whose tokens must fit into one forward pass.
-        progress: Called after each solver step with the number of requests.
-        share: Division of the guidance branches between two processes; None: this process computes both.
-
-    Returns:
-        One tensor per request, in their order.
-
-    Raises:
-        ValueError: If the guidance scale is not finite, or is 1 at all steps although `share` is given.
-    """
-    return [sampler.finish(*own) for own in run_pack(sampler, requests, progress=progress, share=share)]
-
-
 @torch.no_grad()
 def run_pack(
     sampler: VideoSampler,
@@ -209,7 +171,20 @@ def run_pack(
     progress: Callable[[int], None] | None = None,
     share: BranchShare | None = None,
 ) -> list[tuple[InitialState, Tensor]]:
-    """Returns the initial state and the last state of the solver for each request; arguments as of `generate_pack`."""
+    """Runs all solver steps of requests that share their forward passes.
+
+    Args:
+        sampler: Sampler of the model.
+        requests: The requests, whose tokens must fit into one forward pass.
+        progress: Called after each solver step with the number of requests.
+        share: Division of the guidance branches between two processes; None: this process computes both.
+
+    Returns:
+        The initial state and the last state of the solver for each request, in their order.
+
+    Raises:
+        ValueError: If the guidance scale is not finite, or is 1 at all steps although `share` is given.
+    """
     if not math.isfinite(sampler.sampling.guidance):
         raise ValueError(f"the guidance scale must be finite, found {sampler.sampling.guidance}")
     if share is not None and not is_guided(sampler):

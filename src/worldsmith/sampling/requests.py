@@ -7,10 +7,11 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from worldsmith.data.clip_limits import require_clip
 from worldsmith.data.clips.captions import Caption, metadata_sentences, render_caption
@@ -19,12 +20,7 @@ from worldsmith.data.clips.resolution import aspect_bucket
 from worldsmith.data.clips.video_sample import RobotActions
 from worldsmith.data.stream.errors import check_text
 from worldsmith.models.real_values import real_values
-from worldsmith.models.video_model import ActionLayout, InitialState, SampleLayout, VideoSampler
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.models.video_model import ActionLayout, GenerationDefaults, InitialState, SampleLayout, VideoSampler
 
 logger = logging.getLogger(__name__)
 

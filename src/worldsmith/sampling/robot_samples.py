@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
@@ -19,9 +20,6 @@ from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.sample_args import Chooser, SampleArgs, decide_first, read_text, with_outputs
 from worldsmith.sampling.sample_files import Layer, SampleEntry, read_condition
 from worldsmith.sampling.trained_policy import ARRANGED, PREDICTING, TrainedRobot, select_robot
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 GUIDANCE = 1.0
 """Default guidance scale: no guidance, as for a policy."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,12 +23,10 @@ from worldsmith.data.robots.robot import POLICY_FILE, Robot
 from worldsmith.data.robots.robot_dataset import RobotDataset
 from worldsmith.data.robots.robot_maker import arrange, compose_cameras
 from worldsmith.data.robots.robot_prompt import robot_prompt
-from worldsmith.sampling.generate_videos import GenerationRequest, generate_actions
+from worldsmith.models.video_model import VideoModel
+from worldsmith.sampling.generate_videos import generate_actions
 from worldsmith.sampling.policy import Observation, PolicySpec, RequestError, RobotPolicy
-from worldsmith.sampling.requests import read_request
-
-if TYPE_CHECKING:
-    from worldsmith.models.video_model import VideoModel
+from worldsmith.sampling.requests import GenerationRequest, read_request
 
 PREDICTING = ("wam", "policy")
 """Modes of training in which the actions after the first frame are predicted."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
+from torch import Tensor
 
 from worldsmith.data.clips.clip_frames import read_upright
 from worldsmith.data.video_decoder import examine
 from worldsmith.data.video_writer import write_video
 from worldsmith.files.atomic import replacing
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FRAME_SIDE = 112  # smaller frames are enlarged by a whole factor to at least this many pixels on a contact sheet
 GAP = 10

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.tasks.device_copy import StagedTensors
 from worldsmith.tasks.task import Task
-
-if TYPE_CHECKING:
-    from worldsmith.data.stream.loader import PackingDataLoader
 
 
 @dataclass(slots=True)

@@ -9,18 +9,16 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worldsmith.config.errors import UserError
+from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.sample_maker import SampleResult
+from worldsmith.distributed.world import World
+from worldsmith.models.model import Model
 from worldsmith.tasks.registry import task_of
-
-if TYPE_CHECKING:
-    from worldsmith.data.stream.loader import PackingDataLoader
-    from worldsmith.distributed.world import World
-    from worldsmith.models.model import Model
-    from worldsmith.tasks.task import SampleEncoder
+from worldsmith.tasks.task import SampleEncoder
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
+
 from worldsmith.models.families import FamilyRegistry
 from worldsmith.tasks.task import Task
 
-TASKS: FamilyRegistry[type[Task]] = FamilyRegistry(lambda family: family.load(family.task))
+TASKS: FamilyRegistry[type[Task]] = FamilyRegistry(lambda family: resolve_name(family.task))
 
 
 def task_of(family: str) -> type[Task]:

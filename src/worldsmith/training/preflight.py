@@ -36,7 +36,7 @@ from worldsmith.models.model_files import find_without_download
 from worldsmith.models.weights.weight_table import table_of
 from worldsmith.monitor.short_text import MEMORY_NAMES, format_bytes
 from worldsmith.tasks.registry import task_of
-from worldsmith.training.run_config import why_not_encodable
+from worldsmith.training.run_config import RunConfig, why_not_encodable
 from worldsmith.training.run_folder import run_path
 from worldsmith.training.state_bytes import StateBytes, checkpoint_bytes, state_bytes
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
     from worldsmith.training.optimizer import AdamW
-    from worldsmith.training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from worldsmith.checkpoint.dcp.tensor_reader import stored_shapes
 from worldsmith.checkpoint.run import frozen_weights
@@ -20,21 +22,16 @@ from worldsmith.checkpoint.sources.open_weights import run_tree
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.data.stream import dataset_record
 from worldsmith.files.atomic import write_text
+from worldsmith.models.ema import PowerEMA
+from worldsmith.models.model import Model
+from worldsmith.training.optimizer import AdamW, LossScaler
+from worldsmith.training.run_config import RunConfig
 from worldsmith.training.run_folder import write_on_main
 from worldsmith.training.run_weights import RunWeights
+from worldsmith.training.scheduler import LambdaSchedule
 from worldsmith.training.start_checks import optimizer_state_names, require_same_data, require_same_shapes
-from worldsmith.training.step import StepGuard
+from worldsmith.training.step import StepGuard, StepResult
 from worldsmith.training.validation import BestSoFar
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from worldsmith.models.ema import PowerEMA
-    from worldsmith.models.model import Model
-    from worldsmith.training.optimizer import AdamW, LossScaler
-    from worldsmith.training.run_config import RunConfig
-    from worldsmith.training.scheduler import LambdaSchedule
-    from worldsmith.training.step import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +182,7 @@ class RunState:
         report = self.weights.load_initial(with_state=with_state)
         if report is None:
             return
-        text = json.dumps(report.to_json(), indent=1) + "\n"
+        text = json.dumps(asdict(report), indent=1) + "\n"
         write_on_main(
             self.world, self.run_folder, lambda: write_text(self.run_folder / frozen_weights.LOAD_REPORT, text)
         )

@@ -321,7 +321,6 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
 
 def changed_data(folder: Path, config: RunConfig) -> list[str]:
     """Returns one line for each change of the dataset since the run was trained; a read error is only logged."""
-    from worldsmith.data.stream.dataset_record import FILE, changed_samples
     from worldsmith.data.stream.errors import DataError
 
     data: Any = config.dataloader_train
@@ -330,7 +329,7 @@ def changed_data(folder: Path, config: RunConfig) -> list[str]:
     except (DataError, OSError) as error:
         logger.warning("cannot compare the dataset with that of the run: %s", error)
         return []
-    return changed_samples(folder / FILE, dataset)
+    return dataset_record.changed_samples(folder / dataset_record.FILE, dataset)
 
 
 def indented(lines: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.checkpoint.run.checkpoint_store import newer_stored, store_address
 from worldsmith.checkpoint.run.checkpointer import load_positions
 from worldsmith.checkpoint.run.find_checkpoint import gone_back
-from worldsmith.checkpoint.sources.warm_start import plan_loading
+from worldsmith.checkpoint.sources.warm_start import compare_weights, open_with_adapter
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.attention_kernels import describe_kernels
 from worldsmith.distributed.world import World, local_size, present_device
@@ -248,22 +248,22 @@ def plan_initial_weights(config: RunConfig, network: nn.Module, optimizer: Optim
     settings, model, start = config.checkpoint, config.model.config, config.initial_weights()
     if start is None:
         return LoadingPlan([])
-    report = plan_loading(
-        start.path,
-        state_shapes(network, model.ema),
+    shapes = state_shapes(network, model.ema)
+    source = open_with_adapter(start.path, shapes, field=start.field, spec=config.model, adapter=settings.load_adapter)
+    report = compare_weights(
+        source,
+        shapes,
         settings.keys_to_skip_loading,
         spec=config.model,
         average_as_live=settings.load_ema_to_reg,
-        field=start.field,
-        adapter=settings.load_adapter,
     )
     lines = [f"weights      {line}" for line in ([start.describe] if start.unread else []) + report.lines()]
     if not is_new or not settings.load_training_state:
         return LoadingPlan(lines)
-    source = require_training_state(report, config)
-    empty_optimizer_state(network, optimizer, optimizer_state_names(source, report.skipped))
+    state = require_training_state(report, config)
+    empty_optimizer_state(network, optimizer, optimizer_state_names(state, report.skipped))
     return LoadingPlan(
-        [*lines, f"state        optimizer state, schedule, step count and data loader state of {source}"], source
+        [*lines, f"state        optimizer state, schedule, step count and data loader state of {state}"], state
     )
 
 

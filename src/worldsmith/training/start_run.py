@@ -8,27 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
+from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.distributed.attention_kernels import activate_flash_attention
 from worldsmith.distributed.memory import held_memory
+from worldsmith.distributed.world import World
 from worldsmith.files.locks import release_leases
+from worldsmith.models.model import Model
 from worldsmith.tasks.encode_samples import encode_samples, sample_encoders
 from worldsmith.tasks.registry import task_of
+from worldsmith.tasks.task import Task
+from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.parallel import allocate_network, build_without_memory, prepare_process
 from worldsmith.training.preflight import check_space, needs_encoding_first, schedule_remarks
+from worldsmith.training.run_config import RunConfig
 from worldsmith.training.run_state import RunState
 from worldsmith.training.start_checks import require_same_dataset
 from worldsmith.training.validation import Validator
-
-if TYPE_CHECKING:
-    from worldsmith.checkpoint.run.checkpointer import Checkpointer
-    from worldsmith.data.stream.loader import PackingDataLoader
-    from worldsmith.distributed.world import World
-    from worldsmith.models.model import Model
-    from worldsmith.tasks.task import Task
-    from worldsmith.training.callbacks.base import Callback
-    from worldsmith.training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from worldsmith.checkpoint.run.rng_state import seeded_rng
 from worldsmith.distributed.context_parallel import require_same_packs
 from worldsmith.distributed.fsdp import reduce_gradients
@@ -229,7 +231,6 @@ def forward_backward(
 
 def global_norm(gradients: list[Tensor]) -> Tensor:
     """Returns the L2 norm over all gradients as a 0-d tensor. Collective if they are sharded (DTensor)."""
-    import torch
     from torch.distributed.tensor import DTensor
 
     total = torch.nn.utils.get_total_norm(gradients)
@@ -308,8 +309,6 @@ def reduce_metrics(
         norm: Scalar to copy to the host together with the losses; it is not reduced.
         counts: Further values to sum over all ranks, with the same names on all ranks.
     """
-    import torch
-
     if not losses:
         return MeanMetrics({"loss": math.nan}, 0, 0)
     batches = [{"loss": (loss.sum, weight), **loss.metrics} for loss, weight in zip(losses, weights, strict=True)]

@@ -13,23 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
 
 from worldsmith.checkpoint.run.rng_state import untouched_rng
 from worldsmith.config.errors import UserError
 from worldsmith.data.stream.dataset_record import VALIDATION, changed_samples
+from worldsmith.data.stream.sample_maker import StreamDataset
 from worldsmith.distributed.context_parallel import require_same_packs
+from worldsmith.models.ema import PowerEMA
+from worldsmith.objectives.objective import BatchLoss
+from worldsmith.tasks.task import Task
 from worldsmith.training.step import MeanMetrics, reduce_metrics
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import nn
-
-    from worldsmith.data.stream.sample_maker import StreamDataset
-    from worldsmith.models.ema import PowerEMA
-    from worldsmith.objectives.objective import BatchLoss
-    from worldsmith.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from stored_models import spec_of
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
 from worldsmith.checkpoint.sources.verify import WEIGHTS, find_checkpoint_damage, require_intact
-from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
+from worldsmith.checkpoint.sources.warm_start import compare_weights, load_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_that_was_named_is_refused(
 
 
 def plan(path: Path) -> Any:
-    return plan_loading(str(path), {name: list(value.shape) for name, value in weights(0).items()}, [])
+    return compare_weights(open_weights(str(path)), {name: list(value.shape) for name, value in weights(0).items()}, [])
 
 
 def test_no_whole_checkpoint_is_said_with_the_reasons(run: Path) -> None:

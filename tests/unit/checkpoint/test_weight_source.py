@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from worldsmith.checkpoint.dcp.dcp_folder import planner_of, save_part
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
 from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
-from worldsmith.checkpoint.sources.warm_start import compare_weights, load_weights, plan_loading
+from worldsmith.checkpoint.sources.warm_start import compare_weights, load_weights
 from worldsmith.checkpoint.sources.weight_source import MergedWeights
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
@@ -218,7 +219,7 @@ class TestReport:
         assert 'no tensor name contains "tpyo", so it has no effect' in text
         assert "in the checkpoint but not in this network: 1 (net.old)\n" in text
         assert "EMA weights of the checkpoint, which are not loaded: 1 (net_ema.old)\n" in text
-        assert json.loads(json.dumps(report.to_json()))["rules_without_effect"] == ["tpyo"]
+        assert json.loads(json.dumps(asdict(report)))["rules_without_effect"] == ["tpyo"]
 
     def test_averages_of_trained_weights_only(self, tmp_path: Path) -> None:
         """Where the average has no such name the live weight stands in; without any average all start live."""
@@ -242,22 +243,22 @@ class TestReport:
         pair = {f"net.{name}.lora_A.weight": some(2, 4), f"net.{name}.lora_B.weight": some(4, 2)}
         plain, tuned = write_dcp(tmp_path / "plain", base), write_dcp(tmp_path / "tuned", {**base, **pair})
         shapes = {key: list(value.shape) for key, value in {**base, **pair}.items()}
-        report = plan_loading(str(plain), shapes, [])
+        report = compare_weights(open_weights(plain), shapes, [])
         assert report.initialised == report.left == list(pair)
-        assert plan_loading(str(tuned), shapes, []).loaded == list(shapes)
+        assert compare_weights(open_weights(tuned), shapes, []).loaded == list(shapes)
         with pytest.raises(UserError, match=r"contains adapters \(LoRA\) that this network does not have: 2 "):
-            plan_loading(str(tuned), {key: list(value.shape) for key, value in base.items()}, [])
-        kept = plan_loading(str(tuned), {key: list(value.shape) for key, value in base.items()}, ["lora_"])
+            compare_weights(open_weights(tuned), {key: list(value.shape) for key, value in base.items()}, [])
+        kept = compare_weights(open_weights(tuned), {key: list(value.shape) for key, value in base.items()}, ["lora_"])
         assert (kept.unexpected, kept.rules_without_effect) == (list(pair), [])
         other = {key.replace("q_proj", "k_proj"): shape for key, shape in shapes.items() if "lora" in key}
         with pytest.raises(UserError, match=r"Not in the checkpoint: 2 \(.*k_proj_moe_gen.lora_A"):
-            plan_loading(str(tuned), {**shapes, **other}, [])
+            compare_weights(open_weights(tuned), {**shapes, **other}, [])
 
     def test_what_a_caller_allows_may_be_absent(self, tmp_path: Path) -> None:
         folder = write_dcp(tmp_path / "a", {"net.vae2llm.weight": some(2)})
         wanted = {"net.vae2llm.weight": [2], "net.sound2llm.weight": [3]}
         with pytest.raises(UserError, match=r"Not in the checkpoint: 1 \(net.sound2llm.weight\)"):
-            plan_loading(str(folder), wanted, [])
+            compare_weights(open_weights(folder), wanted, [])
         report = compare_weights(open_weights(folder), wanted, allow_initialised=["sound"])
         assert report.initialised == ["net.sound2llm.weight"]
 
@@ -269,10 +270,10 @@ class TestReport:
             json.dumps({"model": {"name": "cosmos3", "config": {"network": network}}})
         )
         wanted = {"net.vae2llm.weight": [2]}
-        report = plan_loading(str(folder), wanted, [], spec=spec_of(NetworkConfig(base_fps=30)))
+        report = compare_weights(open_weights(folder), wanted, [], spec=spec_of(NetworkConfig(base_fps=30)))
         assert report.notes == ["base_fps is 24 in the weights and 30 in the config"]
         with pytest.raises(UserError, match=r"rope_theta is 5000000.0 in the weights and 10000.0 in the config"):
-            plan_loading(str(folder), wanted, [], spec=spec_of(NetworkConfig(rope_theta=1e4)))
+            compare_weights(open_weights(folder), wanted, [], spec=spec_of(NetworkConfig(rope_theta=1e4)))
 
 
 class TestStart:

@@ -14,8 +14,7 @@ from worldsmith.config.errors import SHOWN
 from worldsmith.config.load import load
 from worldsmith.config.text_file import MAX_VALUES
 from worldsmith.config.toml import recipe_toml
-from worldsmith.config.tree import read_config
-from worldsmith.config.yaml import yaml_stack
+from worldsmith.config.tree import paths, read_config
 
 JOB = '[job]\nexperiment = "small"\n'
 DEEP: dict[str, Callable[[int], str]] = {
@@ -95,7 +94,7 @@ def test_only_so_many_mistakes_are_shown_and_looked_into(
 
     for module in (recipe_toml, read_config):
         monkeypatch.setattr(module, "did_you_mean_path", counted(module.did_you_mean_path))
-    monkeypatch.setattr(yaml_stack, "starts_with", counted(yaml_stack.starts_with))
+    monkeypatch.setattr(paths, "starts_with", counted(paths.starts_with))
     error = mistakes(tmp_path / name, MANY[name](1000))
     assert len(error.problems) == 1000
     assert 0 < len(calls) <= SHOWN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pkgutil import resolve_name
 
 import pytest
 
@@ -16,7 +17,7 @@ from worldsmith.tasks.registry import TASKS
 @pytest.mark.parametrize("name", shipped_families())
 def test_the_parts_of_a_family_exist(name: str) -> None:
     family = shipped_families()[name]
-    assert TASKS.find(name) is family.load(family.task)
+    assert TASKS.find(name) is resolve_name(family.task)
     formats = FORMATS.find(name)
     assert formats is not None
     assert formats.family == name

@@ -33,7 +33,8 @@ from worldsmith.monitor.page.next_steps import trained_prompt
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.sampling.generate_answers import Answerer
-from worldsmith.sampling.generate_videos import GenerationRequest, generate
+from worldsmith.sampling.generate_videos import generate
+from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.training_data import read_clip
 from worldsmith.sampling.write_media import few_frames
 from worldsmith.training.callbacks.samples import drawing_budget

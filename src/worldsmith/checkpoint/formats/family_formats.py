@@ -175,6 +175,19 @@ class FamilyFormats(WeightFormats):
         """
         raise self.not_converted(format)
 
+    def language_weights(self, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
+        """Returns tensor name in a Qwen3-VL folder → internal parameter name, for the weights of the language model.
+
+        Args:
+            source: Weights of this family.
+            config: Content of the folder's config.json.
+
+        Raises:
+            UserError: If models of the family have no language model of Qwen3-VL, or the one in `source` has other
+                settings than that of the folder.
+        """
+        raise self.not_converted("vlm")
+
     def not_converted(self, format: str) -> UserError:
         """Returns, but does not raise, a UserError: weights of the family cannot be converted to `format`."""
         return UserError(
@@ -247,22 +260,6 @@ class AssemblesModels(Protocol):
         """
 
 
-@runtime_checkable
-class HasLanguageModel(Protocol):
-    """Formats of a family whose networks contain the language model of Qwen3-VL, for `convert --to vlm`."""
-
-    def language_weights(self, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
-        """Returns tensor name in a Qwen3-VL folder → internal parameter name, for the weights of the language model.
-
-        Args:
-            source: Weights of this family.
-            config: Content of the folder's config.json.
-
-        Raises:
-            UserError: If the language model in `source` has other settings than that of the folder.
-        """
-
-
 def formats_of(family: str) -> FamilyFormats:
     """Returns the object that reads and exports weights of a family; `FamilyFormats` if the family defines none."""
     found = FORMATS.find(family)
@@ -278,20 +275,3 @@ def assembling(word: str) -> AssemblesModels:
         if isinstance(formats, AssemblesModels) and formats.assembled_as == word:
             return formats
     raise LookupError(f"convert --to {word}: not supported by any model family")
-
-
-def language_weights(family: str, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns tensor name in a Qwen3-VL folder → internal parameter name, for the weights of the language model.
-
-    Args:
-        family: Model family of `source`.
-        source: Weights that contain the language model.
-        config: Content of the folder's config.json.
-
-    Raises:
-        UserError: If models of the family have no such language model, or it has other settings than the folder.
-    """
-    formats = formats_of(family)
-    if not isinstance(formats, HasLanguageModel):
-        raise formats.not_converted("vlm")
-    return formats.language_weights(source, config)

@@ -8,23 +8,20 @@ import logging
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worldsmith.checkpoint.formats.export_folder import find_export_damage, read_source
 from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import DType, ExportOptions
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
-from worldsmith.checkpoint.sources.weight_source import MergedWeights
+from worldsmith.checkpoint.sources.weight_source import MergedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import LINEAGE, fingerprint
 from worldsmith.files.json_file import read_json_object, read_optional_json
 from worldsmith.files.untrusted_folder import base_of_adapter
 from worldsmith.models.model_files import is_local
-
-if TYPE_CHECKING:
-    from worldsmith.checkpoint.sources.weight_source import WeightSource
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.checkpoint.formats.stored_adapter import AdaptedWeights, require_adapter_fits
 from worldsmith.checkpoint.formats.weight_formats import (
     QuantizedFolders,
-    SeveralNetworks,
     WeightFormats,
     weight_formats,
 )
@@ -73,8 +72,7 @@ class StoredModel:
         """Folder with the weights of an exported model."""
         if self.weights_path is not None:
             return Path(self.weights_path)
-        formats = self.formats
-        return formats.weights_folder(self.config, self.folder) if isinstance(formats, SeveralNetworks) else self.folder
+        return self.formats.weights_folder(self.config, self.folder)
 
     @property
     def quantized(self) -> QuantizedFolders | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from worldsmith.checkpoint.run.find_checkpoint import best_of
@@ -135,6 +136,23 @@ class WeightFormats:
         """
         raise UserError(f"{source.describe}: weights of the family '{self.family}' cannot be converted")
 
+    def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
+        """Returns name and config of a model with the network of a stored run.
+
+        A family can override this method to also read configs of earlier versions of Worldsmith.
+
+        Args:
+            model: Section `model` of the run's config, as plain data.
+        """
+        return from_dict(dict(model), ModelSpec)
+
+    def weights_folder(self, config: Configurable.Config, folder: Path) -> Path:
+        """Returns the folder with the weights of the trained network in the exported or released folder `folder`.
+
+        Another folder than `folder` only if that contains several networks.
+        """
+        return folder
+
     def read_pipeline(self, folder: Path) -> ModelSpec | None:
         """Returns name and config of the model in a folder of diffusers or transformers; None if not of this family."""
         return None
@@ -226,28 +244,8 @@ class QuantizedFolders(Protocol):
         """Loads the quantized model in `folder` onto `device` for inference; returns the model object of the family."""
 
 
-@runtime_checkable
-class SeveralNetworks(Protocol):
-    """Formats of a family whose released folders contain several networks, one of which is trained."""
-
-    def weights_folder(self, config: Configurable.Config, folder: Path) -> Path:
-        """Returns the folder with the weights of the trained network in the exported or released folder `folder`."""
-
-
-@runtime_checkable
-class EarlierRuns(Protocol):
-    """Protocol for the formats of a family that can also read model configs of earlier versions of Worldsmith."""
-
-    def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
-        """Returns name and config of a model with the same network as that of a run of an earlier version.
-
-        Only the network settings are taken from `model`, the section `model` of the run's config as plain data; all
-        other settings have default values.
-        """
-
-
 FORMATS: FamilyRegistry[WeightFormats] = FamilyRegistry(
-    lambda family: family.load(family.formats)(family.name) if family.formats is not None else None
+    lambda family: resolve_name(family.formats)(family.name) if family.formats is not None else None
 )
 """Formats objects of the model families that define one (`Family.formats`)."""
 
@@ -295,12 +293,6 @@ def read_network(settings: Mapping[str, Any], network: type[Config]) -> dict[str
     except ConfigError as error:
         raise ValueError("; ".join(problem.render() for problem in error.problems)) from error
     return {name: getattr(read, name) for name in given}
-
-
-def run_network(model: Mapping[str, Any]) -> ModelSpec:
-    """Converts the section `model` of a run's stored config, as plain data, to name and config of the model."""
-    formats = weight_formats(model["name"])
-    return formats.network_of_run(model) if isinstance(formats, EarlierRuns) else from_dict(dict(model), ModelSpec)
 
 
 def describe_readable() -> str:

@@ -7,18 +7,15 @@ parameter that never had a gradient has no state.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.adamw_8bit import AdamW8bit, new_state
 from worldsmith.distributed.state_blocks import block_size
 from worldsmith.models.parameter_names import native_parameters
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
 
 
 def optimizer_state(network: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:

@@ -48,7 +48,6 @@ class CheckpointWeights(WeightSource):
         self.average_shapes = strip_prefix(stored, AVERAGE)
         self.own = strip_prefix(stored, LIVE)
         self.shapes = {**(below.shapes if below else {}), **self.own}
-        self.copies = {}
         self.unknown = [name for name in stored if not name.startswith((LIVE, AVERAGE))]
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:

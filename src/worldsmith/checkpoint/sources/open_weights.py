@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.dcp.dcp_folder import METADATA
-from worldsmith.checkpoint.formats.weight_formats import describe_readable, find_source, full_name, run_network
-from worldsmith.checkpoint.run.find_checkpoint import find_latest
+from worldsmith.checkpoint.formats.weight_formats import describe_readable, find_source, full_name, weight_formats
+from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders, find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH, start_in
@@ -23,6 +23,7 @@ from worldsmith.distributed.world import World
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.fill_parameters import fill
 from worldsmith.models.lora import is_adapter
+from worldsmith.models.model_files import find_without_download, local_folder
 from worldsmith.models.parameter_names import native_name
 from worldsmith.models.spec import ModelSpec
 
@@ -55,8 +56,6 @@ def open_weights(
         UserError: If a file is damaged or the format is not supported.
     """
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
-    from worldsmith.checkpoint.sources.verify import require_intact
-    from worldsmith.models.model_files import local_folder
 
     world = world or World()
     if in_store(str(path)):
@@ -91,9 +90,7 @@ def require_weights(path: str, *, field: str, family: str = "") -> None:
         FileNotFoundError: If the path contains no weights.
         UserError: If the format is not supported.
     """
-    from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
-    from worldsmith.models.model_files import find_without_download
 
     local = fetch_model(path, field=field, download=False) if in_store(path) else path
     root = None if local is None else find_without_download(full_name(str(local)), file_patterns=FILES, field=field)
@@ -257,7 +254,6 @@ class StartWeights(WeightSource):
         }
         self.path = source.path if source is not None else Path()
         self.describe = source.describe if source is not None else f"initial weights of seed {seed}"
-        self.settings, self.average_shapes, self.copies, self.unknown = {}, {}, {}, []
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
         if self.source is not None:
@@ -296,7 +292,7 @@ def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: Wor
         world: Ranks that call this function together; None: this process only.
     """
     section = tree["checkpoint"]
-    spec = run_network(tree["model"])
+    spec = weight_formats(tree["model"]["name"]).network_of_run(tree["model"])
     spec.config = spec.config.as_used()
     start = start_in(tree, spec.config)
     source = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ class SafetensorsWeights(WeightSource):
         self.path, self.family, self.settings = folder, naming.family, settings
         self.describe = f"{naming.describe} {folder}"
         self.files, self.naming, self.keys = files, naming, naming.keys
-        self.average_shapes: dict[str, list[int]] = {}
+        self._handles: dict[Path, Any] = {}
         known = {*self.keys.values(), *(key for joined in naming.joined.values() for key in joined.keys)}
         self.unknown = [key for key in files if key not in known]
         self.shapes = {name: self._slice(key).get_shape() for name, key in self.keys.items()}
@@ -99,10 +98,6 @@ class SafetensorsWeights(WeightSource):
                     f"{self.path} lacks the weight file {file.name}, which its index lists"
                 ) from None
         return self._handles[file]
-
-    @cached_property
-    def _handles(self) -> dict[Path, Any]:
-        return {}
 
 
 def has_safetensors(root: Path) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from dataclasses import field as default
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.formats.stored_adapter import AdaptedWeights, StoredAdapter, require_new_adapter
 from worldsmith.checkpoint.formats.weight_formats import NetworkDifference, weight_formats
@@ -90,10 +90,6 @@ class LoadReport:
         text += [f"  note: {note}" for note in self.notes]
         return text
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the report as JSON data: field name -> value."""
-        return asdict(self)
-
 
 def load_weights(
     path: str,
@@ -161,40 +157,6 @@ def load_weights(
     for name in report.started_live:
         model[name].copy_(model[live_name(name)])
     return report
-
-
-def plan_loading(
-    path: str,
-    wanted: Mapping[str, list[int]],
-    keys_to_skip: Sequence[str],
-    *,
-    spec: ModelSpec | None = None,
-    average_as_live: bool = False,
-    field: str = LOAD_PATH,
-    adapter: str | None = None,
-) -> LoadReport:
-    """Returns the report that `load_weights` would return for weights on disk, without reading a tensor.
-
-    Args:
-        path: Path, Hub name or short name of a released model, see `open_weights`.
-        wanted: Tensor name of the model with the prefix `net.` or `net_ema.` -> shape.
-        keys_to_skip: Substrings of the names of tensors that are not loaded.
-        spec: Name and config of the model, to be compared with the source; None: no comparison.
-        average_as_live: Whether the EMA weights of the source are to be loaded as raw weights.
-        field: Config field that contains the path, for messages.
-        adapter: Path or Hub name of LoRA adapters that are to be loaded in addition; None: no adapters.
-
-    Raises:
-        FileNotFoundError: If the path contains no weights.
-        UserError: If the weights cannot be loaded into this model.
-    """
-    return compare_weights(
-        open_with_adapter(path, wanted, field=field, spec=spec, adapter=adapter),
-        wanted,
-        keys_to_skip,
-        spec=spec,
-        average_as_live=average_as_live,
-    )
 
 
 def open_with_adapter(
@@ -306,7 +268,7 @@ def compare_weights(
     in_source = [LIVE + n for n in source.shapes if n not in source.copies] + [
         AVERAGE + n for n in source.average_shapes
     ]
-    report.unexpected = [name for name in in_source if name not in wanted] + source.unknown
+    report.unexpected = [*(name for name in in_source if name not in wanted), *source.unknown]
     names = [*wanted, *in_source]
     report.rules_without_effect = [key for key in keys_to_skip if not any(key in name for name in names)]
     if spec is not None:

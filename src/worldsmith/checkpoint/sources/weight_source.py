@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.models.fill_parameters import fill
@@ -22,26 +23,26 @@ class WeightSource(ABC):
     or only this rank's shard of it.
     """
 
-    path: Path
+    path: Path = Path()
     """Folder with the weights."""
     describe: str
     """Description of the source for messages."""
     family: str = ""
     """Name of the model family; empty if the files do not state it."""
-    settings: dict[str, Any]
+    settings: Mapping[str, Any] = MappingProxyType({})
     """Field name of the network config -> value, for the settings that the files state; may be empty."""
     converters: Sequence[str] = ()
     """Class names of the converters that the network was trained with and still needs for inference."""
     shapes: dict[str, list[int]]
     """Name -> shape of the raw weights, including those in `copies`."""
-    average_shapes: dict[str, list[int]]
+    average_shapes: Mapping[str, list[int]] = MappingProxyType({})
     """Name -> shape of the EMA weights; may be empty. For a weight without EMA, such as a frozen one, the raw weight is
     used."""
-    copies: dict[str, str]
+    copies: Mapping[str, str] = MappingProxyType({})
     """Name of a weight that is not stored → name of the stored weight that it equals."""
     adapter_alpha: float | None = None
     """LoRA alpha of the adapters in the source; None if the source has no adapters or does not state it."""
-    unknown: list[str]
+    unknown: Sequence[str] = ()
     """Names of tensors in the files that do not belong to the network, such as those of a vision encoder."""
 
     def is_optional(self, name: str) -> bool:
@@ -107,11 +108,9 @@ class JoinedWeights(WeightSource):
             places: Name of a weight → (source, name of the weight in that source).
         """
         self.describe, self.places = describe, places
-        self.path, self.settings = Path(), {}
         self.shapes = {name: source.shapes[there] for name, (source, there) in places.items()}
         averages = {name: source.average_shapes.get(there) for name, (source, there) in places.items()}
         self.average_shapes = {name: shape for name, shape in averages.items() if shape is not None}
-        self.copies, self.unknown = {}, []
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
         sources = {id(self.places[name][0]): self.places[name][0] for name in tensors}

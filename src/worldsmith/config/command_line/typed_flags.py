@@ -158,12 +158,10 @@ class _Target:
     Attributes:
         path: Path of the value.
         hint: Type of the value.
-        node: Current value; None for a new key.
     """
 
     path: Path
     hint: Any
-    node: Any = None
     new: bool = False
     """Whether the override adds a new key to a table (dict) instead of changing an existing key."""
     unused: bool = False
@@ -258,10 +256,10 @@ class _FlagReader:
                     hint
                 ):  # a table of plain values: the rest of the path is the key, with its dots
                     key = ".".join(str(rest) for rest in parts[index:])
-                    return _Target((*path, key), hint, node.get(key), key not in node)
+                    return _Target((*path, key), hint, key not in node)
                 key = _same_name(str(part), node)
                 if key not in node:
-                    return _Target((*path, key), hint, None, True) if index == len(parts) - 1 else None
+                    return _Target((*path, key), hint, True) if index == len(parts) - 1 else None
                 node = node[key]
             elif isinstance(node, list) and re.fullmatch("[0-9]{1,9}", str(part)) and int(part) < len(node):
                 key, hint = int(part), item_hint(hint, list)
@@ -269,7 +267,7 @@ class _FlagReader:
             else:
                 return None
             path = (*path, key)
-        return _Target(path, hint, node)
+        return _Target(path, hint)
 
     def parse_value(self, flag: TypedFlag, target: _Target, negated: bool) -> str | Literal | None:
         """Returns the value that a flag sets.

@@ -56,6 +56,12 @@ def starts_with(path: Path, prefix: Path) -> bool:
     return path[: len(prefix)] == prefix
 
 
+def forget_places(places: dict[Path, Any], path: Path) -> None:
+    """Removes the source positions of a value and of all values below it from `places`."""
+    for known in [known for known in places if starts_with(known, path)]:
+        del places[known]
+
+
 def flatten(table: dict[str, Any], prefix: Path = ()) -> list[tuple[Path, Any]]:
     """Returns (path, value) of the leaves of nested dicts, in order. An empty dict is a leaf.
 

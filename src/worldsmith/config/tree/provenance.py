@@ -80,7 +80,10 @@ def trace(
     if getattr(tree, OPAQUE, None):
         origins[(OPAQUE,)] = last
         origins.update({path: from_place(place) for path, place in places.items() if path[0] == OPAQUE})
-    return _with_references(origins, sources)
+    return {
+        path: _add_reference(origin, sources[path], origins) if path in sources else origin
+        for path, origin in origins.items()
+    }
 
 
 def origin_of(provenance: Provenance, path: Path) -> Origin:
@@ -189,13 +192,6 @@ def from_place(place: Place) -> Origin:
     if place.file in COMMAND_LINE:
         return Origin(place.file, place.source or "")
     return Origin("file", place.file, place.line)
-
-
-def _with_references(origins: dict[Path, Origin], sources: Mapping[Path, Sequence[str | Path]]) -> dict[Path, Origin]:
-    return {
-        path: _add_reference(origin, sources[path], origins) if path in sources else origin
-        for path, origin in origins.items()
-    }
 
 
 def _add_reference(origin: Origin, steps: Iterable[str | Path], origins: Mapping[Path, Origin]) -> Origin:

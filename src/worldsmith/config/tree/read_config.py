@@ -34,7 +34,7 @@ from worldsmith.config.declare.value_types import (
 )
 from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem, locate
 from worldsmith.config.toml.toml_text import Span
-from worldsmith.config.tree.paths import Path, format_path, starts_with
+from worldsmith.config.tree.paths import Path, forget_places, format_path, starts_with
 from worldsmith.config.tree.plain import MISSING, TAG, class_defaults, required_fields
 from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.yaml.yaml_text import advice_on, read_yaml
@@ -295,7 +295,7 @@ class Reader:
         if isinstance(above, dict) and (dict in kinds or (hint is Any and self.merge)):
             return self.table(item_hint(hint, dict), below, above, path, source)
         if isinstance(below, (Config, dict, list)):
-            self.forget(path)
+            forget_places(self.places, path)
         if isinstance(above, list) and list in kinds:
             inner = item_hint(hint, list)
             found: Any = [self.item(inner, item, (*path, i), (*source, i)) for i, item in enumerate(above)]
@@ -421,7 +421,7 @@ class Reader:
                 f"{tag_of(type(below))} to {tag_of(cls)}; settings of the former are dropped: {', '.join(lost)}"
             )
         for key in lost:
-            self.forget((*path, *key.split(".")))
+            forget_places(self.places, (*path, *key.split(".")))
         return made
 
     def unknown_key(self, path: Path, cls: type[Config], source: Path) -> None:
@@ -443,8 +443,3 @@ class Reader:
             if source[:length] in self.spans:
                 return self.spans[source[:length]].value
         return next((Place(span.key.file) for span in self.spans.values()), None)
-
-    def forget(self, path: Path) -> None:
-        """Removes the recorded source positions at and below a path of the config."""
-        for known in [known for known in self.places if starts_with(known, path)]:
-            del self.places[known]

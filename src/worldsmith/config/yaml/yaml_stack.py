@@ -29,7 +29,7 @@ from worldsmith.config.recipes.registry import get_recipe, lineage, recipe_task
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.toml_text import Span
 from worldsmith.config.tree.config_draft import Draft
-from worldsmith.config.tree.paths import Path, format_path, starts_with
+from worldsmith.config.tree.paths import Path, forget_places, format_path
 from worldsmith.config.tree.plain import MISSING, TAG
 from worldsmith.config.tree.read_config import Reader, require_set
 from worldsmith.config.yaml.yaml_text import Document, read_yaml
@@ -253,9 +253,3 @@ def set_override(
     span = Span(override.place, override.place)
     document.spans.update({(*path, *below): span for below, _ in walk(value)})
     return True
-
-
-def forget_places(spans: dict[Path, Span], path: Path) -> None:
-    """Removes the source positions of a value and of all values below it from `spans`."""
-    for known in [known for known in spans if starts_with(known, path)]:
-        del spans[known]

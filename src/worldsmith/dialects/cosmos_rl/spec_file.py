@@ -14,11 +14,11 @@ from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.toml_text import Span, find_positions, parse_toml
 from worldsmith.config.tree.checks import check_sections
-from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
+from worldsmith.config.tree.paths import Path, forget_places, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import required_fields
 from worldsmith.config.tree.read_config import Reader, unset_fields, unset_tree
 from worldsmith.config.tree.suggest import did_you_mean_path, nearest_path
-from worldsmith.config.yaml.yaml_stack import forget_places, set_override
+from worldsmith.config.yaml.yaml_stack import set_override
 from worldsmith.config.yaml.yaml_text import Document, read_yaml
 from worldsmith.dialects.cosmos_rl import SUFFIXES
 from worldsmith.dialects.cosmos_rl.names import (

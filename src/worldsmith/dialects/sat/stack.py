@@ -14,9 +14,9 @@ from worldsmith.config.declare.ranges import values_outside_range
 from worldsmith.config.declare.value_types import fits, mismatch, wrong_type_problem
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
+from worldsmith.config.tree.paths import Path, forget_places, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean_path
-from worldsmith.config.yaml.yaml_stack import forget_places, merge_documents, set_override
+from worldsmith.config.yaml.yaml_stack import merge_documents, set_override
 from worldsmith.config.yaml.yaml_text import Document, advice_on, read_yaml
 from worldsmith.dialects.sat.keys import KEYS, OPTIONAL, REQUIRED
 from worldsmith.dialects.sat.targets import TARGETS, explain

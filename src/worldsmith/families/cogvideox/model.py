@@ -24,7 +24,6 @@ from worldsmith.models.video_model import (
     VideoSampler,
 )
 from worldsmith.models.video_vae.cogvideox import DECODED_FRAMES, SPATIAL_FACTOR, TEMPORAL_FACTOR, CogVideoXVAE
-from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +111,6 @@ class CogVideoXGenerator(PipelineModel):
 
     class Config(PipelineModel.Config):
         family: ClassVar[str] = "cogvideox"
-        makes: ClassVar[str] = "videos"
 
         network: NetworkConfig = field(default_factory=NetworkConfig)
         """Network sizes."""
@@ -161,9 +159,6 @@ class CogVideoXGenerator(PipelineModel):
                 names = "text_encoder.max_length", "network.max_text_seq_length"
                 why = "text encoder and network must have the same number of text tokens"
                 raise wrong(self, *names, why=why, remedy="write the same number")
-
-        def shapes(self) -> Shapes:
-            return self.network.shapes()
 
     config: Config
     defaults: CogVideoXDefaults

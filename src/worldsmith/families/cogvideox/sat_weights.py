@@ -61,7 +61,7 @@ class SatWeights(WeightSource):
         self.describe = f"SAT checkpoint {file.parent}"
         self.shapes = self.raw.shapes()
         self.average_shapes = self.ema.shapes() if self.ema else {}
-        self.copies, self.unknown = {}, self.raw.unknown
+        self.unknown = self.raw.unknown
         self.settings = settings_from_shapes(self.raw.stored)
         if self.raw.excluded:
             parts = [f"{count} tensors of {component}" for component, count in self.raw.excluded.items()]

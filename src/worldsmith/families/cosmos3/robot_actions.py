@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.objectives.objective import BatchLoss
-from worldsmith.objectives.rectified_flow import PositiveFloat, RectifiedFlow, SigmaDraws
+from worldsmith.objectives.rectified_flow import RectifiedFlow, SigmaDraws
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +61,7 @@ class ActionFlow(RectifiedFlow):
     class Config(RectifiedFlow.Config):
         only_family: ClassVar[str] = "cosmos3"
 
-        action_loss_weight: PositiveFloat = 1.0
+        action_loss_weight: PositiveFactor = 1.0
         """Factor on the loss of robot actions, as `loss_scale` on that of the latents. The action loss of a sample is
         its mean squared error over rows and used channels, where given rows count as zero error; the mean over the
         samples counts those without noised rows as 0. With `normalize_loss_by_active`, both means exclude what is

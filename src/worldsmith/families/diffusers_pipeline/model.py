@@ -15,6 +15,7 @@ from worldsmith.models.model import Model
 from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import in_simulation
+from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,7 @@ class PipelineModel(Model):
 
     class Config(Model.Config):
         task: ClassVar[str] = "vfm"
+        makes: ClassVar[str] = "videos"
         layer_lists: ClassVar[Sequence[str]] = ("transformer_blocks",)
         usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {True: (2e-5, 2e-3), False: (1e-6, 5e-5)}
 
@@ -60,6 +62,10 @@ class PipelineModel(Model):
             if self.parallelism.cfg_parallel_shard_degree != 1:
                 name = "parallelism.cfg_parallel_shard_degree"
                 raise wrong(self, name, why="only sampling has two guidance branches", remedy="write 1")
+
+        def shapes(self) -> Shapes:
+            shapes: Shapes = getattr(self, "network").shapes()  # noqa: B009  # a section of each subclass
+            return shapes
 
     config: Any
     network: Any

@@ -15,7 +15,6 @@ from worldsmith.families.flux.architecture import PACKED, NetworkConfig
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
 from worldsmith.models.video_model import InitialState, Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.posterior import ImageVAE
-from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +48,6 @@ class FluxGenerator(PipelineModel):
 
     class Config(PipelineModel.Config):
         family: ClassVar[str] = "flux"
-        makes: ClassVar[str] = "videos"
         layer_lists: ClassVar[Sequence[str]] = ("transformer_blocks", "single_transformer_blocks")
         modes: ClassVar[tuple[Mode, ...]] = ("text2image",)
 
@@ -74,9 +72,6 @@ class FluxGenerator(PipelineModel):
             if self.training_guidance != NO_GUIDANCE and not self.network.guidance_embeds:
                 why, remedy = "this network has no guidance input", f"write {NO_GUIDANCE}"
                 raise wrong(self, "training_guidance", "network.guidance_embeds", why=why, remedy=remedy)
-
-        def shapes(self) -> Shapes:
-            return self.network.shapes()
 
     config: Config
     defaults: FluxDefaults

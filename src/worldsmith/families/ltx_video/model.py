@@ -157,7 +157,6 @@ class LTXVideoGenerator(PipelineModel):
 
     class Config(PipelineModel.Config):
         family: ClassVar[str] = "ltx_video"
-        makes: ClassVar[str] = "videos"
         modes: ClassVar[tuple[Mode, ...]] = ("text2video", "text2image")
 
         network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -171,9 +170,6 @@ class LTXVideoGenerator(PipelineModel):
         def latent_grid(self) -> tuple[int, int, int]:
             """Compression and patch size: frames per latent frame, pixels per latent, latents per token (each side)."""
             return TEMPORAL_FACTOR, SPATIAL_FACTOR, 1
-
-        def shapes(self) -> Shapes:
-            return self.network.shapes()
 
     config: Config
     defaults: LTXVideoDefaults

@@ -27,7 +27,6 @@ from worldsmith.models.real_values import in_simulation, with_real_values, witho
 from worldsmith.models.video_model import InitialState, Mode, SampleLayout, Sampling, VideoSampler
 from worldsmith.models.video_vae.wan import WanFamilyVAE
 from worldsmith.models.video_vae.wan_files import TEMPORAL_FACTOR
-from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +74,6 @@ class WanGenerator(PipelineModel):
 
     class Config(PipelineModel.Config):
         family: ClassVar[str] = "wan"
-        makes: ClassVar[str] = "videos"
         layer_lists: ClassVar[Sequence[str]] = ("blocks",)
         full_precision: ClassVar[Sequence[str]] = ("time_embedder", "norm1", "norm2", "norm3")
 
@@ -159,9 +157,6 @@ class WanGenerator(PipelineModel):
                 why = "with a timestep per frame, conditioning frames replace latents and are not concatenated to them"
                 remedy = "use in_channels = out_channels"
                 raise wrong(self, "expand_timesteps", "network.in_channels", why=why, remedy=remedy)
-
-        def shapes(self) -> Shapes:
-            return self.network.shapes()
 
     config: Config
     defaults: WanDefaults

@@ -6,15 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from worldsmith.models.weight_sum import WeightSum
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class QuantizedLayer(nn.Module, ABC):

@@ -6,7 +6,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,6 @@ from worldsmith.models.lora import is_adapter, match_targets
 from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from worldsmith.models.model import Model
 
 

@@ -6,17 +6,15 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from worldsmith.models.model import Model
 from worldsmith.planning.simulation.phase_peaks import Timeline, deeper_peaks, weighted_sum
 from worldsmith.planning.simulation.simulate import Encodings, simulate
 from worldsmith.planning.work import StepWork, Traffic
-
-if TYPE_CHECKING:
-    from worldsmith.models.model import Model
-    from worldsmith.training.trainer import Trainer
+from worldsmith.training.trainer import Trainer
 
 COUNTS = ("num_hidden_layers", "num_layers", "num_single_layers", "depth")
 """Config fields of networks that state the number of repeated layers."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from worldsmith.checkpoint.run.staging_buffer import lay_out
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.models import weight_sum
+from worldsmith.models.model import Model
 from worldsmith.models.real_values import real_values, with_real_values
 from worldsmith.planning.simulation.fake_world import replaced
 from worldsmith.planning.simulation.phase_peaks import Timeline, weighted_sum
@@ -27,11 +28,8 @@ from worldsmith.planning.work import BEFORE, ENCODING_FIRST, PhaseMemory, StepWo
 from worldsmith.training.callbacks.samples.draw_answers import BATCH, DrawAnswers
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
 from worldsmith.training.callbacks.samples.draw_videos import FROM_TEXT, DrawVideos
+from worldsmith.training.trainer import Trainer
 from worldsmith.training.validation import evaluating
-
-if TYPE_CHECKING:
-    from worldsmith.models.model import Model
-    from worldsmith.training.trainer import Trainer
 
 DIFFERENT = 3
 """Number of batches to simulate if all are equal: the first, one that accumulates gradients, and the last."""

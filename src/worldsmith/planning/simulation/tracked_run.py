@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.sections import CompileConfig
 from worldsmith.distributed import activation_checkpointing
 from worldsmith.distributed.adamw_8bit import AdamW8bit
-from worldsmith.distributed.degrees import plan_degrees
+from worldsmith.distributed.degrees import Degrees, plan_degrees
 from worldsmith.distributed.memory import pinned_bytes
 from worldsmith.distributed.world import World
 from worldsmith.models.fill_parameters import fill
@@ -44,7 +43,6 @@ from worldsmith.training.trainer import Trainer
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from worldsmith.distributed.degrees import Degrees
     from worldsmith.models.converters.quantized_layer import QuantizedLayer
     from worldsmith.models.model import Model
     from worldsmith.planning.work import PhaseMemory
@@ -309,8 +307,7 @@ class EmptyWeights(WeightSource):
     """Weight source that reads no files: empty tensors with the shapes of a model's weights, sharded by rank."""
 
     def __init__(self, model: Model) -> None:
-        self.path, self.describe, self.settings = Path(), "unused weights", {}
-        self.average_shapes, self.copies, self.unknown = {}, {}, []
+        self.describe = "unused weights"
         names = native_parameters(model.network)
         self.shapes = {name: list(value.shape) for name, value in names.items() if not is_adapter(name)}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.actions.pool_action import RayAction
@@ -26,19 +26,16 @@ from worldsmith.data.data_report import EXAMPLES, DataReport
 from worldsmith.data.robots.robot_loader import RobotLoader
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Tally
-from worldsmith.distributed.degrees import plan_degrees
+from worldsmith.distributed.degrees import Degrees, plan_degrees
 from worldsmith.distributed.world import world_size
 from worldsmith.files.remote import is_remote
 from worldsmith.models.hub import LOOKED
+from worldsmith.models.model import Model
 from worldsmith.tasks.registry import TASKS, task_of
+from worldsmith.tasks.task import Task
 from worldsmith.tools.check.inspect_data import counted, labeled_line, larger_cap, read_data, report_lines, wrap_labeled
 from worldsmith.tools.check.readiness import Needs, inspect_files, inspect_latent_cache, inspect_machine
 from worldsmith.training.run_folder import run_path
-
-if TYPE_CHECKING:
-    from worldsmith.distributed.degrees import Degrees
-    from worldsmith.models.model import Model
-    from worldsmith.tasks.task import Task
 
 WIDEST = 100
 """Max width of the report in columns."""

@@ -9,16 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worldsmith.checkpoint.sources.open_weights import FILES as WEIGHTS
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import has_wandb_login
 from worldsmith.config.tree.paths import Path as Keys
+from worldsmith.distributed.degrees import Degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
 from worldsmith.files.write_checks import nearest_folder, require_writable
 from worldsmith.models.hub import LOOKED, HubName
+from worldsmith.models.model import Model
 from worldsmith.models.model_files import cached, hub_name, is_local
 from worldsmith.models.weights.weight_table import table_of
 from worldsmith.monitor.short_text import format_bytes
@@ -33,10 +35,6 @@ from worldsmith.training.preflight import (
 )
 from worldsmith.training.run_folder import run_path
 from worldsmith.training.state_bytes import state_bytes
-
-if TYPE_CHECKING:
-    from worldsmith.distributed.degrees import Degrees
-    from worldsmith.models.model import Model
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED = 64 * 2**20

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from PIL import Image
@@ -25,11 +25,9 @@ from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_processor import IGNORED, ChatProcessor, ChatSample
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
+from worldsmith.data.conversations.media.media_processor import MediaProcessor
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.models.model_files import local_folder
-
-if TYPE_CHECKING:
-    from worldsmith.data.conversations.media.media_processor import MediaProcessor
 
 KINDS: tuple[Literal["text", "image", "video"], ...] = ("text", "image", "video")
 SUPERVISED, PLACEHOLDER, PLAIN = "\x1b[1;32m", "\x1b[2;36m", "\x1b[0m"

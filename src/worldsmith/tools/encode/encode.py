@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.actions.pool_action import PoolAction
@@ -37,9 +37,7 @@ from worldsmith.tasks.encode_samples import (
     require_written,
     sample_encoders,
 )
-
-if TYPE_CHECKING:
-    from worldsmith.tasks.task import SampleEncoder
+from worldsmith.tasks.task import SampleEncoder
 
 
 class Encode(PoolAction, RunAction):
@@ -121,8 +119,8 @@ class Encode(PoolAction, RunAction):
         import torch
 
         torch.set_num_threads(self.tree.trainer.cpu_threads or max(1, torch.get_num_threads() // self.config.processes))
-        place = rank if local_rank is None else local_rank
-        world = World(rank=rank, size=size, local_rank=place, device=take_device(place))
+        device = take_device(rank if local_rank is None else local_rank)
+        world = World(rank=rank, size=size, device=device)
         return encode_samples(
             self.encoders(world),
             self.config.passes,

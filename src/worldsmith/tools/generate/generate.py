@@ -30,7 +30,7 @@ from worldsmith.dialects.sat.recognize import is_change
 from worldsmith.dialects.sat.sampling import translate_sampling
 from worldsmith.distributed.world import start_world, stop_world, take_device, world_size
 from worldsmith.files.write_checks import require_writable
-from worldsmith.models.video_model import ROBOT_MODES
+from worldsmith.models.video_model import ROBOT_MODES, VideoModel
 from worldsmith.monitor.terminal_text import print_message
 from worldsmith.sampling.sample_files import Layer, SampleEntry, read_files
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
@@ -38,7 +38,6 @@ from worldsmith.sampling.training_data import with_clip_size
 from worldsmith.tools.generate.sample_order import Order, make_order
 
 if TYPE_CHECKING:
-    from worldsmith.models.video_model import VideoModel
     from worldsmith.sampling.sample_args import SampleArgs
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worldsmith.config.errors import UserError, WrongValueError
+from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
@@ -45,9 +46,6 @@ from worldsmith.tools.plan.settings import (
     settings,
     with_clips,
 )
-
-if TYPE_CHECKING:
-    from worldsmith.config.tree.config_draft import Loaded
 
 REFUSED = (UserError, ValueError, NotImplementedError)
 """Exceptions which show that the run does not support a setting, so that the setting is rejected."""

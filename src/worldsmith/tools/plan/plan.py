@@ -23,14 +23,13 @@ from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.write.convert_config import convert, write_new
-from worldsmith.distributed.degrees import plan_degrees
+from worldsmith.distributed.degrees import Degrees, plan_degrees
 from worldsmith.distributed.gpus import Gpu, find_gpu
 from worldsmith.monitor.terminal_text import WIDTH, print_message, terminal_width
 from worldsmith.planning.plan import Plan, QuickPlan, least_ranks, make_plan, quick_plan
 from worldsmith.planning.plan_text import plan_lines, quick_lines
 
 if TYPE_CHECKING:
-    from worldsmith.distributed.degrees import Degrees
     from worldsmith.tools.plan.evaluate_settings import Clock
 
 BUDGET = 55.0

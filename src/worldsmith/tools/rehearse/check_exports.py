@@ -49,7 +49,6 @@ class ShapesOnly(WeightSource):
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
         self.path, self.describe = Path("the run"), "the run"
-        self.settings, self.copies, self.unknown = {}, {}, []
         self.shapes, self.average_shapes = (
             {name.removeprefix(start): list(shape) for name, shape in shapes.items() if name.startswith(start)}
             for start in (LIVE, AVERAGE)

@@ -6,19 +6,17 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import torch
 from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
 
 from worldsmith.checkpoint.dcp.dcp_folder import planner_of
 from worldsmith.planning.simulation.traffic import Sent
 from worldsmith.tools.rehearse.rank_run import Finding, RankRecord, format_names, format_tensor
-
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed.checkpoint.metadata import Metadata
-    from torch.distributed.checkpoint.planner import SavePlan
 
 OWN = "rng_state_"
 """Name prefix of tensors that differ per rank; the rank index follows."""

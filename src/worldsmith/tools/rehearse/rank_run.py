@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
 from worldsmith.checkpoint.dcp.dcp_folder import planner_of
@@ -22,12 +23,8 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values
 from worldsmith.planning.simulation.fake_world import fake_tensor_mode
 from worldsmith.planning.simulation.tracked_run import TrackedRun, simulated_run
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.planner import SavePlan
-
-    from worldsmith.planning.simulation.traffic import Sent
-    from worldsmith.training.trainer import Trainer
+from worldsmith.planning.simulation.traffic import Sent
+from worldsmith.training.trainer import Trainer
 
 PACKS = 2
 """Max simulated packs of a step: with gradient accumulation, only the first and the last are simulated."""

@@ -11,10 +11,10 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.distributed.degrees import plan_degrees
+from worldsmith.distributed.degrees import Degrees, plan_degrees
 from worldsmith.files.json_file import read_json_object
 from worldsmith.planning.plan import least_ranks, quick_plan
 from worldsmith.planning.plan_text import size, wrap_row
@@ -37,10 +37,7 @@ from worldsmith.tools.rehearse.rank_run import (
     resume_rank,
     write_layout,
 )
-
-if TYPE_CHECKING:
-    from worldsmith.distributed.degrees import Degrees
-    from worldsmith.training.trainer import Trainer
+from worldsmith.training.trainer import Trainer
 
 MOST = 16
 """Max world size at which every rank is simulated."""

@@ -20,8 +20,6 @@ from worldsmith.monitor.run_record import DISTRIBUTED_VARIABLES
 from worldsmith.training.callbacks.base import Callback, TrainingRun, describe_end
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from worldsmith.training.step import StepResult
 
 logger = logging.getLogger(__name__)

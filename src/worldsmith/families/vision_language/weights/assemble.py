@@ -16,7 +16,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     state_versions,
 )
 from worldsmith.checkpoint.formats.export_weights import CONFIG, GIGABYTE, STEM, write_safetensors
-from worldsmith.checkpoint.formats.family_formats import DType, formats_of, language_weights
+from worldsmith.checkpoint.formats.family_formats import DType, formats_of
 from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.checkpoint.sources.vision_tower import find_tower
 from worldsmith.checkpoint.sources.weight_source import JoinedWeights, WeightSource
@@ -77,7 +77,7 @@ def assemble(
         base or find_released_base(source), file_patterns=("*.safetensors", *FILES), field="--vlm-model-name"
     )
     config = read_json_object(folder / CONFIG)
-    language = language_weights(source.family, source, config)
+    language = formats_of(source.family).language_weights(source, config)
     stock = required_tower(open_weights(folder, field="--vlm-model-name", family=FAMILY))
     chosen = find_tower(source) if tower is None else required_tower(open_weights(tower, field="--vision-tower"))
     visual = stock if chosen is None else chosen

@@ -157,7 +157,6 @@ class FolderWeights(WeightSource):
             raise ValueError(
                 f"models of the type '{kind}' store several weights as one tensor: export is not supported"
             )
-        self.average_shapes, self.copies, self.unknown = {}, {}, []
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
         for name in dict.fromkeys(self.names[key] for key in tensors):

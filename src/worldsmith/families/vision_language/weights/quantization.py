@@ -8,15 +8,17 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from worldsmith.checkpoint.formats.export_folder import count_elements, facts_of, origin_of, state_versions
 from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM, write_safetensors
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme, Sizes
+from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.generation import generate_tokens
@@ -32,11 +34,6 @@ from worldsmith.families.vision_language.weights.export_reasoner import (
 )
 from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.weights.check_finite import non_finite, require_finite
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from worldsmith.checkpoint.formats.stored_model import StoredModel
 
 DTYPE = torch.bfloat16
 """Dtype of scales and of all weights that are not quantized."""
@@ -199,7 +196,6 @@ class QuantizedWeights(WeightSource):
     def __init__(self, source: WeightSource, quantization: Quantization, *, average: bool) -> None:
         self.source, self.quantization, self.average = source, quantization, average
         self.path, self.describe, self.settings = source.path, source.describe, source.settings
-        self.average_shapes, self.copies, self.unknown = {}, {}, []
         self.seen = InputStatistics()
         """Statistics of layer inputs from the calibration; empty without calibration."""
         self.shapes = {

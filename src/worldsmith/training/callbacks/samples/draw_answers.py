@@ -52,13 +52,8 @@ class DrawAnswers(DrawSamples):
         """Max number of tokens of an answer; reduced to fit `max_time_fraction` if `every` is None."""
 
         def fit(self, passes: float) -> DrawingSize:
-            tokens = [self.max_new_tokens]
-            while tokens[-1] > LEAST_TOKENS:
-                tokens.append(max(LEAST_TOKENS, tokens[-1] // 2))
-            good = [number for number in tokens if number >= min(GOOD_TOKENS, self.max_new_tokens)]
-            sizes = [DrawingSize(count, number) for count in range(self.samples, 0, -1) for number in good]
-            sizes.append(DrawingSize(1, tokens[-1]))
-            return next((size for size in sizes if self.cost(size) <= passes), sizes[-1])
+            counts = range(self.samples, 0, -1)
+            return self.choose(passes, counts, self.max_new_tokens, good=GOOD_TOKENS, least=LEAST_TOKENS)
 
         def cost(self, size: DrawingSize) -> float:
             return size.prompts * (1 + TOKEN * size.steps)

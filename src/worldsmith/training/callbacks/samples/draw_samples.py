@@ -122,17 +122,33 @@ class DrawSamples(Callback):
         def fit(self, passes: float) -> DrawingSize:
             """Returns how many samples to generate at a time, and with how many steps each, within a cost limit.
 
-            Each subclass tries a list of sizes, beginning with the size in the config: fewer solver steps (videos) or
-            new tokens (answers), down to a limit of quality; then the same with fewer prompts, down to one; and last
-            one prompt with fewer steps or tokens than the limit. Prompts that the config states are always all used.
+            Prompts that the config states are always all used. See `choose`.
 
             Args:
                 passes: Max cost of one generation, in units of one forward pass over one training sample.
-
-            Returns:
-                The first size in the list whose `cost` is at most `passes`; the cheapest size if no size is.
             """
             raise NotImplementedError
+
+        def choose(self, passes: float, counts: Sequence[int], most: int, *, good: int, least: int) -> DrawingSize:
+            """Returns the first size of a list whose `cost` is at most `passes`; the cheapest size if no size is.
+
+            The list begins with `most` solver steps (videos) or new tokens (answers) for the first number of prompts:
+            fewer steps or tokens, down to a limit of quality; then the same with fewer prompts; and last the fewest
+            prompts with fewer steps or tokens than the limit.
+
+            Args:
+                passes: Max cost of one generation, in units of one forward pass over one training sample.
+                counts: Numbers of prompts to try, largest first.
+                most: Number of steps or tokens in the config.
+                good: The limit of quality, unless `most` is less.
+                least: Smallest number of steps or tokens.
+            """
+            numbers = [most]
+            while numbers[-1] > least:
+                numbers.append(max(least, numbers[-1] // 2))
+            sizes = [DrawingSize(count, number) for count in counts for number in numbers if number >= min(good, most)]
+            sizes += [DrawingSize(counts[-1], number) for number in numbers]
+            return next((size for size in sizes if self.cost(size) <= passes), sizes[-1])
 
         def cost(self, size: DrawingSize) -> float:
             """Returns the estimated cost of one generation, as a number of forward passes over one training sample."""

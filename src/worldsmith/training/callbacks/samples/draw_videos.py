@@ -16,7 +16,7 @@ from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range, Seed
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.robots.robot_loader import RobotLoader
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.models.video_model import NOISE_LEVELS
+from worldsmith.models.video_model import NOISE_LEVELS, GenerationDefaults, VideoSampler
 from worldsmith.monitor.short_text import WEIGHTS_NAMES
 from worldsmith.sampling.sample_settings import SampleSettings
 from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from worldsmith.data.clips.video_dataset import VideoDataset
     from worldsmith.data.clips.window_index import Window
-    from worldsmith.models.video_model import GenerationDefaults, VideoSampler
     from worldsmith.sampling.requests import GenerationRequest
     from worldsmith.training.callbacks.base import TrainingRun
 
@@ -107,15 +106,8 @@ class DrawVideos(DrawSamples):
                 raise wrong(self, "prompts", why=why, remedy=remedy)
 
         def fit(self, passes: float) -> DrawingSize:
-            given = len(self.prompts)
-            steps = [self.steps]
-            while steps[-1] > LEAST_STEPS:
-                steps.append(max(LEAST_STEPS, steps[-1] // 2))
-            good = [number for number in steps if number >= min(GOOD_STEPS, self.steps)]
-            sizes = [DrawingSize(count, number) for count in range(given or self.samples, 0, -1) for number in good]
-            sizes = [size for size in sizes if not given or size.prompts == given]
-            sizes += [DrawingSize(given or 1, number) for number in steps]
-            return next((size for size in sizes if self.cost(size) <= passes), sizes[-1])
+            counts = [len(self.prompts)] if self.prompts else range(self.samples, 0, -1)
+            return self.choose(passes, counts, self.steps, good=GOOD_STEPS, least=LEAST_STEPS)
 
         def cost(self, size: DrawingSize) -> float:
             branches = sum(1 if scale == 1 else 2 for scale in self.guidance)
