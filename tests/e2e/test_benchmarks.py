@@ -24,6 +24,7 @@ RATIO = r"ratio \d+\.\d\d"
         ("vae_windows.py", ["--quick"], [RATIO, r"largest latent: \d\.\de[-+]\d\d"]),
         ("latent_cache.py", ["--quick"], [RATIO, "losses of 2 steps: equal to the last bit"]),
         ("loader.py", ["--quick"], [r"loader +\d+\.\d\d samples/s per core, ratio \d", "plain PyAV: equal"]),
+        ("store_loader.py", ["--quick"], [r"empty cache .* 2 requests", r"warm cache .* 0 requests", "pixels: equal"]),
         (
             "sample_handover.py",
             ["--quick"],

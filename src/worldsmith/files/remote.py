@@ -37,6 +37,8 @@ FILLED, SCANS = 7 / 8, 64
 """Fraction of the max size that remains after the cache was trimmed; number of scans while one max size is written."""
 CHECKSUM = 4
 """Number of bytes at the start of a cached file that contain the CRC-32 of its content."""
+ONE_REQUEST = 50 * 2**20
+"""Max size in bytes of a file that is read in one request; of a larger one, libraries request several parts at once."""
 LOCAL = ("file://", "local://")
 EXTRAS = {"s3": "pip install 'worldsmith[s3]'", "gs": "pip install 'worldsmith[gcs]'"}
 VERSIONS = ("ETag", "etag", "VersionId", "generation", "blob_id", "LastModified", "mtime", "created")
@@ -204,8 +206,9 @@ def read_remote(address: str, start: int = 0, size: int | None = None) -> bytes:
         if expected == 0:
             return b""
         system, path = open_system(address)
-        stop = None if size is None else start + size
-        found = bytes(system.cat_file(path, start=start, end=stop) if is_part else system.cat_file(path))
+        known = size if size is not None or (expected or 0) > ONE_REQUEST else expected
+        stop = None if known is None else start + known
+        found = bytes(system.cat_file(path, start=start, end=stop) if is_part or stop else system.cat_file(path))
         if expected is not None and len(found) != expected:
             raise OSError(f"expected {expected} bytes, received {len(found)}")
         return found

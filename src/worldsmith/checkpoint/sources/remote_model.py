@@ -88,9 +88,8 @@ def fetch_model(name: str, *, field: str, download: bool = True) -> Path | None:
         needed, free = sum(size for (size,) in sizes.values()), shutil.disk_usage(folder).free
         if needed > free:
             raise UserError(
-                f"{field} {SECRETS.sub('', address)} does not fit on the disk of {cache_folder('models')}: expected "
-                f"{format_bytes(needed)} of free space, found {format_bytes(free)}. Free disk space, or set "
-                "XDG_CACHE_HOME to a folder on a larger disk"
+                f"{field} {SECRETS.sub('', address)}: expected {format_bytes(needed)} free in {cache_folder('models')},"
+                f" found {format_bytes(free)}. Free disk space, or set XDG_CACHE_HOME to a folder on a larger disk"
             )
         download_files(root, folder, sizes)
 
