@@ -55,8 +55,7 @@ def load_config(
     for warning in loaded.warnings:
         if not (keep_unset and "WORLD_SIZE" in warning):  # of a plan, `gpus` sets the number of processes
             logger.warning("%s", warning)
-    config: Trainer.Config = loaded.raw
-    return config
+    return loaded.raw
 
 
 def plan(

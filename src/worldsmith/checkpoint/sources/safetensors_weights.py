@@ -72,8 +72,7 @@ class SafetensorsWeights(WeightSource):
         names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
         if stored not in names:
             raise UserError(f"{self.describe}: {name} is stored as {stored}; expected one of {', '.join(names)}")
-        dtype: torch.dtype = getattr(torch, names[stored])
-        return dtype
+        return getattr(torch, names[stored])
 
     def _join(self, joined: Joined) -> Tensor:
         """Reads the tensors that `joined` lists, and returns the weight into which `joined.make` joins them."""

@@ -93,8 +93,7 @@ def hidden_states(network: Any, inputs: Inputs) -> Tensor:
         if attends_fully(decoder.config):
             mask = inputs.input_ids.new_empty(0, 0, 0, 0)
     outputs = decoder(attention_mask=mask, position_ids=inputs.position_ids, use_cache=False, **given)
-    states: Tensor = outputs[0]
-    return states
+    return outputs[0]
 
 
 def attends_fully(config: Any) -> bool:
@@ -365,8 +364,7 @@ def make_mask(
     if attention_mask is None and local_size is None and not allow_is_causal_skip:
         return None
     settings |= {"local_size": local_size, "allow_is_causal_skip": allow_is_causal_skip}
-    mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, **settings)
-    return mask
+    return sdpa_mask(attention_mask=attention_mask, **settings)
 
 
 def attend_in_windows(
