@@ -82,8 +82,7 @@ def plan(
         config = load_config(run, keep_unset=True) if isinstance(run, (str, PathLike)) else run
         loaded = Loaded(resolve(config, keep_unset="names"), raw=config)
         kind: Any = command_classes("plan")[""]
-        planned: Plan = kind.Config(gpus=gpus, gpu=gpu, encoded=encoded).build(run=loaded).exact
-        return planned
+        return kind.Config(gpus=gpus, gpu=gpu, encoded=encoded).build(run=loaded).exact
 
 
 def generate(

@@ -153,8 +153,7 @@ class PosteriorVAE(FrozenVAE):
     def decode_raw(self, raw: Tensor) -> Tensor:
         """Decodes unnormalized latents [C, t, h, w] to pixels [3, T, H, W] from -1 to 1."""
         if self.of_images:
-            images: Tensor = self.model.decode(raw.transpose(0, 1)).sample.transpose(0, 1)
-            return images
+            return self.model.decode(raw.transpose(0, 1)).sample.transpose(0, 1)
         return self.model.decode(raw[None]).sample[0]
 
     @cached_property

@@ -214,8 +214,7 @@ def attend(
             out = attend_by_sample(query, key, value, cu_seqlens, settings["scaling"])
             return out.transpose(1, 2), None
     if sample_lengths is None or attention_mask is not None:
-        whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
-        return whole
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     samples = zip(*(states.split(sample_lengths, dim=2) for states in (query, key, value)))
     found = [sdpa_attention_forward(module, q, k, v, None, **settings)[0] for q, k, v in samples]
     return torch.cat(found, dim=1), None
