@@ -55,8 +55,7 @@ def load_config(
     for warning in loaded.warnings:
         if not (keep_unset and "WORLD_SIZE" in warning):  # of a plan, `gpus` sets the number of processes
             logger.warning("%s", warning)
-    config: Trainer.Config = loaded.raw
-    return config
+    return loaded.raw
 
 
 def plan(
@@ -83,8 +82,7 @@ def plan(
         config = load_config(run, keep_unset=True) if isinstance(run, (str, PathLike)) else run
         loaded = Loaded(resolve(config, keep_unset="names"), raw=config)
         kind: Any = command_classes("plan")[""]
-        planned: Plan = kind.Config(gpus=gpus, gpu=gpu, encoded=encoded).build(run=loaded).exact
-        return planned
+        return kind.Config(gpus=gpus, gpu=gpu, encoded=encoded).build(run=loaded).exact
 
 
 def generate(

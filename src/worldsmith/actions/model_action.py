@@ -139,8 +139,7 @@ class AnswerAction(ModelAction):
         """
         configured, data = self.config.processor, (model.tree or {}).get("dataloader_train", {})
         if configured == ChatProcessor.Config() and "processor" in data:
-            trained: ChatProcessor.Config = from_dict(data["processor"], ChatProcessor.Config)
-            return trained
+            return from_dict(data["processor"], ChatProcessor.Config)
         return configured
 
     def how(self, model: StoredModel) -> dict[str, Any]:

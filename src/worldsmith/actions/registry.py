@@ -73,8 +73,7 @@ def demo_classes() -> dict[str, str]:
 
     The keys are "COMMAND WORD", where the first argument selects the class, or "COMMAND --FLAG", where a flag does.
     """
-    found: dict[str, str] = importlib.import_module(worldsmith.DEMO).CLASSES
-    return found
+    return importlib.import_module(worldsmith.DEMO).CLASSES
 
 
 def command_class_for_flag(name: str, flag: str) -> type[Action]:
@@ -84,8 +83,7 @@ def command_class_for_flag(name: str, flag: str) -> type[Action]:
         name: Name of the command.
         flag: Flag such as "--prompts", for which `CLASSES` of `worldsmith.demo` has an entry; else KeyError is raised.
     """
-    kind: type[Action] = pkgutil.resolve_name(demo_classes()[f"{name} {flag}"])
-    return kind
+    return pkgutil.resolve_name(demo_classes()[f"{name} {flag}"])
 
 
 def command_class_for_model(name: str, model: str, *, base: str | None = None) -> type[Action]:

@@ -38,8 +38,7 @@ class PretrainedWeights:
 
     def folder(self, config: Any) -> str | None:
         """Returns the folder of the weights that the metric's `config` names; None if it is not set."""
-        found: str | None = getattr(config, self.option)
-        return found
+        return getattr(config, self.option)
 
     def require(self, folder: str) -> None:
         """Raises UserError if `folder` lacks a required file or has another model type; loads no weights."""

@@ -15,5 +15,4 @@ def local_part(tensor: Any) -> Tensor:
     """
     from torch.distributed.tensor import DTensor
 
-    local: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return local
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -210,5 +210,4 @@ def merged_weight(weight: Tensor, low: Tensor, high: Tensor, scale: float) -> Te
         high: B [out, rank].
         scale: alpha / rank.
     """
-    merged: Tensor = weight.float() + scale * (high.float() @ low.float())
-    return merged
+    return weight.float() + scale * (high.float() @ low.float())

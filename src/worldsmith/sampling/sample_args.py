@@ -386,8 +386,7 @@ def choose_strength(chooser: Chooser, mode: str, defaults: GenerationDefaults) -
         ValueError: If strength is given without a video.
     """
     if mode == "video2video" and "strength" not in defaults.refused:
-        strength: float = chooser.pick("strength", (STRENGTH, "default"))
-        return strength
+        return chooser.pick("strength", (STRENGTH, "default"))
     if chooser.pick("strength") is not None:
         raise ValueError("strength requires a vision_path of a video to regenerate")
     return None

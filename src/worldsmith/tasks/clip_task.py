@@ -167,7 +167,7 @@ class ClipTask(Task):
         settings = copy.deepcopy(self.data)
         if dry:
             settings.num_workers, settings.latent_cache = 0, ""
-        loader: VideoLoader = settings.build(
+        return settings.build(
             grid=self.grid,
             tokenizer=self.tokenize,  # loaded once, here, and not in every worker
             latent_cache=self.latent_cache if settings.latent_cache else None,
@@ -175,7 +175,6 @@ class ClipTask(Task):
             required_latent_shape=self.required_latent_shape,
             **self.loader_arguments(),
         )
-        return loader
 
     @property
     def grid(self) -> LatentGrid:

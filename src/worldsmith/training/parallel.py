@@ -94,8 +94,7 @@ def build_without_memory(config: Model.Config, world: World) -> Model:
     config.check_device(world.device)
     for converter in config.converters:
         converter.check_device(world.device)
-    model: Model = config.build(device="meta")  # so that no process ever holds the whole network
-    return model
+    return config.build(device="meta")  # so that no process ever holds the whole network
 
 
 def allocate_network(model: Model, world: World) -> None:

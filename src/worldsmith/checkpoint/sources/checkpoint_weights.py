@@ -86,8 +86,7 @@ class CheckpointWeights(WeightSource):
         key = AVERAGE + name if average and name in self.average_shapes else LIVE + name
         if key not in self.entries and self.below is not None:
             return self.below.dtype(name)
-        dtype: torch.dtype = self.entries[key].properties.dtype
-        return dtype
+        return self.entries[key].properties.dtype
 
 
 class ReadOnAccess(Mapping[str, "Tensor"]):

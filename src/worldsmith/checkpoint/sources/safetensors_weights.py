@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.weight_formats import Joined, Naming, describe_readable, find_naming
+from worldsmith.checkpoint.formats.weight_formats import Naming, describe_readable, find_naming
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object, read_optional_json
@@ -52,8 +52,9 @@ class SafetensorsWeights(WeightSource):
         from safetensors import SafetensorError
 
         for name, tensor in tensors.items():
-            if name in self.naming.joined:
-                fill(tensor, self._join(self.naming.joined[name]))
+            joined = self.naming.joined.get(name)
+            if joined is not None:
+                fill(tensor, joined.make({key: self._slice(key)[...] for key in joined.keys}))
                 continue
             key = self.keys.get(self.copies.get(name, name))
             if key is None:
@@ -72,12 +73,7 @@ class SafetensorsWeights(WeightSource):
         names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
         if stored not in names:
             raise UserError(f"{self.describe}: {name} is stored as {stored}; expected one of {', '.join(names)}")
-        dtype: torch.dtype = getattr(torch, names[stored])
-        return dtype
-
-    def _join(self, joined: Joined) -> Tensor:
-        """Reads the tensors that `joined` lists, and returns the weight into which `joined.make` joins them."""
-        return joined.make({key: self._slice(key)[...] for key in joined.keys})
+        return getattr(torch, names[stored])
 
     def _slice(self, key: str) -> Any:
         from safetensors import SafetensorError

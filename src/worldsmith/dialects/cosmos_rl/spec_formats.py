@@ -27,5 +27,4 @@ def form_of(action: str) -> SpecForm:
     Raises:
         KeyError: If the action has no specs.
     """
-    form: SpecForm = importlib.import_module(MODULES[COMMANDS.get(action, action)]).FORM
-    return form
+    return importlib.import_module(MODULES[COMMANDS.get(action, action)]).FORM

@@ -6,7 +6,7 @@ from worldsmith.dialects.sat.keys import DENOISER, LORA, LOSS, MODEL, MODULES, N
 from worldsmith.dialects.sat.targets import DDIM, DPM, PLAIN, ROPE, SINCOS, TARGETS
 from worldsmith.dialects.translation import KeyRule, SpecTranslation, computed, format_value, read_key_rules
 
-NET, OURS_VAE, OURS_TEXT = "model.config.network.", "model.config.tokenizer.", "model.config.text_encoder."
+NET, OURS_TEXT = "model.config.network.", "model.config.text_encoder."
 OURS_IMAGE = "model.config.image."
 POSITIONS = f"{MODULES}pos_embed_config."
 CHECKPOINTED = f"{NETWORK}transformer_args.checkpoint_activations"

@@ -212,8 +212,7 @@ class Cosmos3Generator(Model):
 
     @cached_property
     def vae(self) -> WanVAE:
-        vae: WanVAE = self.config.tokenizer.build(device=self.device)
-        return vae
+        return self.config.tokenizer.build(device=self.device)
 
     @cached_property
     def text_tokenizer(self) -> TextTokenizer:
@@ -242,8 +241,7 @@ class Cosmos3Generator(Model):
         """Returns the layout of several samples packed into one sequence, on the model's device."""
         from worldsmith.tasks.device_copy import move_tensors
 
-        pack: PackedSequence = move_tensors(self.plan_pack(layouts), self.device)
-        return pack
+        return move_tensors(self.plan_pack(layouts), self.device)
 
     def plan_pack(self, layouts: Sequence[SampleLayout]) -> PackedSequence:
         """Returns the layout of several samples packed into one sequence, on the CPU.
@@ -334,8 +332,7 @@ class Cosmos3Sampler(VideoSampler):
     @cached_property
     def timesteps(self) -> list[int]:
         """Timestep of the network at each solver step: 1000·σ, rounded down."""
-        found: list[int] = self.make_scheduler().timesteps.tolist()
-        return found
+        return self.make_scheduler().timesteps.tolist()
 
     def text_ids(self, text: str, *, dropped: bool) -> Sequence[int]:
         return self.model.tokenize(text)

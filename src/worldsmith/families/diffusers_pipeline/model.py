@@ -64,8 +64,7 @@ class PipelineModel(Model):
                 raise wrong(self, name, why="only sampling has two guidance branches", remedy="write 1")
 
         def shapes(self) -> Shapes:
-            shapes: Shapes = getattr(self, "network").shapes()  # noqa: B009  # a section of each subclass
-            return shapes
+            return getattr(self, "network").shapes()  # noqa: B009  # a section of each subclass
 
     config: Any
     network: Any
@@ -146,13 +145,11 @@ class PipelineModel(Model):
 
         This is the normalized latent [C, t, h, w], or [2C, t, h, w] (mean and log variance of its posterior).
         """
-        encoded: Tensor = self.vae.encode(video)
-        return encoded
+        return self.vae.encode(video)
 
     def decode(self, latents: Tensor) -> Tensor:
         """Decodes normalized latents [C, t, h, w] to a uint8 video [3, T, H, W]."""
-        video: Tensor = self.vae.decode(latents)
-        return video
+        return self.vae.decode(latents)
 
     def read(
         self,
@@ -202,8 +199,7 @@ class PipelineModel(Model):
         """Dtype of the network's inputs."""
         import torch
 
-        dtype: torch.dtype = getattr(torch, self.config.precision)
-        return dtype
+        return getattr(torch, self.config.precision)
 
     @property
     def attention_heads(self) -> tuple[int, int, int]:
@@ -212,8 +208,7 @@ class PipelineModel(Model):
 
     @property
     def latent_grid(self) -> tuple[int, ...]:
-        grid: tuple[int, ...] = self.config.latent_grid
-        return grid
+        return self.config.latent_grid
 
     @property
     def latent_channels(self) -> int:
@@ -222,8 +217,7 @@ class PipelineModel(Model):
     @property
     def latent_fingerprint(self) -> str:
         """Hash of everything in the VAE that affects the content of a latent cache, such as weights and precision."""
-        fingerprint: str = self.vae.fingerprint
-        return fingerprint
+        return self.vae.fingerprint
 
 
 def draw_parameter(name: str, shape: torch.Size, weight: torch.Size, seed: int) -> Tensor:

@@ -59,8 +59,7 @@ class SchedulerSampler(VideoSampler):
     def text_ids(self, text: str, *, dropped: bool) -> Sequence[int]:
         if dropped and self.model.config.text_encoder.dropped_captions == "zeros":
             return ()
-        found: Sequence[int] = self.model.text_encoder.reader(text)
-        return found
+        return self.model.text_encoder.reader(text)
 
     def load_texts(self, texts: Sequence[Sequence[int]]) -> None:
         for ids in texts:
@@ -174,8 +173,7 @@ class SchedulerSolver:
             timestep: Current timestep.
             state: Current state [1, C, t, h, w].
         """
-        moved: Tensor = self.scheduler.step(answer, timestep, state, **self.arguments, return_dict=False)[0]
-        return moved
+        return self.scheduler.step(answer, timestep, state, **self.arguments, return_dict=False)[0]
 
 
 @dataclass(frozen=True, slots=True)

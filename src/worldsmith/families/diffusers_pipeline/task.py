@@ -170,8 +170,7 @@ class PipelineTask(ClipTask):
 
     @property
     def tokenize(self) -> Callable[[str], list[int]]:
-        reader: Callable[[str], list[int]] = self.model.text_encoder.reader
-        return reader
+        return self.model.text_encoder.reader
 
     @property
     def encoded_channels(self) -> int:

@@ -183,8 +183,7 @@ class T5TextEncoder(Configurable):
         self.idle = 0
         with torch.no_grad():
             if not self.masked:
-                states: Tensor = self.encoder(ids)[0][0]
-                return states
+                return self.encoder(ids)[0][0]
             mask = (torch.arange(ids.shape[1], device=ids.device) < self.text_length(sample))[None]
             return (self.encoder(ids, attention_mask=mask.long())[0] * mask[:, :, None])[0]
 

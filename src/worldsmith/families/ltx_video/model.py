@@ -110,8 +110,7 @@ class LTXVideoVAE(PosteriorVAE):
 
     def decode_raw(self, raw: Tensor) -> Tensor:
         timestep = raw.new_zeros(1) if self.settings["timestep_conditioning"] else None
-        video: Tensor = self.model.decode(raw[None], timestep).sample[0]
-        return video
+        return self.model.decode(raw[None], timestep).sample[0]
 
 
 class LTXTextEncoder(T5TextEncoder):

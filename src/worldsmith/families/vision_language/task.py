@@ -68,8 +68,7 @@ class VisionLanguageTask(Task):
         settings = copy.deepcopy(self.data)
         settings.num_workers = 0 if dry else settings.num_workers
         processor = settings.processor.build(folder=self.model.folder)
-        loader: ChatLoader = settings.build(processor=processor, **self.loader_arguments())
-        return loader
+        return settings.build(processor=processor, **self.loader_arguments())
 
     def weigh(self, batch: Sequence[ChatSample]) -> float:
         return sum(sample.num_supervised for sample in batch)

@@ -252,14 +252,13 @@ class WanGenerator(PipelineModel):
             given = given or [0 if frame is None else 1 for frame in first]
             timesteps = frame_timesteps(timesteps, given, noisy.shape[2])
             states = replace_first_frames(first, states)
-        answers: Tensor = network(
+        return network(
             hidden_states=states.to(self.dtype),
             timestep=timesteps,
             encoder_hidden_states=text.to(self.dtype),
             encoder_hidden_states_image=None if image_states is None else image_states.to(self.dtype),
             return_dict=False,
         )[0]
-        return answers
 
     def network_at(self, timestep: float) -> Any:
         """Returns the network for a timestep (0 to 1000): that of this model, or `other_expert`."""

@@ -61,8 +61,7 @@ class QuantizedLinear(nn.Linear, QuantizedLayer):
         shape = torch.Size((len(self.packed), self.block))
         levels = self.packed if self.bits == 8 else unpack_from_int32(self.packed, self.bits, shape)
         blocks = (levels.float() - self.zero.float()) * self.scale.float()
-        weight: Tensor = blocks.flatten()[: self.weight.numel()].view(self.weight.shape).to(dtype)
-        return weight
+        return blocks.flatten()[: self.weight.numel()].view(self.weight.shape).to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return Product.apply(x, self.bias, self)  # type: ignore[no-any-return, no-untyped-call]

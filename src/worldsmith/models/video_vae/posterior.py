@@ -70,8 +70,7 @@ class PosteriorVAE(FrozenVAE):
 
     def library_settings(self) -> dict[str, Any]:
         """Returns the config of the VAE as diffusers reads it from the folder of the weights."""
-        settings: dict[str, Any] = self.library_class.load_config(str(self.source), local_files_only=True)
-        return settings
+        return self.library_class.load_config(str(self.source), local_files_only=True)
 
     @property
     def library_class(self) -> Any:
@@ -154,10 +153,8 @@ class PosteriorVAE(FrozenVAE):
     def decode_raw(self, raw: Tensor) -> Tensor:
         """Decodes unnormalized latents [C, t, h, w] to pixels [3, T, H, W] from -1 to 1."""
         if self.of_images:
-            images: Tensor = self.model.decode(raw.transpose(0, 1)).sample.transpose(0, 1)
-            return images
-        video: Tensor = self.model.decode(raw[None]).sample[0]
-        return video
+            return self.model.decode(raw.transpose(0, 1)).sample.transpose(0, 1)
+        return self.model.decode(raw[None]).sample[0]
 
     @cached_property
     def fingerprint(self) -> str:

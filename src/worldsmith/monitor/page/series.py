@@ -40,10 +40,8 @@ class Bucket:
         self.count += count
         self.steps += steps
         self.total += total
-        if low < self.low:
-            self.low = low
-        if high > self.high:
-            self.high = high
+        self.low = min(self.low, low)
+        self.high = max(self.high, high)
 
 
 @dataclass(slots=True)

@@ -64,8 +64,7 @@ class AnnotateFps(Action):
         if kind is None:
             names = f"{LlavaDataset.file_name} or {MessagesDataset.file_name}"
             raise UserError(f"{config.source}: expected conversations ({names}), either the file or its folder")
-        dataset: ChatFile = kind.Config(path=config.source, media_root=config.media_root).build()
-        return dataset
+        return kind.Config(path=config.source, media_root=config.media_root).build()
 
     def check_out(self, dataset: ChatFile) -> Path:
         """Returns the path of the annotated file to write (`--out`).

@@ -331,8 +331,7 @@ class EvaluateVideos(PoolAction, VideoAction):
         """
         kind = command_class_for_flag("evaluate", "--prompts")
         settings = {name: getattr(self.config, name) for name in field_names(kind.Config)}
-        action: Action = kind.Config(**settings).build()
-        return action
+        return kind.Config(**settings).build()
 
     @property
     def evaluators(self) -> Evaluators:

@@ -32,8 +32,7 @@ def read_bytes(location: str) -> bytes:
         if not is_remote(location):
             return local(location).read_bytes()
         files, path = open_system(location)
-        found: bytes = files.cat_file(path)
-        return found
+        return files.cat_file(path)
 
 
 def write_bytes(location: str, data: bytes) -> None:

@@ -293,8 +293,7 @@ def load_generator(model: StoredModel, adapter: str | None, device: str) -> Vide
         The generator with its weights.
     """
     if adapter is None:
-        generator: Any = model.load(device)
-        return generator
+        return model.load(device)
     import torch
 
     from worldsmith.models.lora import merge_adapters

@@ -39,8 +39,7 @@ def pack(message: Mapping[str, Any]) -> bytes:
     def encode(array: np.ndarray) -> dict[bytes, Any]:
         return {b"__ndarray__": True, b"data": array.tobytes(), b"dtype": array.dtype.str, b"shape": array.shape}
 
-    packed: bytes = msgpack.packb(message, default=encode)
-    return packed
+    return msgpack.packb(message, default=encode)
 
 
 def unpack(data: bytes | str) -> dict[str, Any]:

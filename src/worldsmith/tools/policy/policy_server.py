@@ -53,7 +53,6 @@ Job = tuple[Observation, "Future[np.ndarray]"]
 class PolicyServer(ThreadingHTTPServer):
     """HTTP and WebSocket server of a policy; `serve_forever` runs it until another thread calls `shutdown`."""
 
-    daemon_threads = True
     request_queue_size = 128
 
     def __init__(self, policy: RobotPolicy, host: str = "127.0.0.1", port: int = 8000, *, max_batch: int = 8) -> None:

@@ -311,8 +311,7 @@ def dataset_of(
     if given is None and stated is None:
         raise UserError(f"{model.folder} names no dataset to {purpose}: use --{flag} KIND --{flag}.path PATH")
     config = from_dict(stated, ChatDataset.Config) if given is None else given
-    dataset: ChatDataset = config.build()
-    return dataset
+    return config.build()
 
 
 def describe_selection(dataset: ChatDataset | None, count: int) -> str:

@@ -42,8 +42,6 @@ class PageServer(ThreadingHTTPServer):
     The constructor raises UserError if the port cannot be used.
     """
 
-    daemon_threads = True
-
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder.resolve()
         self.metrics = MetricsReader(self.folder / "metrics.jsonl")

@@ -53,8 +53,7 @@ def describe_network(name: str) -> str:
     tree: Any = get_recipe(RECIPE)
     config = tree.model.config
     config.policy.backbone.model_name = name
-    description: str = config.describe_network()
-    return description
+    return config.describe_network()
 
 
 @computed(LR)

@@ -207,8 +207,7 @@ def _place(root: Schema, key: str, description: str = "") -> dict[str, Any]:
         table = {**described, "type": "object", "properties": {}, "additionalProperties": False}
         node = node["properties"].setdefault(part, table)
         node = next((option for option in node.get("anyOf", []) if "properties" in option), node)
-    properties: dict[str, Any] = node["properties"]
-    return properties
+    return node["properties"]
 
 
 def _leaves(schema: Schema) -> Iterator[Schema]:

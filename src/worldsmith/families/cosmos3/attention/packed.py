@@ -124,8 +124,7 @@ def join_samples(text: Tensor, latents: Tensor, lengths: SampleLengths) -> Tenso
     Returns:
         Tokens [N_und + N_gen, heads, d].
     """
-    joined: Tensor = JoinSamples.apply(text, latents, lengths)
-    return joined
+    return JoinSamples.apply(text, latents, lengths)
 
 
 class JoinSamples(torch.autograd.Function):

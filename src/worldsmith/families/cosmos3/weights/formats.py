@@ -155,8 +155,7 @@ class Cosmos3Formats(peft_adapter.AdapterFormats):
     # Exporting
 
     def library_network(self, config: Configurable.Config) -> nn.Module:
-        network: nn.Module = make_transformer(generator(config))
-        return network
+        return make_transformer(generator(config))
 
     def exports(self) -> dict[str, ExportFormat]:
         from worldsmith.checkpoint.formats.export_weights import NATIVE

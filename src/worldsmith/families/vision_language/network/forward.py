@@ -93,8 +93,7 @@ def hidden_states(network: Any, inputs: Inputs) -> Tensor:
         if attends_fully(decoder.config):
             mask = inputs.input_ids.new_empty(0, 0, 0, 0)
     outputs = decoder(attention_mask=mask, position_ids=inputs.position_ids, use_cache=False, **given)
-    states: Tensor = outputs[0]
-    return states
+    return outputs[0]
 
 
 def attends_fully(config: Any) -> bool:
@@ -215,8 +214,7 @@ def attend(
             out = attend_by_sample(query, key, value, cu_seqlens, settings["scaling"])
             return out.transpose(1, 2), None
     if sample_lengths is None or attention_mask is not None:
-        whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
-        return whole
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     samples = zip(*(states.split(sample_lengths, dim=2) for states in (query, key, value)))
     found = [sdpa_attention_forward(module, q, k, v, None, **settings)[0] for q, k, v in samples]
     return torch.cat(found, dim=1), None
@@ -365,8 +363,7 @@ def make_mask(
     if attention_mask is None and local_size is None and not allow_is_causal_skip:
         return None
     settings |= {"local_size": local_size, "allow_is_causal_skip": allow_is_causal_skip}
-    mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, **settings)
-    return mask
+    return sdpa_mask(attention_mask=attention_mask, **settings)
 
 
 def attend_in_windows(

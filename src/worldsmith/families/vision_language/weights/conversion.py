@@ -108,8 +108,7 @@ class WeightConversion:
         for key, pattern in patterns.items():
             step.add_tensor(first, key, pattern, parts[key])
         found = step.convert(first, model=self.model, config=self.model.config)[name]
-        made: Tensor = found[0] if isinstance(found, list) else found
-        return made
+        return found[0] if isinstance(found, list) else found
 
     def write(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Converts weights, by parameter name in the network, to tensors of a model folder, by tensor name."""
@@ -117,8 +116,7 @@ class WeightConversion:
 
         if not self.model._weight_conversions:
             return dict(weights)
-        stored: dict[str, Tensor] = revert_weight_conversion(self.model, dict(weights))
-        return stored
+        return revert_weight_conversion(self.model, dict(weights))
 
 
 @cache

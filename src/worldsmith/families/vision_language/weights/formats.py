@@ -117,8 +117,7 @@ class VisionLanguageFormats(peft_adapter.AdapterFormats):
     # Exporting
 
     def library_network(self, config: Configurable.Config) -> nn.Module:
-        network: nn.Module = self.conversion(config).model
-        return network
+        return self.conversion(config).model
 
     def library_shapes(self, config: Configurable.Config) -> Mapping[str, Sequence[int]]:
         """Returns the shapes of the tensors, by name, in the folder from which the model of `config` was built."""
