@@ -24,7 +24,7 @@ from worldsmith.data.robots.robot_dataset import RobotDataset
 from worldsmith.data.robots.robot_maker import arrange, compose_cameras
 from worldsmith.data.robots.robot_prompt import robot_prompt
 from worldsmith.sampling.generate_videos import GenerationRequest, generate_actions
-from worldsmith.sampling.policy import Observation, PolicySpec, RequestError, RobotPolicy
+from worldsmith.sampling.policy import ARRANGED, Observation, PolicySpec, RequestError, RobotPolicy
 from worldsmith.sampling.requests import read_request
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 PREDICTING = ("wam", "policy")
 """Modes of training in which the actions after the first frame are predicted."""
-ARRANGED = ""
-"""Name of frames that show all cameras, arranged as in training."""
 
 
 class TrainedRobot:
@@ -184,6 +182,7 @@ class TrainedPolicy(TrainedRobot, RobotPolicy):
             chunk_length=self.config.steps,
             domain=self.config.robot.embodiment,
             about={**about, **settings, "actions": self.config.robot.actions, "fps": self.fps},
+            arranged=self.sizes.composed[::-1],
         )
 
     def observe(self, one: Observation, seed: int) -> GenerationRequest:

@@ -32,6 +32,8 @@ INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 SAME_TIME = 0.25
 """Max difference, in frames, between the time of a frame and its stated time."""
+MAX_VALUE = 3.4028234663852886e38
+"""Max absolute value of a finite float32 number."""
 INFO_CHECKS: list[tuple[str, str, Callable[[Any], bool]]] = [
     ("fps", "a number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf),
     (
