@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+ARRANGED = ""
+"""Name of the image that shows all cameras, arranged as in training."""
+
 
 class RequestError(ValueError):
     """A request that a policy or its server refuses, with the HTTP status."""
@@ -34,6 +37,8 @@ class PolicySpec:
     """Domain (embodiment) of the actions; "": unnamed."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Further facts about the policy, such as its run folder."""
+    arranged: tuple[int, int] | None = None
+    """(height, width) in px of one image of all cameras, which clients may send instead; None: it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class Observation:
     """What a robot or an environment reports at one time step."""
 
     images: Mapping[str, np.ndarray]
-    """Camera name -> uint8 [H, W, 3] in RGB."""
+    """Camera name -> uint8 [H, W, 3] in RGB; or `ARRANGED` -> the image of all cameras."""
     state: Mapping[str, np.ndarray]
     """Name of each part of the state -> float32 [width], in the order of `PolicySpec.state`; empty: no state."""
     instruction: str

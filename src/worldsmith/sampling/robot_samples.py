@@ -16,10 +16,11 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.robots.robot import DOMAINS
 from worldsmith.data.video_decoder import examine
 from worldsmith.models.video_model import ROBOT_MODES, GenerationDefaults
+from worldsmith.sampling.policy import ARRANGED
 from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.sample_args import Chooser, SampleArgs, decide_first, read_text, with_outputs
 from worldsmith.sampling.sample_files import Layer, SampleEntry, read_condition
-from worldsmith.sampling.trained_policy import ARRANGED, PREDICTING, TrainedRobot, select_robot
+from worldsmith.sampling.trained_policy import PREDICTING, TrainedRobot, select_robot
 
 GUIDANCE = 1.0
 """Default guidance scale: no guidance, as for a policy."""

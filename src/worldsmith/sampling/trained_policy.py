@@ -25,13 +25,11 @@ from worldsmith.data.robots.robot_maker import arrange, compose_cameras
 from worldsmith.data.robots.robot_prompt import robot_prompt
 from worldsmith.models.video_model import VideoModel
 from worldsmith.sampling.generate_videos import generate_actions
-from worldsmith.sampling.policy import Observation, PolicySpec, RequestError, RobotPolicy
+from worldsmith.sampling.policy import ARRANGED, Observation, PolicySpec, RequestError, RobotPolicy
 from worldsmith.sampling.requests import GenerationRequest, read_request
 
 PREDICTING = ("wam", "policy")
 """Modes of training in which the actions after the first frame are predicted."""
-ARRANGED = ""
-"""Name of frames that show all cameras, arranged as in training."""
 
 
 class TrainedRobot:
@@ -182,6 +180,7 @@ class TrainedPolicy(TrainedRobot, RobotPolicy):
             chunk_length=self.config.steps,
             domain=self.config.robot.embodiment,
             about={**about, **settings, "actions": self.config.robot.actions, "fps": self.fps},
+            arranged=self.sizes.composed[::-1],
         )
 
     def observe(self, one: Observation, seed: int) -> GenerationRequest:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.data.stream.errors import DataError, SampleError, read_error
+from worldsmith.data.stream.errors import SampleError, read_error
 from worldsmith.files.errors import require_libraries
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import read_bytes, read_lines
@@ -32,6 +32,10 @@ INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 SAME_TIME = 0.25
 """Max difference, in frames, between the time of a frame and its stated time."""
+MAX_VALUE = 3.4028234663852886e38
+"""Max absolute value of a finite float32 number."""
+SOURCE = "source"
+"""Key in the metadata of an episode for (file, 0-based row) that they were read from."""
 INFO_CHECKS: list[tuple[str, str, Callable[[Any], bool]]] = [
     ("fps", "a number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf),
     (
@@ -75,13 +79,20 @@ class LeRobotDataset:
             episode: Metadata of the episode.
             prefix: In v3, prefix of the metadata columns with chunk and file number, such as "data"; not used in v2.
             **names: Further values for the template.
+
+        Raises:
+            SampleError: If the metadata contain no valid number of a file (bad_metadata).
         """
         index = episode["episode_index"]
         if self.is_v3:
             places = {name: episode[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
         else:
             places = {"episode_chunk": index // self.info["chunks_size"], "episode_index": index}
-        return join_address(self.source, str(Path(self.info[template].format(**places, **names))))
+        try:
+            return join_address(self.source, str(Path(self.info[template].format(**places, **names))))
+        except (TypeError, ValueError):
+            detail = f"row {episode[SOURCE][1]}: {prefix}: expected the numbers of a file, found {places}"
+            raise SampleError("bad_metadata", detail) from None
 
     def relative_path(self, path: str) -> str:
         """Returns a path from `file` without the folder of the dataset."""
@@ -114,12 +125,18 @@ def open_dataset(source: str, cameras: Sequence[str]) -> LeRobotDataset:
     wanted = [name for name in videos if name in cameras or (not cameras and not is_depth(info["features"][name]))]
     is_v3 = info["codebase_version"] == "v3.0"
     if is_v3:
-        episodes = [row for file in tables_below(join_address(source, "meta/episodes")) for row in table_rows(file)]
+        tables = {file: table_rows(file) for file in tables_below(join_address(source, "meta/episodes"))}
         rows = table_rows(join_address(source, "meta/tasks.parquet"))
-        tasks = {row["task_index"]: row["task" if "task" in row else "__index_level_0__"] for row in rows}
+        texts = {row["task_index"]: row["task" if "task" in row else "__index_level_0__"] for row in rows}
     else:
-        episodes = json_lines(join_address(source, "meta/episodes.jsonl"))
-        tasks = {line["task_index"]: line["task"] for line in json_lines(join_address(source, "meta/tasks.jsonl"))}
+        file = join_address(source, "meta/episodes.jsonl")
+        tables = {file: json_lines(file)}
+        texts = {line["task_index"]: line["task"] for line in json_lines(join_address(source, "meta/tasks.jsonl"))}
+    episodes = [row | {SOURCE: (file, number)} for file, rows in tables.items() for number, row in enumerate(rows)]
+    if wrong := [row for row in episodes if type(row["episode_index"]) is not int]:
+        place = "{}, row {}".format(*wrong[0][SOURCE])
+        raise ValueError(f"{place}: episode_index: expected an integer, found {wrong[0]['episode_index']!r:.80}")
+    tasks = {index: text for index, text in texts.items() if isinstance(text, str)}
     return LeRobotDataset(
         source, info, is_v3, videos, wanted, sorted(episodes, key=lambda row: row["episode_index"]), tasks
     )
@@ -209,7 +226,7 @@ def check_rows(dataset: LeRobotDataset, table: Any, rows: np.ndarray, widths: Ma
     for task in np.unique(tasks):
         if int(task) not in dataset.tasks:
             row = rows[np.flatnonzero(tasks == task)[0]]
-            raise SampleError("no_task", f"row {row}: task {task} is not in the list of tasks")
+            raise SampleError("no_task", f"row {row}: task {task} has no text in the list of tasks")
     return times, tasks, {name: values.astype(np.float32) for name, values in columns.items()}
 
 
@@ -238,7 +255,7 @@ def column_values(column: Any, name: str, width: int, rows: np.ndarray) -> np.nd
         values = array.to_numpy(zero_copy_only=False).astype(np.float64).reshape(-1, width)
     except (TypeError, ValueError):
         raise SampleError("bad_values", f"{name}: expected numbers, found {array.type}") from None
-    wrong = np.flatnonzero(~np.isfinite(values).all(1))
+    wrong = np.flatnonzero(~(np.abs(values) <= MAX_VALUE).all(1))
     if len(wrong):
         raise SampleError("bad_values", f"row {rows[wrong[0]]}: {name} contains {values[wrong[0]].tolist()}")
     return values
@@ -290,12 +307,11 @@ def width_of(feature: dict[str, Any]) -> int:
 def video_of(source: LeRobotDataset, metadata: dict[str, Any], camera: str) -> tuple[str, float]:
     """Returns (path, seconds at which the episode begins) of the video of an episode.
 
-    Raises DataError if the metadata of the episode lack one of them.
+    Raises SampleError (bad_metadata) if one of them is invalid in the metadata of the episode.
     """
     prefix = f"videos/{camera}"
-    try:
-        start = float(metadata[f"{prefix}/from_timestamp"]) if source.is_v3 else 0.0
-        return source.file("video_path", metadata, prefix, video_key=camera), start
-    except (KeyError, TypeError) as error:
-        name = f"{join_address(source.source, INFO)}, episode {metadata['episode_index']}"
-        raise DataError(f"{name}: the video of the camera {camera} cannot be found: {error}") from None
+    start = metadata[f"{prefix}/from_timestamp"] if source.is_v3 else 0.0
+    if not isinstance(start, int | float) or not math.isfinite(start):
+        detail = f"row {metadata[SOURCE][1]}: {prefix}/from_timestamp: expected seconds, found {start!r:.80}"
+        raise SampleError("bad_metadata", detail)
+    return source.file("video_path", metadata, prefix, video_key=camera), float(start)

@@ -25,7 +25,7 @@ from worldsmith.data.clips.video_sample import RobotActions
 from worldsmith.data.content_fingerprint import file_fingerprints
 from worldsmith.data.data_report import DataFlag, flag_records
 from worldsmith.data.robots.augmentation import AugmentationConfig
-from worldsmith.data.robots.lerobot import open_dataset, read_episodes, video_of, width_of
+from worldsmith.data.robots.lerobot import SOURCE, open_dataset, read_episodes, video_of, width_of
 from worldsmith.data.robots.normalizer import build_normalizer
 from worldsmith.data.robots.robot import DOMAINS, POLICY_FILE, Robot
 from worldsmith.data.shards.addresses import absolute_path
@@ -350,21 +350,25 @@ class RobotDataset(ClipDataset):
 
     def _read(self, members: list[dict[str, Any]], widths: dict[str, int]) -> Iterator[tuple[dict[str, Any], Episode]]:
         """Yields (metadata, episode) of all usable episodes, in order; adds the others to `rejections`."""
-        files: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        try:
-            for metadata in members:
-                files[self.source.file("data_path", metadata, "data")].append(metadata)
-        except KeyError as error:
-            raise DataError(f"{self.name}: the metadata of an episode have no {error}") from None
+        files: dict[str, list[tuple[dict[str, Any], dict[str, tuple[str, float]]]]] = defaultdict(list)
+        for metadata in members:
+            try:
+                videos = {camera: video_of(self.source, metadata, camera) for camera in chain(*self.views)}
+                files[self.source.file("data_path", metadata, "data")].append((metadata, videos))
+            except KeyError as error:
+                raise DataError(f"{self.name}: the metadata of an episode have no {error}") from None
+            except SampleError as error:
+                key, (path, row) = f"episode_{metadata['episode_index']:06d}", metadata[SOURCE]
+                self.rejections.append(Rejection(key, error.reason, error.detail, path, index=row))
         with ThreadPoolExecutor(READERS) as pool:
-            tables = pool.map(lambda file: list(read_episodes(self.source, file, files[file], widths)), files)
+            wanted = {file: [metadata for metadata, _ in group] for file, group in files.items()}
+            tables = pool.map(lambda file: list(read_episodes(self.source, file, wanted[file], widths)), files)
             for file, group, found in zip(files, files.values(), tables):
-                for metadata, rows in zip(group, found):
+                for (metadata, videos), rows in zip(group, found):
                     index = metadata["episode_index"]
                     if isinstance(rows, SampleError):
                         self.rejections.append(Rejection(f"episode_{index:06d}", rows.reason, rows.detail, file))
                         continue
-                    videos = {camera: video_of(self.source, metadata, camera) for camera in chain(*self.views)}
                     yield metadata, Episode(index, file, *rows, videos)
 
     def _window_starts(self, metadata: dict[str, Any], episode: Episode) -> np.ndarray:

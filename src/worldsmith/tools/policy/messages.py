@@ -2,11 +2,12 @@
 
 OpenPI's messages are msgpack maps with numpy arrays: `observation/NAME` for each camera and part of the state, and
 `prompt`. HTTP requests are JSON objects as in the policy server of cosmos-framework for LIBERO: `image` (base64 PNG or
-JPEG), `prompt`, `domain_name` and `image_size`; also `images` and `state`, by name. Both may have a `seed`.
+JPEG), `prompt`, `domain_name` and `image_size`; also `images` and `state`, by name. Both may have a `seed`, and one
+`image` that shows all cameras.
 
 Source:
     Physical-Intelligence/openpi, `openpi_client/msgpack_numpy.py`; NVIDIA/cosmos-framework,
-    `scripts/action_policy_server_libero.py`.
+    `scripts/action_policy_server_libero.py`; NVlabs/RoboLab, `policies/cosmos3/client.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from worldsmith.sampling.policy import Observation, PolicySpec, RequestError
+from worldsmith.data.robots.lerobot import MAX_VALUE
+from worldsmith.sampling.policy import ARRANGED, Observation, PolicySpec, RequestError
 
 LIBRARIES = "the WebSocket protocol", "serve", "msgpack", "websockets"
 """Arguments of `require_libraries` for the libraries of the WebSocket protocol."""
@@ -30,6 +32,8 @@ MAX_PIXELS = 2**24
 """Max number of pixels of all images of a request; an image file of a few KB can decode to gigabytes."""
 MAX_PROMPT = 10_000
 """Max number of characters of an instruction."""
+OPENPI_NAMES = {"joint_positions": "joint_position"}
+"""Part of the state -> its name in the requests of OpenPI's clients for DROID."""
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
@@ -83,8 +87,10 @@ def read_openpi_request(message: Mapping[str, Any], spec: PolicySpec) -> Observa
     """
     prefix = "observation/"
     given = {key[len(prefix) :]: value for key, value in message.items() if str(key).startswith(prefix)}
-    state = {name: given.pop(name) for name in spec.state if name in given}
-    return check_request(given, state, message, spec)
+    names = {name: name if name in given else OPENPI_NAMES.get(name, name) for name in spec.state}
+    state = {name: given.pop(sent) for name, sent in names.items() if sent in given}
+    images = name_image(given["image"], spec) if given.keys() == {"image"} else given
+    return check_request(images, state, message, spec)
 
 
 def read_http_request(message: Any, spec: PolicySpec, max_pixels: int = MAX_PIXELS) -> Observation:
@@ -94,7 +100,7 @@ def read_http_request(message: Any, spec: PolicySpec, max_pixels: int = MAX_PIXE
     """
     if not isinstance(message, dict):
         raise RequestError(f"a request must be a JSON object, found {type(message).__name__}")
-    one = {name: message.get("image") for name in spec.cameras} if len(spec.cameras) == 1 else None
+    one = name_image(message["image"], spec) if "image" in message else None
     images, state = message.get("images", one), message.get("state", {})
     if not isinstance(images, dict) or not isinstance(state, dict):
         raise RequestError("images and state: expected objects with the names of GET /info as keys")
@@ -103,11 +109,11 @@ def read_http_request(message: Any, spec: PolicySpec, max_pixels: int = MAX_PIXE
         raise RequestError(f"domain_name: this policy is for '{spec.domain}', found {domain!r:.80}")
     if height is not None and (type(height) is not int or not 0 < height <= 4096):
         raise RequestError(f"image_size: expected the image height in px, 1 to 4096, found {height!r:.80}")
-    require_names("camera", images, spec.cameras)
+    require_names("camera", images, image_sizes(images, spec))
     decoded: dict[str, np.ndarray] = {}
     for name, text in images.items():
         pixels = max_pixels - sum(image.size // 3 for image in decoded.values())
-        decoded[name] = decode_image(f"image of camera {name}", text, height, pixels)
+        decoded[name] = decode_image(image_label(name), text, height, pixels)
     return check_request(decoded, state, message, spec)
 
 
@@ -137,6 +143,21 @@ def decode_image(name: str, text: Any, height: int | None, max_pixels: int) -> n
         raise RequestError(f"{name} is no valid PNG or JPEG image in base64: {error}", status) from None
 
 
+def name_image(image: Any, spec: PolicySpec) -> dict[str, Any]:
+    """Returns name -> `image`, the only image of a request: that of the only camera, or of all cameras."""
+    return {next(iter(spec.cameras)) if len(spec.cameras) == 1 else ARRANGED if spec.arranged else "image": image}
+
+
+def image_sizes(images: Mapping[str, Any], spec: PolicySpec) -> Mapping[str, tuple[int, int] | None]:
+    """Returns the expected images of a request with `images`, name -> (height, width) or None for any size."""
+    return {ARRANGED: spec.arranged} if spec.arranged and images.keys() == {ARRANGED} else spec.cameras
+
+
+def image_label(name: str) -> str:
+    """Returns the label of an image for messages."""
+    return "image of all cameras" if name == ARRANGED else f"image of camera {name}"
+
+
 def require_names(what: str, given: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raises RequestError if `given` has other names than `expected`; `what` is the kind of the names."""
     if given.keys() != expected.keys():
@@ -150,7 +171,7 @@ def check_request(
     """Checks the parts of a request and returns them as an observation.
 
     Args:
-        images: Camera name -> uint8 array [H, W, 3].
+        images: Camera name -> uint8 array [H, W, 3]; or `ARRANGED` -> the image of all cameras.
         state: Name -> numbers of each part of the state.
         message: The request, with the keys `prompt` and, optionally, `seed`.
         spec: What the policy expects.
@@ -158,23 +179,24 @@ def check_request(
     Raises:
         RequestError: If a part is missing, unexpected, or has a wrong type, size or value.
     """
-    require_names("camera", images, spec.cameras)
+    sizes = image_sizes(images, spec)
+    require_names("camera", images, sizes)
     require_names("part of the state", state, spec.state)
     for name, image in images.items():
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,) or not image.size:
             found = f"{image.dtype} {[*image.shape]}" if isinstance(image, np.ndarray) else type(image).__name__
-            raise RequestError(f"image of camera {name}: expected uint8 [height, width, 3], found {found}")
-        size = spec.cameras[name]
+            raise RequestError(f"{image_label(name)}: expected uint8 [height, width, 3], found {found}")
+        size = sizes[name]
         if size is not None and image.shape[:2] != tuple(size):
-            raise RequestError(f"image of camera {name}: expected (height, width) {size}, found {image.shape[:2]}")
+            raise RequestError(f"{image_label(name)}: expected (height, width) {size}, found {image.shape[:2]}")
     parts: dict[str, np.ndarray] = {}
     for name, width in spec.state.items():
         try:
             part = np.atleast_1d(np.asarray(state[name]))
         except (ValueError, TypeError, OverflowError):
             part = np.empty(0)
-        if part.dtype.kind not in "iuf" or part.shape != (width,) or not np.isfinite(part).all():
-            raise RequestError(f"state {name}: expected {width} finite numbers, found {state[name]!r:.80}")
+        if part.dtype.kind not in "iuf" or part.shape != (width,) or not (np.abs(part) <= MAX_VALUE).all():
+            raise RequestError(f"state {name}: expected {width} finite float32 numbers, found {state[name]!r:.80}")
         parts[name] = part.astype(np.float32)
     prompt, seed = message.get("prompt"), message.get("seed")
     if not isinstance(prompt, str) or len(prompt) > MAX_PROMPT:

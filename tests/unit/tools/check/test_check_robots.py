@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_generator
 import tiny_runs
-from robot_episodes import Rows, encode, frames, write_episodes
+from pyarrow import parquet
+from robot_episodes import Rows, encode, frames, save, transpose, write_episodes
 
 from worldsmith.cli.main import main
 from worldsmith.config.tree.plain import to_yaml
@@ -50,6 +52,7 @@ def damage(episode: int, found: Rows) -> None:
         2: ("action", 4, [float("inf")] * 7),
         3: ("timestamp", 5, 9.0),
         4: ("action", 0, [60.0] + [0.0] * 6),
+        8: ("action", 2, [0.0] * 3 + [1e300] + [0.0] * 3),  # finite in float64 only
     }
     if episode in changes:
         name, row, value = changes[episode]
@@ -60,10 +63,10 @@ def damage(episode: int, found: Rows) -> None:
 def test_every_damage_is_reported_with_its_place(
     version: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_episodes(tmp_path / "data", version, (60, 12, 12, 12, 60, 3, 12, 12), change=damage)
+    folder = write_episodes(tmp_path / "data", version, (60, 12, 12, 12, 60, 3, 12, 12, 12), change=damage)
     videos = sorted(folder.glob(f"videos/**/{WRIST}/**/*.mp4"))
-    videos[-1].unlink()  # that of episode 7
-    encode(videos[-2], frames(6, 12, 1, (32, 32))[:-1])
+    videos[-2].unlink()  # that of episode 7
+    encode(videos[-3], frames(6, 12, 1, (32, 32))[:-1])
     report = check(robot_run(world, folder), tmp_path, capsys)[0]["data"]["train"]
     found = {reason: group["examples"] for reason, group in report["left_out"].items()}
     shift = 60 if version == "v3.0" else 0  # episodes 0 and 1 share a file
@@ -77,17 +80,88 @@ def test_every_damage_is_reported_with_its_place(
     }
     assert found["wrong_width"][0]["detail"] == f"row {3 + shift}: action has 6 values: expected 7"
     assert "row 4: action contains [inf" in found["bad_values"][0]["detail"]
+    assert found["bad_values"][1]["key"] == "episode_000008"
+    assert "row 2: action contains [0.0, 0.0, 0.0, 1e+300" in found["bad_values"][1]["detail"]
     assert found["times_differ"][0]["detail"].startswith("row 5: 9 s follows 0.4 s")
     assert report["left_out"]["missing_file"]["count"] == 8
     assert found["missing_file"][0]["key"].startswith("episode_000007_f")
-    assert found["missing_file"][0]["detail"] == f"{videos[-1]}: the file does not exist"
-    assert found["truncated"][0]["detail"].startswith(f"{videos[-2]}: the file ends before the frame at 1.1")
+    assert found["missing_file"][0]["detail"] == f"{videos[-2]}: the file does not exist"
+    assert found["truncated"][0]["detail"].startswith(f"{videos[-3]}: the file ends before the frame at 1.1")
     for reason in ("wrong_width", "bad_values", "times_differ"):
         assert Path(found[reason][0]["path"]).is_file()
-    assert (report["records"], report["kept"]) == (8, 56 + 56 + 7)
+    assert (report["records"], report["kept"]) == (9, 56 + 56 + 7)
     flags = {flag["name"]: flag for flag in report["flags"]}
     assert flags["outlier"]["examples"][0] == {"index": 0, "key": "episode_000004", "detail": "channels [0]"}
     assert report["features"]["action rows"] == {"labels": ["4"], "counts": [119]}
+
+
+Change = Callable[[list[dict[str, Any]]], None]
+
+
+def change_rows(file: Path, change: Change) -> None:
+    """Changes the rows of a metadata file, which is a table or JSON Lines."""
+    if file.suffix == ".jsonl":
+        found = [json.loads(line) for line in file.read_text().splitlines()]
+        change(found)
+        file.write_text("".join(json.dumps(row) + "\n" for row in found))
+    else:
+        found = parquet.read_table(file).to_pylist()
+        change(found)
+        save(file, transpose(found))
+
+
+def setting(row: int, name: str, value: Any) -> Change:
+    return lambda found: found[row].update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "detail"),
+    [
+        ("from_timestamp", float("nan"), "row 2: PREFIX/from_timestamp: expected seconds, found nan"),
+        ("from_timestamp", None, "row 2: PREFIX/from_timestamp: expected seconds, found None"),
+        ("file_index", None, "row 2: PREFIX: expected the numbers of a file, found {'chunk_index': 0, 'file_index': None}"),
+        ("data/file_index", None, "row 2: data: expected the numbers of a file, found {'chunk_index': 0, 'file_ind"),
+    ],
+)  # fmt: skip
+def test_an_episode_with_damaged_metadata_is_reported_with_its_place(
+    name: str, value: Any, detail: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_episodes(tmp_path / "data")
+    file = folder / "meta/episodes/chunk-000/file-000.parquet"
+    change_rows(file, setting(2, name if "/" in name else f"videos/{WRIST}/{name}", value))
+    report = check(robot_run(world, folder), tmp_path, capsys)[0]["data"]["train"]
+    assert {reason: group["count"] for reason, group in report["left_out"].items()} == {"bad_metadata": 1}
+    (example,) = report["left_out"]["bad_metadata"]["examples"]
+    assert (example["key"], example["path"], example["index"]) == ("episode_000002", str(file), 2)
+    assert detail.replace("PREFIX", f"videos/{WRIST}") in example["detail"]
+    assert (report["kept"], report["bad"]) == (8 + 5, 1)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_episodes_of_a_task_without_text_are_reported(
+    version: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_episodes(tmp_path / "data", version)
+    change_rows(next(folder.glob("meta/tasks.*")), setting(1, "task", None))
+    report = check(robot_run(world, folder), tmp_path, capsys)[0]["data"]["train"]
+    assert {reason: group["count"] for reason, group in report["left_out"].items()} == {"no_task": 1}
+    (example,) = report["left_out"]["no_task"]["examples"]
+    assert example["key"] == "episode_000001"
+    assert example["detail"] == f"row {12 if version == 'v3.0' else 0}: task 1 has no text in the list of tasks"
+    assert Path(example["path"]).is_file()
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_an_episode_without_a_number_is_a_problem_of_the_dataset(
+    version: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_episodes(tmp_path / "data", version)
+    (file,) = [*folder.glob("meta/episodes.jsonl"), *folder.glob("meta/episodes/**/*.parquet")]
+    change_rows(file, setting(1, "episode_index", None))
+    facts, code = check(robot_run(world, folder), tmp_path, capsys)
+    assert code == 2
+    (problem,) = facts["problems"]
+    assert problem.endswith(f"{file}, row 1: episode_index: expected an integer, found None")
 
 
 def test_a_mix_is_checked_as_a_run_reads_it(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -181,7 +181,8 @@ def bomb(side: int) -> str:
 BAD_JSON = {
     "no camera": (json_request(images={}), "camera of: wrist, top; found: none"),
     "unknown camera": (json_request(images={**json_request()["images"], "left": "x"}), "found: left, top, wrist"),
-    "one image of two": (json_request(images="missing", image="x"), "images and state"),
+    "one image of two": (json_request(images="missing", image="x"), "camera of: wrist, top; found: image"),
+    "no image at all": (json_request(images="missing"), "images and state"),
     "size": (json_request(images={**json_request()["images"], "top": png(np.zeros((32, 24, 3), np.uint8))}), "24, 32"),
     "base64": (json_request(images={"wrist": "&", "top": "&"}), "no valid PNG or JPEG"),
     "no image": (json_request(images={"wrist": "AAAA", "top": "AAAA"}), "no valid PNG or JPEG"),
@@ -190,6 +191,7 @@ BAD_JSON = {
     "state text": (json_request(state={"joints": ["1", "2", "3"], "gripper": [1]}), "state joints: expected 3"),
     "state ragged": (json_request(state={"joints": [[1], 2, 3], "gripper": [1]}), "state joints: expected 3"),
     "state infinite": (json_request(state={"joints": [1e999, 2, 3], "gripper": [1]}), "finite"),
+    "state above float32": (json_request(state={"joints": [1e39, 2, 3], "gripper": [1]}), "3 finite float32 numbers"),
     "state huge": (json_request(state={"joints": [10**400, 2, 3], "gripper": [1]}), "state joints"),
     "no state": (json_request(state="missing"), "part of the state of: joints, gripper; found: none"),
     "domain": (json_request(domain_name="bridge"), "domain_name: this policy is for 'droid', found 'bridge'"),
@@ -234,6 +236,7 @@ def array(dtype: str, shape: Any, data: bytes = bytes(8)) -> dict[bytes, Any]:
         (openpi_request(observation__wrist=np.zeros((0, 4, 3), np.uint8)), "expected uint8"),
         (openpi_request(observation__left=np.zeros((4, 4, 3), np.uint8)), "found: left, top, wrist"),
         (openpi_request(observation__joints=np.array([1, np.nan, 2])), "state joints: expected 3 finite"),
+        (openpi_request(observation__joints=np.array([1, -1e39, 2])), "state joints: expected 3 finite"),
         (openpi_request(observation__joints={"a": 1}), "state joints: expected 3 finite"),
     ],
 )
