@@ -23,7 +23,7 @@ FULL = [name for name in SHIPPED if not name.endswith("_tiny") and name not in S
 
 DEFAULT = {
     *("vision_sft_nano", "vision_sft_super", "videophy2_sft_nano", "cogvideox_5b_i2v", "cogvideox_2b_lora"),
-    *("action_policy_libero_all_nano", "action_fd_droid_lora"),
+    *("action_policy_libero_all_nano", "action_policy_droid_nano", "action_fd_droid_lora"),
     *("flux_dev_lora", "ltx_video_2b_lora", "wan21_t2v_1b", "wan21_i2v_14b", "wan22_ti2v_5b_lora"),
 }
 """One of each kind: all weights and adapters, from text and from an image, of every family."""
