@@ -85,9 +85,8 @@ class WindowIndex(Sequence[Window]):
         self.content: str = facts["content"]
         """Hash of the windows and their order, without the files of clips; independent of the dataset's location."""
         self.rejections = [Rejection(*values) for values in facts["rejections"]]
-        self.offsets, self.starts, self.paths = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offset", "starts", "path")
-        )
+        self.offsets, self.starts = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offset", "starts"))
+        self.find_paths(())
         self._file = open(folder / WINDOWS, "rb", buffering=0)  # noqa: SIM115  (open as long as the index)
         if (size := os.fstat(self._file.fileno()).st_size) != facts["size"]:
             raise ValueError(f"{folder / WINDOWS} has {size} bytes: expected {facts['size']}")
@@ -126,10 +125,11 @@ class WindowIndex(Sequence[Window]):
         """Returns those of the absolute `paths` that are clips of this dataset; links to files are not resolved."""
         import numpy as np
 
+        known = np.load(self.folder / "path.npy", mmap_mode="r")  # here, so that its memory is free afterwards
         wanted = list(paths)
         hashes = np.array([short_hash(path) for path in wanted], np.uint64)
-        found = self.paths.searchsorted(hashes).clip(max=len(self.paths) - 1)
-        return {path for path, known, own in zip(wanted, self.paths[found], hashes) if known == own}
+        found = known[known.searchsorted(hashes).clip(max=len(known) - 1)]
+        return {path for path, is_equal in zip(wanted, found == hashes) if is_equal}
 
 
 def index_folder(*facts: Any) -> Path:
