@@ -26,7 +26,7 @@ from worldsmith.data.content_fingerprint import file_fingerprints
 from worldsmith.data.data_report import DataFlag, flag_records
 from worldsmith.data.robots.augmentation import AugmentationConfig
 from worldsmith.data.robots.lerobot import SOURCE, open_dataset, read_episodes, video_of, width_of
-from worldsmith.data.robots.normalizer import build_normalizer
+from worldsmith.data.robots.normalizer import build_normalizer, check_convention
 from worldsmith.data.robots.robot import DOMAINS, POLICY_FILE, Robot
 from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import DataError, SampleError
@@ -194,6 +194,8 @@ class RobotDataset(ClipDataset):
         self.robot: Robot = config.robot.build(widths=widths)
         method, where, clamp = config.robot.normalization, config.robot.statistics, config.robot.clamp
         self.normalizer = build_normalizer(method, self.statistics, self.robot.width, where=where, clamp=clamp)
+        if self.statistics:
+            check_convention(self.statistics, convention(config.robot, self.fps), where)
         self.rejections: list[Rejection] = []
         self.flagged: list[DataFlag] = []
         _, released = DOMAINS.get(config.robot.embodiment, (0, None))
@@ -415,6 +417,11 @@ class RobotDataset(ClipDataset):
             return {key: [[int(first), int(end)] for first, end in ranges] for key, ranges in content.items()}
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{self.config.keep_ranges}: expected {{key: [[first, end], …]}}: {error}") from None
+
+
+def convention(robot: Robot.Config, fps: float) -> dict[str, Any]:
+    """Returns the metadata of statistics files on which the values of motions depend."""
+    return {"pose_convention": robot.pose_delta, "rotation_format": robot.rotation, "fps": fps}
 
 
 def cameras_of(rows: list[str]) -> list[str]:

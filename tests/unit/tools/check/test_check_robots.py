@@ -119,7 +119,7 @@ def setting(row: int, name: str, value: Any) -> Change:
     [
         ("from_timestamp", float("nan"), "row 2: PREFIX/from_timestamp: expected seconds, found nan"),
         ("from_timestamp", None, "row 2: PREFIX/from_timestamp: expected seconds, found None"),
-        ("file_index", None, "row 2: PREFIX: expected the numbers of a file, found {'chunk_index': 0, 'file_index': None}"),
+        ("file_index", None, "row 2: PREFIX: expected the numbers of a file, found {'chunk_index': 0, 'file_ind"),
         ("data/file_index", None, "row 2: data: expected the numbers of a file, found {'chunk_index': 0, 'file_ind"),
     ],
 )  # fmt: skip
