@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,9 @@ ANCHORED = Robot.Config(embodiment="umi", actions=["pose s rot6d"], pose_delta="
         ({"split": "val"}, "only together"),
         ({"val_fraction": 0.1}, "only together"),
         ({"keep_key": "x"}, "without a file"),
+        ({"prompt": "task", "robot": PushTRobot.Config(viewpoint="ego_view")}, "robot.viewpoint.*only the JSON prompt"),
+        ({"prompt": "none", "cfg_dropout_rate": 0, "robot": LiberoRobot.Config(view_description="x")}, "only the JSON"),
+        ({"prompt": "none", "cfg_dropout_rate": 0.2}, "no text that it could replace"),
         ({"episodes": "5"}, "not a range"),
         ({"episodes": "a:b"}, "not a range"),
     ],
@@ -288,6 +292,15 @@ ANCHORED = Robot.Config(embodiment="umi", actions=["pose s rot6d"], pose_delta="
 def test_contradictions_are_refused(values: dict[str, Any], found: str) -> None:
     with pytest.raises(WrongValueError, match=found):
         config(Path("x"), **values)
+
+
+@pytest.mark.parametrize("robot", [LiberoRobot.Config(), PushTRobot.Config(), Robot.Config(embodiment="umi")])
+def test_settings_of_the_prompt_that_are_not_set_are_accepted(robot: Robot.Config) -> None:
+    config(Path("x"), robot, prompt="task", cfg_dropout_rate=0.2)
+    config(Path("x"), robot, prompt="none")
+    config(Path("x"), robot, prompt="none", cfg_dropout_rate=0.0)
+    changed = replace(robot, viewpoint="wrist_view", view_description="The gripper is below.")
+    config(Path("x"), changed)
 
 
 def test_max_idle_needs_rows_that_can_be_idle(tmp_path: Path) -> None:
