@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
@@ -50,6 +50,8 @@ class DataReport:
     """First log messages for each counter in `notes`."""
     flags: list[DataFlag] = field(default_factory=list)
     """Warnings about the records, found before any sample is read."""
+    channels: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Min, 1st and 99th percentile (q01, q99) and max of each channel of the actions of robots."""
     cap: int | None = None
     """Exclusive token limit of a sample: that of a pack, or a smaller limit for samples."""
     cap_field: str = ""

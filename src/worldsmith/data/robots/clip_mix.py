@@ -96,6 +96,9 @@ class ClipMix(ClipDataset):
             for found in member.flags():
                 yield replace(found, said=f"{found.said} ({name})")
 
+    def channels(self) -> dict[str, Any]:
+        return {f"{name}: {key}": one for name, data in self.members.items() for key, one in data.channels().items()}
+
     def run_files(self) -> dict[str, str]:
         files = ((name, *found) for name, member in self.members.items() for found in member.run_files().items())
         return {f"{name}_{file}": content for name, file, content in files}

@@ -25,6 +25,8 @@ NAMES = ("mean", "std", "min", "max", "q01", "q99")
 MAX_DEVIATION = 5.0
 """Largest normalized value of the data with `quantile_rot_scale_floor`."""
 UNIT = math.asinh(1.0)
+RENAMED = {"3d": "axis_angle", "6d": "rot6d", "9d": "matrix", "frame_wise_relative": "frame_wise"}
+"""Values in the metadata of statistics files of `cosmos_framework` → own values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,28 @@ def build_normalizer(
         deviation = torch.maximum(*((limit - offset).abs() for limit in limits))
         scale = scale.maximum((deviation / MAX_DEVIATION).clamp(min=1e-8))
     return Normalizer(method, offset, scale, clamp)
+
+
+def check_convention(content: str, expected: Mapping[str, Any], where: str) -> None:
+    """Raises UserError if the metadata in a statistics file state another convention of the actions than `expected`.
+
+    Metadata without a key fit. Frame rates that differ by less than 1 % are equal.
+
+    Args:
+        content: Valid content of a statistics file.
+        expected: Keys of the metadata with the values of the dataset, such as "fps".
+        where: Name of the file.
+    """
+    metadata = json.loads(content).get("metadata")
+    for name, value in expected.items() if isinstance(metadata, dict) else ():
+        found = metadata.get(name, value)
+        is_near = name == "fps" and isinstance(found, float | int) and math.isclose(found, value, rel_tol=0.01)
+        if RENAMED.get(str(found), found) != value and not is_near:
+            raise UserError(
+                f"{where}: {name} is {found!r:.80} in its metadata, but {value} in the dataset, so its statistics are "
+                "those of other actions. Compute those of this dataset with `worldsmith dataset statistics`; if the "
+                f"actions do not depend on {name}, remove it from the metadata"
+            )
 
 
 def compute_statistics(rows: np.ndarray, rotations: Sequence[bool], metadata: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from worldsmith.data.content_fingerprint import file_fingerprints
 from worldsmith.data.data_report import DataFlag, flag_records
 from worldsmith.data.robots.augmentation import AugmentationConfig
 from worldsmith.data.robots.lerobot import SOURCE, open_dataset, read_episodes, video_of, width_of
-from worldsmith.data.robots.normalizer import build_normalizer
+from worldsmith.data.robots.normalizer import build_normalizer, check_convention
 from worldsmith.data.robots.robot import DOMAINS, POLICY_FILE, Robot
 from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import DataError, SampleError
@@ -173,6 +173,11 @@ class RobotDataset(ClipDataset):
                 raise wrong(self, "split", "val_fraction", why="only together they divide the episodes")
             if self.keep_key != "{episode_index}" and not self.keep_ranges:
                 raise wrong(self, "keep_key", "keep_ranges", why="without a file the key is not used")
+            for name in ("viewpoint", "view_description"):
+                if self.prompt != "json" and getattr(self.robot, name) != getattr(type(self.robot), name):
+                    raise wrong(self, f"robot.{name}", "prompt", why="only the JSON prompt contains it")
+            if self.prompt == "none" and self.cfg_dropout_rate not in (0, type(self).cfg_dropout_rate):
+                raise wrong(self, "cfg_dropout_rate", "prompt", why="there is no text that it could replace")
             parse_range(self.episodes)
 
     def __init__(self, config: Config) -> None:
@@ -194,6 +199,8 @@ class RobotDataset(ClipDataset):
         self.robot: Robot = config.robot.build(widths=widths)
         method, where, clamp = config.robot.normalization, config.robot.statistics, config.robot.clamp
         self.normalizer = build_normalizer(method, self.statistics, self.robot.width, where=where, clamp=clamp)
+        if self.statistics:
+            check_convention(self.statistics, convention(config.robot, self.fps), where)
         self.rejections: list[Rejection] = []
         self.flagged: list[DataFlag] = []
         _, released = DOMAINS.get(config.robot.embodiment, (0, None))
@@ -291,8 +298,7 @@ class RobotDataset(ClipDataset):
         import numpy as np
 
         yield from self.flagged
-        chosen = self.episodes[:: max(1, -(-len(self.episodes) // FLAGGED_EPISODES))]
-        rows = {episode.key: self.action_rows(episode) for episode in chosen}
+        rows = self._inspected_rows()
         values = np.concatenate([*rows.values(), np.zeros((0, self.robot.width))])
         if len(values) < 2:
             return
@@ -309,6 +315,19 @@ class RobotDataset(ClipDataset):
         ]
         said = f"actions are more than {OUTLIER:g} times the range of 98 % of the values away from its middle"
         yield from flag_records("outlier", far, len(values), said)
+
+    def channels(self) -> dict[str, dict[str, float]]:
+        import numpy as np
+
+        rows = [*self._inspected_rows().values()]
+        bounds = np.quantile(np.concatenate(rows), (0, 0.01, 0.99, 1), axis=0).T.tolist() if rows else []
+        named = enumerate(zip(self.robot.kinds, bounds))
+        return {f"{index} {kind}": dict(zip(("min", "q01", "q99", "max"), found)) for index, (kind, found) in named}
+
+    def _inspected_rows(self) -> dict[str, np.ndarray]:
+        """Returns episode key → action rows, not normalized, of evenly spaced episodes."""
+        chosen = self.episodes[:: max(1, -(-len(self.episodes) // FLAGGED_EPISODES))]
+        return {episode.key: self.action_rows(episode) for episode in chosen}
 
     def action_rows(self, episode: Episode) -> np.ndarray:
         """Returns the action rows of an episode [rows, channels], not normalized; anchored ones of each `steps` frames.
@@ -415,6 +434,11 @@ class RobotDataset(ClipDataset):
             return {key: [[int(first), int(end)] for first, end in ranges] for key, ranges in content.items()}
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{self.config.keep_ranges}: expected {{key: [[first, end], …]}}: {error}") from None
+
+
+def convention(robot: Robot.Config, fps: float) -> dict[str, Any]:
+    """Returns the metadata of statistics files on which the values of motions depend."""
+    return {"pose_convention": robot.pose_delta, "rotation_format": robot.rotation, "fps": fps}
 
 
 def cameras_of(rows: list[str]) -> list[str]:

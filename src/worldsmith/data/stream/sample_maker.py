@@ -87,6 +87,10 @@ class StreamDataset(ABC):
         """Returns the warnings (`DataFlag`) about the records of the dataset; reads no sample."""
         return ()
 
+    def channels(self) -> Mapping[str, Mapping[str, float]]:
+        """Returns the min, q01, q99 (percentiles) and max of each channel of the actions by name; reads no sample."""
+        return {}
+
     def run_files(self) -> Mapping[str, str]:
         """Returns the files to store in the run folder, as content by name."""
         return {}

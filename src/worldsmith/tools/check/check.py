@@ -214,7 +214,7 @@ class CheckData(RayAction, RunAction):
                 show_progress=make_progress_reporter(f"reading {loader.dataset.name}"),
             )  # fmt: skip
             records = loader.dataset if relaxed is data else data.build_records()
-            report.flags = list(records.flags())
+            report.flags, report.channels = list(records.flags()), records.channels()
             for problem in report.problems:
                 found.add_problem(problem)
             self.add_count_problems(
@@ -239,7 +239,7 @@ class CheckData(RayAction, RunAction):
         if dataset is None:
             return {}
         report = DataReport.of_dataset(dataset, data.sample_cap)
-        report.flags = list(dataset.flags())
+        report.flags, report.channels = list(dataset.flags()), dataset.channels()
         return {"train": report}
 
     def add_count_problems(

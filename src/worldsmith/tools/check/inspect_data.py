@@ -337,7 +337,7 @@ def find_duplicates(contents: Callable[[], Iterable[tuple[str, Any]]]) -> list[l
 
 
 def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
-    """Yields the report as lines of at most `width` columns, except for file names.
+    """Yields the report as lines of at most `width` columns, except for file names and the table of the actions.
 
     Args:
         report: The report on one split.
@@ -368,6 +368,11 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         yield from wrap_labeled("noted", f"{flag}", width)
         if flag.count < flag.of:
             yield labeled_line("", clip(flag.named, width - len(INDENT)))
+    if report.channels:
+        size = max(map(len, report.channels))
+        yield labeled_line("actions", " " * size + "".join(f"{name:>11}" for name in ("min", "1 %", "99 %", "max")))
+        for name, values in report.channels.items():
+            yield labeled_line("", f"{name:<{size}}" + "".join(f"{value:>11.4g}" for value in values.values()))
     for name, count in report.notes.items():
         said, *further = report.said.get(name, [""])
         yield labeled_line("noted", clip(f"{name} {count}{': ' if said else ''}{said}", width - len(INDENT)))

@@ -12,7 +12,7 @@ import numpy as np
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.data.robots.normalizer import NAMES, compute_statistics
-from worldsmith.data.robots.robot_dataset import RobotDataset
+from worldsmith.data.robots.robot_dataset import RobotDataset, convention
 from worldsmith.files.atomic import write_text
 
 
@@ -47,11 +47,9 @@ class ComputeStatistics(Action):
         rows = np.concatenate([dataset.action_rows(episode) for episode in dataset.episodes])
         metadata = {
             "embodiment_type": robot.embodiment,
-            "pose_convention": robot.pose_delta,
-            "rotation_format": robot.rotation,
+            **convention(robot, dataset.fps),
             "action_dim": dataset.robot.width,
             "channels": dataset.robot.kinds,
-            "fps": dataset.fps,
             "dataset_root": config.folder,
             "split": config.dataset.split,
             "episodes": len(dataset.episodes),

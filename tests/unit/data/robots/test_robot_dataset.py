@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,34 @@ def test_statistics_of_another_width_are_refused(tmp_path: Path) -> None:
     assert dataset.run_files()["robot_statistics.json"] == (tmp_path / "s.json").read_text()
 
 
+@pytest.mark.parametrize(
+    ("metadata", "found"),
+    [
+        ({"fps": 20}, "fps is 20 in its metadata, but 10.0 in the dataset"),
+        ({"rotation_format": "axis_angle"}, "rotation_format is 'axis_angle' in its metadata, but rot6d"),
+        ({"rotation_format": "9d"}, "rotation_format is '9d'"),
+        ({"rotation_format": ["6d"]}, "rotation_format is "),
+        ({"pose_convention": "anchored"}, "pose_convention is 'anchored' in its metadata, but frame_wise"),
+        ({"pose_convention": "backward_anchored"}, "worldsmith dataset statistics"),
+        # the file of cosmos_framework for LIBERO, and own ones
+        ({"pose_convention": "frame_wise_relative", "rotation_format": "6d", "action_dim": 10}, None),
+        ({"pose_convention": "frame_wise", "rotation_format": "rot6d", "fps": FPS * 1.001}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_statistics_of_another_convention_are_refused(metadata: Any, found: str | None, tmp_path: Path) -> None:
+    write_episodes(tmp_path)
+    (tmp_path / "s.json").write_text(json.dumps({"metadata": metadata, "q01": [0] * 10, "q99": [1] * 10}))
+    robot = LiberoRobot.Config(normalization="quantile", statistics=str(tmp_path / "s.json"))
+    if found is None:
+        assert len(config(tmp_path, robot).build()) == 24
+        return
+    with pytest.raises(UserError, match=found) as caught:
+        config(tmp_path, robot).build()
+    assert str(caught.value).startswith(f"{tmp_path / 's.json'}: ")
+
+
 ANCHORED = Robot.Config(embodiment="umi", actions=["pose s rot6d"], pose_delta="anchored")
 
 
@@ -253,6 +282,9 @@ ANCHORED = Robot.Config(embodiment="umi", actions=["pose s rot6d"], pose_delta="
         ({"split": "val"}, "only together"),
         ({"val_fraction": 0.1}, "only together"),
         ({"keep_key": "x"}, "without a file"),
+        ({"prompt": "task", "robot": PushTRobot.Config(viewpoint="ego_view")}, "robot.viewpoint.*only the JSON prompt"),
+        ({"prompt": "none", "cfg_dropout_rate": 0, "robot": LiberoRobot.Config(view_description="x")}, "only the JSON"),
+        ({"prompt": "none", "cfg_dropout_rate": 0.2}, "no text that it could replace"),
         ({"episodes": "5"}, "not a range"),
         ({"episodes": "a:b"}, "not a range"),
     ],
@@ -260,6 +292,15 @@ ANCHORED = Robot.Config(embodiment="umi", actions=["pose s rot6d"], pose_delta="
 def test_contradictions_are_refused(values: dict[str, Any], found: str) -> None:
     with pytest.raises(WrongValueError, match=found):
         config(Path("x"), **values)
+
+
+@pytest.mark.parametrize("robot", [LiberoRobot.Config(), PushTRobot.Config(), Robot.Config(embodiment="umi")])
+def test_settings_of_the_prompt_that_are_not_set_are_accepted(robot: Robot.Config) -> None:
+    config(Path("x"), robot, prompt="task", cfg_dropout_rate=0.2)
+    config(Path("x"), robot, prompt="none")
+    config(Path("x"), robot, prompt="none", cfg_dropout_rate=0.0)
+    changed = replace(robot, viewpoint="wrist_view", view_description="The gripper is below.")
+    config(Path("x"), changed)
 
 
 def test_max_idle_needs_rows_that_can_be_idle(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_generator
 import tiny_runs
@@ -119,7 +120,7 @@ def setting(row: int, name: str, value: Any) -> Change:
     [
         ("from_timestamp", float("nan"), "row 2: PREFIX/from_timestamp: expected seconds, found nan"),
         ("from_timestamp", None, "row 2: PREFIX/from_timestamp: expected seconds, found None"),
-        ("file_index", None, "row 2: PREFIX: expected the numbers of a file, found {'chunk_index': 0, 'file_index': None}"),
+        ("file_index", None, "row 2: PREFIX: expected the numbers of a file, found {'chunk_index': 0, 'file_ind"),
         ("data/file_index", None, "row 2: data: expected the numbers of a file, found {'chunk_index': 0, 'file_ind"),
     ],
 )  # fmt: skip
@@ -164,6 +165,31 @@ def test_an_episode_without_a_number_is_a_problem_of_the_dataset(
     assert problem.endswith(f"{file}, row 1: episode_index: expected an integer, found None")
 
 
+def test_ranges_of_the_actions_are_those_of_numpy(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = robot_run(world, write_episodes(tmp_path / "data", lengths=(40, 30, 50)))
+    found = check(config, tmp_path, capsys)[0]["data"]["train"]["channels"]
+    dataset = config.dataloader_train.dataset.build()
+    rows = np.concatenate([dataset.action_rows(episode) for episode in dataset.episodes])
+    assert len(rows) == 117
+    kinds = ["position"] * 3 + ["rotation"] * 6 + ["gripper"]
+    assert list(found) == [f"{index} {kind}" for index, kind in enumerate(kinds)]
+    expected = [rows.min(0), np.percentile(rows, 1, axis=0), np.percentile(rows, 99, axis=0), rows.max(0)]
+    for index, values in enumerate(found.values()):
+        assert list(values) == ["min", "q01", "q99", "max"]
+        assert list(values.values()) == pytest.approx([each[index] for each in expected])
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["check", str(tmp_path / "run.yaml"), "--workers", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("actions "))
+    table = lines[start : start + 11]
+    assert table[0].split() == ["actions", "min", "1", "%", "99", "%", "max"]
+    assert table[2].split() == ["1", "position", *(f"{each[1]:.4g}" for each in expected)]
+    assert {len(line) for line in table} == {67}
+    assert not lines[start + 11].startswith(" ")
+
+
 def test_a_mix_is_checked_as_a_run_reads_it(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = robot_run(world, write_episodes(tmp_path / "data"))
     plain = tiny_runs.tiny_config(world).dataloader_train.dataset
@@ -173,6 +199,7 @@ def test_a_mix_is_checked_as_a_run_reads_it(world: Path, tmp_path: Path, capsys:
     report = facts["data"]["train"]
     assert (code, report["kept"], report["left_out"]) == (0, 24 + 3, {})
     assert report["flags"][0]["said"] == "channels of the actions are constant (arm)"
+    assert [*report["channels"]][::9] == ["arm: 0 position", "arm: 9 gripper"]
 
 
 def test_a_folder_is_checked_with_a_config_that_reads_robots(
