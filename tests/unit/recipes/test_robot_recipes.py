@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from published_files import published_files
+from published_files import PublishedFile, published_files
 from recipe_environment import PLACES
 
 from worldsmith.config import ConfigError, get_recipe
@@ -158,24 +159,78 @@ def set_variables(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
 
 
+OTHER = {
+    "job/wandb_mode": "offline",
+    "model/precision": "float32",
+    "model/parallelism/data_parallel_shard_degree": 4,
+    "model/activation_checkpointing/mode": "none",
+    "model/activation_checkpointing/save_ops_regex": ["matmul", "fmha"],
+    "model/tokenizer/vae_path": "${oc.env:LTX_PATH}",
+    "checkpoint/load_path": "${oc.env:WAN_PATH}",
+    "trainer/callbacks/compile_tokenizer/warmup_resolutions": ["480", "720"],
+}
+"""Key of a published file → another valid value, where `other_value` cannot know one."""
+
+
+def other_value(key: str, value: Any) -> Any:
+    """Returns another valid value for a key of a published file."""
+    if key in OTHER:
+        return OTHER[key]
+    if isinstance(value, list):
+        return [other_value(key, item) for item in value]
+    if isinstance(value, bool):
+        return not value
+    return f"{value}_changed" if isinstance(value, str) else value * 2
+
+
+def load_file(file: PublishedFile, folder: Path, **changed: Any) -> Trainer.Config:
+    facts = {**file.facts, **changed}
+    return cast(Trainer.Config, load(str(replace(file, facts=facts).write(folder))).tree)
+
+
+def config_path(key: str) -> tuple[str, ...]:
+    """Returns the path in the config of a key of a published file."""
+    path = key.split("/")
+    return ("model", "config", *path[1:]) if path[0] == "model" else tuple(path)
+
+
+def expected_value(value: Any) -> Any:
+    """Returns the value that appears in the config: a variable is replaced by its content from `set_variables`."""
+    return value[9:-1].lower() if str(value).startswith("${oc.env:") else value
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_every_key_of_a_published_file_takes_effect(file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changed values arrive, too, so that none only repeats what the recipe has."""
-    parallelism = file.data["model"]["parallelism"]
-    set_variables(monkeypatch, 8 * parallelism["data_parallel_replicate_degree"])
-    tree = load(str(file.write(tmp_path))).tree
+def test_every_key_of_a_published_file_takes_effect(
+    file: PublishedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each key gets another value, too, and then the config differs in exactly these values: a key that is ignored,
+    although the recipe has the same value, would be found."""
+    set_variables(monkeypatch, 8 * file.facts["model/parallelism/data_parallel_replicate_degree"])
+    tree = load_file(file, tmp_path)
     for key, value in file.facts.items():
-        path = key.split("/")
-        place = ["model", "config", *path[1:]] if path[0] == "model" else path
-        expected = value[9:-1].lower() if str(value).startswith("${oc.env:") else value
-        assert find(tree, tuple(place)) == expected, key
-    other = {key: value + 1 for key, value in file.facts.items() if type(value) is int and "parallelism" not in key}
-    changed = load(str(file.write(tmp_path)), [f"{key.replace('model/', 'model/config/').replace('/', '.')}={value}"
-                                               for key, value in other.items()]).tree  # fmt: skip
-    differences = {
-        format_path(found.path).replace("model.config", "model") for found in find_differences(tree, changed)
-    }
-    assert differences - {"dataloader_train.max_sequence_length"} == {key.replace("/", ".") for key in other}
+        assert find(tree, config_path(key)) == expected_value(value), key
+    chosen = {"job/task", "job/experiment"}
+    other = {key: other_value(key, value) for key, value in file.facts.items() if key not in chosen}
+    assert [key for key, value in other.items() if value == file.facts[key]] == []
+    changed = load_file(file, tmp_path, **other)
+    found = {difference.path for difference in find_differences(tree, changed)}
+    assert found == {config_path(key) for key in other}
+    for key, value in other.items():
+        assert find(changed, config_path(key)) == expected_value(value), key
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_keys_that_choose_the_recipe_are_not_ignored(
+    file: PublishedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_variables(monkeypatch, 8 * file.facts["model/parallelism/data_parallel_replicate_degree"])
+    with pytest.raises(ConfigError, match=r"task.*vlm"):
+        load_file(file, tmp_path, **{"job/task": "vlm"})
+    with pytest.raises(ConfigError, match="action_policy_nowhere"):
+        load_file(file, tmp_path, **{"job/experiment": "action_policy_nowhere"})
+    name = NAMES[0] if file.facts["job/experiment"] == NAMES[3] else NAMES[3]
+    found = load_file(file, tmp_path, **{"job/experiment": name})
+    assert cast(Any, found.dataloader_train).dataset == cast(Any, load(name).tree).dataloader_train.dataset
 
 
 def test_what_the_data_side_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from robot_episodes import write_episodes
+from robot_episodes import CAMERAS, encode, write_episodes
 
 from worldsmith.config import WrongValueError
 from worldsmith.data.clips.latent_grid import LatentGrid
@@ -111,6 +111,31 @@ def test_frames_and_cameras_of_a_window_change_alike_and_each_epoch_differs(tmp_
         factors.setdefault(sample.key, []).append(ratios.median().item())
     assert all(len(drawn) == 2 and abs(drawn[0] - drawn[1]) > 1e-3 for drawn in factors.values())
     assert all(torch.equal(a.video, b.video) for a, b in zip(found, samples()))
+
+
+def test_frames_and_cameras_of_a_window_have_the_same_crop(tmp_path: Path) -> None:
+    """Red grows to the right and green downwards, so the mean color of a crop shows its place; a crop is relative to
+    the size of its camera."""
+    sides = dict(zip(CAMERAS, (32, 64)))
+    folder = write_episodes(tmp_path, "v3.0", cameras={camera: (side, side) for camera, side in sides.items()})
+    for camera, side in sides.items():
+        ramp, image = 240 * (np.arange(side) + 0.5) / side, np.full((side, side, 3), 90, np.uint8)
+        image[..., 0], image[..., 1] = ramp, ramp[:, None]
+        for path, count in zip(sorted((folder / "videos" / camera).rglob("*.mp4")), (21, 15), strict=True):
+            encode(path, [image] * count)
+    places = []
+    for sample in load(folder, AugmentationConfig(crop=0.5)).first_samples():
+        assert sample.video is not None
+        halves = torch.stack(sample.video.float().split(32, dim=3))  # [camera, color, frame, row, column]
+        colors = halves.mean(dim=(3, 4))[:, :2]
+        assert (colors - colors[:, :, :1]).abs().max() < 1, sample.key  # one pixel of the crop is a change of 3.75
+        assert (colors[0] - colors[1]).abs().max() < 5, sample.key
+        spread = halves[:, 0, :, :, -4:].mean(dim=(2, 3)) - halves[:, 0, :, :, :4].mean(dim=(2, 3))
+        assert ((spread > 90) & (spread < 120)).all(), sample.key  # half of the image, in its full width
+        places.append(colors[0, :, 0])
+    red, green = torch.stack(places).T
+    assert min(red.std(), green.std()) > 20
+    assert abs(float(torch.corrcoef(torch.stack((red, green)))[0, 1])) < 0.7
 
 
 def test_a_cache_of_latents_is_refused(tmp_path: Path) -> None:
