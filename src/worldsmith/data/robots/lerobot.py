@@ -7,6 +7,7 @@ in meta/episodes states the files and the start time. The folder may be in an ob
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,6 +98,34 @@ class LeRobotDataset:
     def relative_path(self, path: str) -> str:
         """Returns a path from `file` without the folder of the dataset."""
         return path.removeprefix(join_address(self.source, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode: its rows, and the videos that show it."""
+
+    index: int
+    data: str
+    """Path of the data file."""
+    times: np.ndarray
+    """Seconds after the start of the episode, float64 [frames]."""
+    tasks: np.ndarray
+    """Index of the task of each frame, int64 [frames]."""
+    columns: dict[str, np.ndarray]
+    """Column → values [frames, width], float32."""
+    videos: dict[str, tuple[str, float]]
+    """Camera → (path of the video, seconds at which the episode begins in it)."""
+
+    @property
+    def key(self) -> str:
+        return f"episode_{self.index:06d}"
+
+    def digest(self) -> str:
+        """Returns a checksum of times, task indices and values."""
+        found = hashlib.sha256(json.dumps(list(self.columns)).encode())
+        for values in (self.times, self.tasks, *self.columns.values()):
+            found.update(values.tobytes())
+        return found.hexdigest()[:16]
 
 
 def open_dataset(source: str, cameras: Sequence[str]) -> LeRobotDataset:

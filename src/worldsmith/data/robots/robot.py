@@ -145,6 +145,10 @@ class Robot(Configurable):
             """Embodiment domain of the rows."""
             return self.domain_id if self.domain_id >= 0 else DOMAINS[self.embodiment][0]
 
+        def convention(self, fps: float) -> dict[str, Any]:
+            """Returns the metadata of statistics files on which the values of motions depend."""
+            return {"pose_convention": self.pose_delta, "rotation_format": self.rotation, "fps": fps}
+
         def check(self) -> None:
             for name in ("actions", "state"):
                 for text in getattr(self, name):

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +25,7 @@ from worldsmith.data.clips.video_sample import RobotActions
 from worldsmith.data.content_fingerprint import file_fingerprints
 from worldsmith.data.data_report import DataFlag, flag_records
 from worldsmith.data.robots.augmentation import AugmentationConfig
-from worldsmith.data.robots.lerobot import SOURCE, open_dataset, read_episodes, video_of, width_of
+from worldsmith.data.robots.lerobot import SOURCE, Episode, open_dataset, read_episodes, video_of, width_of
 from worldsmith.data.robots.normalizer import build_normalizer, check_convention
 from worldsmith.data.robots.robot import DOMAINS, POLICY_FILE, Robot
 from worldsmith.data.shards.addresses import absolute_path
@@ -53,34 +53,6 @@ OUTLIER = 10.0
 """Distance of an outlier, as a multiple of the half width of the range of 98 % of the values."""
 ASSUMED_CHANNELS = 10
 """Channels of the dummy action rows of a plan, if the embodiment does not state their number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """One episode: its rows, and the videos that show it."""
-
-    index: int
-    data: str
-    """Path of the data file."""
-    times: np.ndarray
-    """Seconds after the start of the episode, float64 [frames]."""
-    tasks: np.ndarray
-    """Index of the task of each frame, int64 [frames]."""
-    columns: dict[str, np.ndarray]
-    """Column → values [frames, width], float32."""
-    videos: dict[str, tuple[str, float]]
-    """Camera → (path of the video, seconds at which the episode begins in it)."""
-
-    @property
-    def key(self) -> str:
-        return f"episode_{self.index:06d}"
-
-    def digest(self) -> str:
-        """Returns a checksum of times, task indices and values."""
-        found = hashlib.sha256(json.dumps(list(self.columns)).encode())
-        for values in (self.times, self.tasks, *self.columns.values()):
-            found.update(values.tobytes())
-        return found.hexdigest()[:16]
 
 
 class RobotDataset(ClipDataset):
@@ -200,7 +172,7 @@ class RobotDataset(ClipDataset):
         method, where, clamp = config.robot.normalization, config.robot.statistics, config.robot.clamp
         self.normalizer = build_normalizer(method, self.statistics, self.robot.width, where=where, clamp=clamp)
         if self.statistics:
-            check_convention(self.statistics, convention(config.robot, self.fps), where)
+            check_convention(self.statistics, config.robot.convention(self.fps), where)
         self.rejections: list[Rejection] = []
         self.flagged: list[DataFlag] = []
         _, released = DOMAINS.get(config.robot.embodiment, (0, None))
@@ -434,11 +406,6 @@ class RobotDataset(ClipDataset):
             return {key: [[int(first), int(end)] for first, end in ranges] for key, ranges in content.items()}
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{self.config.keep_ranges}: expected {{key: [[first, end], …]}}: {error}") from None
-
-
-def convention(robot: Robot.Config, fps: float) -> dict[str, Any]:
-    """Returns the metadata of statistics files on which the values of motions depend."""
-    return {"pose_convention": robot.pose_delta, "rotation_format": robot.rotation, "fps": fps}
 
 
 def cameras_of(rows: list[str]) -> list[str]:

@@ -21,8 +21,8 @@ from worldsmith.data.clips.video_sample import RobotActions, VideoSample
 from worldsmith.data.latent_cache import file_identity
 from worldsmith.data.robots.augmentation import Augmentation
 from worldsmith.data.robots.clip_mix import ClipMix
-from worldsmith.data.robots.lerobot import SAME_TIME
-from worldsmith.data.robots.robot_dataset import Episode, RobotDataset
+from worldsmith.data.robots.lerobot import SAME_TIME, Episode
+from worldsmith.data.robots.robot_dataset import RobotDataset
 from worldsmith.data.robots.robot_prompt import choose_phrasing, robot_prompt
 from worldsmith.data.stream.errors import SampleError, check_text
 from worldsmith.data.stream.positions import sample_index, sample_rng

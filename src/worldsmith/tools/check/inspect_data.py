@@ -389,8 +389,7 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
             over = "exceed" if report.cap_included else "do not stay below"
             cap += f", which {report.over_cap} of them ({report.over_cap / report.tokens.count:.1%}) {over}"
         yield from wrap_labeled("tokens", f"{format_percentiles(report.tokens)}{cap}", width)
-    alike = [f"{name} {bars.labels[0]}" for name, bars in report.features.items() if len(bars.labels) == 1]
-    if alike:
+    if alike := [f"{name} {bars.labels[0]}" for name, bars in report.features.items() if len(bars.labels) == 1]:
         yield from wrap_labeled("all alike", ", ".join(alike), width)
     for name, bars in report.features.items():
         if len(bars.labels) > 1:

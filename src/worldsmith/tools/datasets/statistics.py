@@ -12,7 +12,7 @@ import numpy as np
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.data.robots.normalizer import NAMES, compute_statistics
-from worldsmith.data.robots.robot_dataset import RobotDataset, convention
+from worldsmith.data.robots.robot_dataset import RobotDataset
 from worldsmith.files.atomic import write_text
 
 
@@ -47,7 +47,7 @@ class ComputeStatistics(Action):
         rows = np.concatenate([dataset.action_rows(episode) for episode in dataset.episodes])
         metadata = {
             "embodiment_type": robot.embodiment,
-            **convention(robot, dataset.fps),
+            **robot.convention(dataset.fps),
             "action_dim": dataset.robot.width,
             "channels": dataset.robot.kinds,
             "dataset_root": config.folder,

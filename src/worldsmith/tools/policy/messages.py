@@ -7,7 +7,7 @@ JPEG), `prompt`, `domain_name` and `image_size`; also `images` and `state`, by n
 
 Source:
     Physical-Intelligence/openpi, `openpi_client/msgpack_numpy.py`; NVIDIA/cosmos-framework,
-    `scripts/action_policy_server_libero.py`; NVlabs/RoboLab, `policies/cosmos3/client.py`.
+    `scripts/action_policy_server_libero.py`; NVlabs/RoboLab, its client for policies of cosmos-framework.
 """
 
 from __future__ import annotations
