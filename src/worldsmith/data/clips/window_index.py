@@ -28,8 +28,6 @@ from worldsmith.files.remote import cache_folder
 if TYPE_CHECKING:
     import numpy as np
 
-    from worldsmith.data.clips.video_dataset import VideoDataset
-
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
@@ -138,7 +136,7 @@ def index_folder(*facts: Any) -> Path:
     return cache_folder("datasets") / key[:16]
 
 
-def open_index(dataset: VideoDataset, folder: Path) -> WindowIndex | None:
+def open_index(dataset: Any, folder: Path) -> WindowIndex | None:
     """Opens the index of a dataset; None if it does not exist, is damaged, or the files of the dataset have changed."""
     try:
         index = WindowIndex(folder) if folder.exists() else None
@@ -147,8 +145,12 @@ def open_index(dataset: VideoDataset, folder: Path) -> WindowIndex | None:
     return index if index is not None and index.version == dataset.find_version() else None
 
 
-def build_index(dataset: VideoDataset, folder: Path) -> WindowIndex:
+def build_index(dataset: Any, folder: Path) -> WindowIndex:
     """Writes the index of a dataset, or waits until another process of this machine has written it, and opens it.
+
+    Args:
+        dataset: The `VideoDataset`.
+        folder: Folder of the index.
 
     Raises:
         DataError: If the dataset cannot be read, or the folder cannot be written.
@@ -172,7 +174,7 @@ def build_index(dataset: VideoDataset, folder: Path) -> WindowIndex:
     return index
 
 
-def write_index(dataset: VideoDataset, folder: Path, version: str) -> None:
+def write_index(dataset: Any, folder: Path, version: str) -> None:
     """Writes the files of an index. The memory that it needs is that of the rejections, and about 25 bytes per clip."""
     import numpy as np
 
