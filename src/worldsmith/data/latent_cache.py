@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import posixpath
 import tempfile
 import time
 import zlib
@@ -19,7 +18,7 @@ from worldsmith.data.content_fingerprint import file_fingerprint
 from worldsmith.files.atomic import replacing
 from worldsmith.files.lines import read_bytes
 from worldsmith.files.remote import file_exists, is_remote, join_address, remote_facts
-from worldsmith.files.remote_folder import remove_remote, write_remote
+from worldsmith.files.remote_folder import write_remote
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +62,7 @@ class EncodedCache:
 
     def __init__(self, folder: Path | str, fingerprint: str) -> None:
         """Opens the cache in `folder` for an encoder with this `fingerprint`, and removes stale temporary files."""
-        self.folder = str(folder)
+        self.folder = str(folder).removeprefix("file://")
         self.fingerprint = fingerprint
         self.corrupt = 0
         self.unwritten = 0
@@ -184,10 +183,8 @@ class EncodedCache:
         self.corrupt += 1
         log.warning("cached %s %s are damaged (%s); the %s is encoded again", self.tensor, path, why, self.what)
         with contextlib.suppress(OSError):  # another process was quicker, or the cache is read-only
-            if is_remote(path):
-                folder, name = posixpath.split(path)
-                remove_remote(folder, [name])
-                remote_facts.cache_clear()  # the file will be replaced
+            if is_remote(path):  # replaced and not removed: another process may have replaced it already
+                remote_facts.cache_clear()
             else:
                 os.unlink(path)
 

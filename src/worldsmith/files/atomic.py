@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from worldsmith.files.locks import lock
+from worldsmith.files.locks import lock, unlock
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def locked_temporary_folder(target: Path) -> Iterator[Path]:
     finally:
         if is_open_as(handle, aside):  # after publishing, it may be another process's
             shutil.rmtree(aside)
-        os.close(handle)
+        unlock(handle)
 
 
 def claim_folder(folder: Path) -> int | None:

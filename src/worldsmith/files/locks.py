@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _leases: dict[Path, int] = {}
@@ -37,6 +38,13 @@ def lock(path: Path) -> int | None:
             os.close(handle)
             return None
     return handle
+
+
+def unlock(handle: int) -> None:
+    """Releases the lock of a file descriptor from `lock`, also in processes that were forked meanwhile; closes it."""
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
 
 
 def lease(file: Path) -> bool:

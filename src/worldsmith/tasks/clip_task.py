@@ -45,7 +45,7 @@ class ClipEncoder(SampleEncoder):
         if not self.task.data.latent_cache:
             section = f"dataloader_{self.task.split}.latent_cache"
             raise UserError(f"{section} is '', so encoded clips would not be stored; set it to a folder")
-        return self.task.data.latent_cache
+        return self.task.data.latent_cache.removeprefix("file://")
 
     @property
     def cell_bytes(self) -> int:

@@ -34,6 +34,14 @@ def test_what_is_stored_comes_back_bit_for_bit(cache: LatentCache) -> None:
     assert Path(cache.path_for(key)).parent.name == key[:2]
 
 
+def test_a_file_address_is_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = LatentCache(f"file://{tmp_path}/cache", "vae-1")
+    cache.put(cache.key_for(a=1), torch.zeros(1, 1, 2, 2))
+    assert cache.has(cache.key_for(a=1))
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
 def test_each_fact_and_the_vae_change_the_key(tmp_path: Path, cache: LatentCache) -> None:
     base = {"file": ["a.mp4", 10, 20], "window": [0, 16, 1], "frames": [0, 1, 17], "size": [64, 64]}
     variants = [

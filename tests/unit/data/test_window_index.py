@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 import random
 import subprocess
@@ -17,11 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from worldsmith.data.clips import video_dataset
+from worldsmith.data.clips import video_dataset, window_index
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.clips.window_index import WindowIndex
+from worldsmith.data.stream.dataset_record import changed_samples, record_text
 from worldsmith.data.stream.errors import DataError
 
 
@@ -57,6 +59,7 @@ def load_small(path: Path, **changes: object) -> VideoDataset:
 
 def require_equal(large: VideoDataset, small: VideoDataset) -> None:
     assert not isinstance(small.windows, WindowIndex)
+    assert large.windows[:3] == small.windows[:3]
     assert list(large.windows) == [large.windows[i] for i in range(len(small.windows))] == small.windows
     assert (large.num_records, large.num_samples, len(large)) == (small.num_records, small.num_samples, len(small))
     assert [list(large.choices(i)) for i in range(len(large))] == [list(small.choices(i)) for i in range(len(small))]
@@ -129,38 +132,101 @@ def test_the_fingerprint_depends_on_windows_and_clips_and_not_on_the_location(
 def test_an_index_is_read_again_until_file_or_settings_change(
     tmp_path: Path, write_jsonl: Callable, record: Callable, large: None, cache: Path
 ) -> None:
+    """A run keeps the index that it has opened, also in processes that are started later."""
     file = write_jsonl(tmp_path, [record("a"), record("b", 9)])
 
     def written() -> dict[str, int]:
-        return {folder.name: folder.stat().st_ino for folder in cache.iterdir()}
+        return {str(folder): folder.stat().st_ino for folder in cache.glob("*/*")}
 
-    load(file)
+    old = load(file)
     first = written()
+    file.chmod(0o600)
     assert len(load(file).windows) == 2
     assert written() == first
     assert [window.key for window in load(file, min_frames=10).windows] == ["a_w0"]
-    assert written().items() > first.items()
+    second = written()
+    assert second.items() > first.items()
     write_jsonl(tmp_path, [record("a"), record("b", 9), record("c")])
-    old = load(file, min_frames=10)
     assert len(load(file).windows) == 3
-    assert written().keys() > first.keys()
-    assert not written().items() & first.items()
-    write_jsonl(tmp_path, [record("d")])
-    assert [window.key for window in load(file, min_frames=10).windows] == ["d_w0"]
-    assert sorted(window.key for window in old.windows) == ["a_w0", "c_w0"], "a run goes on with the removed index"
+    assert written().items() > second.items()
+    for dataset in (old, pickle.loads(pickle.dumps(old))):
+        assert sorted(window.key for window in dataset.windows) == ["a_w0", "b_w0"]
+        assert dataset.count_overlap(load(file)) == 2
+        assert load(file).count_overlap(dataset) == 2
 
 
+@pytest.mark.parametrize("left", [0, -9])
 @pytest.mark.parametrize("name", ["windows.jsonl", "offset.npy", "starts.npy", "path.npy", "index.json"])
 def test_a_damaged_index_is_written_again(
-    tmp_path: Path, write_jsonl: Callable, record: Callable, large: None, cache: Path, name: str
+    tmp_path: Path, write_jsonl: Callable, record: Callable, large: None, cache: Path, name: str, left: int
 ) -> None:
     file = write_jsonl(tmp_path, [record("a"), record("b")])
     before = list(load(file).windows)
-    (damaged,) = cache.glob(f"*/{name}")
-    damaged.write_bytes(damaged.read_bytes()[:-9])
+    (damaged,) = cache.glob(f"*/*/{name}")
+    damaged.write_bytes(damaged.read_bytes()[:left])
     assert list(load(file).windows) == before
     damaged.unlink()
     assert list(load(file).windows) == before
+
+
+def test_an_index_that_is_cut_during_a_run_is_one_error(
+    tmp_path: Path, write_jsonl: Callable, record: Callable, large: None, cache: Path
+) -> None:
+    dataset = load(write_jsonl(tmp_path, [record("a")]))
+    (cut,) = cache.glob("*/*/windows.jsonl")
+    os.truncate(cut, 0)
+    with pytest.raises(DataError, match="is damaged: delete it"):
+        dataset.windows[0]
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_once(
+    tmp_path: Path, write_jsonl: Callable, record: Callable, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_jsonl(tmp_path, [record("a")])
+    written = window_index.write_index
+
+    def grow(*arguments: object) -> None:
+        written(*arguments)
+        with file.open("a") as lines:
+            lines.write(json.dumps(record("b")) + "\n")
+
+    monkeypatch.setattr(window_index, "write_index", grow)
+    assert len(load(file).windows) == 1
+    monkeypatch.undo()
+    assert len(load_large(file).windows) == 2
+
+
+def test_clips_that_are_links_are_found_in_other_data(
+    tmp_path: Path, write_jsonl: Callable, record: Callable, large: None
+) -> None:
+    """As in the cache of the Hugging Face hub, where clips are links to files and folders are links, too."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/videos").symlink_to(tmp_path / "real")
+    for name in "ab":
+        (tmp_path / f"blob_{name}").write_text(name)
+        (tmp_path / f"real/{name}.mp4").symlink_to(tmp_path / f"blob_{name}")
+    links = load(write_jsonl(tmp_path / "1", [record("a"), record("b")]))
+    blobs = load(write_jsonl(tmp_path / "2", [record(n, vision_path=f"{tmp_path}/blob_{n}") for n in "ab"]))
+    assert blobs.count_overlap(links) == links.count_overlap(blobs) == 2
+
+
+def test_a_changed_large_dataset_is_reported_as_a_whole(
+    tmp_path: Path, write_jsonl: Callable, record: Callable
+) -> None:
+    """Also if it was small when the run began, or has become small."""
+    file = write_jsonl(tmp_path, [record("a")])
+    texts = {"large": record_text(load_large(file)), "small": record_text(load_small(file))}
+    listed = tmp_path / "listed.txt"
+    for first, second in (("large", load_large), ("large", load_small), ("small", load_large)):
+        listed.write_text(texts[first])
+        write_jsonl(tmp_path, [record("a", 9)])
+        assert changed_samples(listed, second(file)) == [
+            "samples have changed; those of a large dataset are not compared one by one"
+        ]
+        write_jsonl(tmp_path, [record("a")])
+    listed.write_text(texts["large"])
+    assert changed_samples(listed, load_large(file)) == []
 
 
 def test_a_long_caption_and_a_pickled_dataset_are_read(
@@ -194,7 +260,7 @@ def test_processes_that_start_together_write_one_index(
     assert len({out for out, _ in outputs}) == 1
     assert outputs[0][0].strip()
     assert sum("writing an index" in errors for _, errors in outputs) == 1
-    assert len(list(cache.iterdir())) == 1
+    assert len(list(cache.glob("*/*"))) == 1
 
 
 def test_a_file_in_place_of_the_cache_is_one_error(

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,7 @@ from object_store import CREDENTIALS, ObjectStore, connected, serving
 
 from worldsmith.files import remote
 from worldsmith.files.errors import UserError
+from worldsmith.files.locks import lock
 from worldsmith.files.remote import (
     RemoteError,
     cache_folder,
@@ -226,3 +232,47 @@ def test_a_verified_file_is_read_in_place(store: ObjectStore) -> None:
     entry.write_bytes(b"damaged by someone")
     remote._verified.clear()  # as another process
     assert open_cached(address) is None
+
+
+def test_parts_of_a_server_without_range_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: ObjectStore
+) -> None:
+    """It sends the complete file, which is fetched once for all parts."""
+    pytest.importorskip("aiohttp")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/a.jsonl").write_bytes(bytes(range(100)))
+    asked: list[str] = []
+
+    class Server(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=str(tmp_path / "site"))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/a.jsonl"
+        assert [list(read_remote(address, start, 40)) for start in (0, 40, 80)] == [
+            list(range(start, min(start + 40, 100))) for start in (0, 40, 80)
+        ]
+        server.shutdown()
+    assert asked.count("/a.jsonl") <= 2, "the first request may be for the size"
+
+
+def test_a_process_that_is_forked_does_not_keep_the_lock(store: ObjectStore) -> None:
+    """As a worker that the loader starts while another thread fetches a file."""
+    folder = cache_folder() / "aa"
+    with remote.locked(folder):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        handle = lock(folder)
+        assert handle is not None
+        os.close(handle)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
@@ -23,7 +24,8 @@ from worldsmith.data.content_fingerprint import READERS, file_fingerprints
 from worldsmith.data.shards.addresses import absolute_path, find_shards, shard_pattern
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.files.remote import read_facts
+from worldsmith.data.stream.sample_maker import ALL
+from worldsmith.files.remote import is_remote, read_facts
 
 WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
 
@@ -169,7 +171,7 @@ class VideoDataset(ClipDataset):
 
     def listing(self) -> Iterator[tuple[str, list[Any]]]:
         if isinstance(self.windows, WindowIndex):
-            yield "all windows", [len(self.windows), self.windows.content, list(self._marks.values())]
+            yield ALL, [len(self.windows), self.windows.content, list(self._marks.values())]
             return
         for w in self.windows:
             facts = [w.relative_path, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
@@ -197,11 +199,18 @@ class VideoDataset(ClipDataset):
         return {} if self.pattern else file_fingerprints(window.path for window in self.windows)
 
     def find_version(self) -> str:
-        """Returns text that changes when the dataset file, or a shard, changes."""
+        """Returns a hash of size and time of the dataset file or its shards. Raises DataError if one is missing."""
+
+        def describe(file: str) -> Any:
+            if is_remote(file):
+                return read_facts(file)
+            status = os.stat(file.removeprefix("file://"))  # without ctime, which differs on each machine
+            return status.st_size, status.st_mtime_ns
+
         try:
             with ThreadPoolExecutor(READERS) as pool:
-                facts = pool.map(read_facts, find_shards(self.pattern) if self.pattern else [self.name])
-                return hashlib.sha256(repr([*facts]).encode()).hexdigest()
+                facts = pool.map(describe, find_shards(self.pattern) if self.pattern else [self.name])
+                return hashlib.sha256(repr([*facts]).encode()).hexdigest()[:16]
         except OSError as error:
             raise DataError(str(error)) from None
 

@@ -39,6 +39,7 @@ byte offset of the clip's line in `WINDOWS`, and number of windows."""
 FACTS, WINDOWS = "index.json", "windows.jsonl"
 PIECE = 1 << 12
 LOG_INTERVAL = 1_000_000
+DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, UserError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,11 @@ class WindowIndex(Sequence[Window]):
     """
 
     def __init__(self, folder: Path) -> None:
-        """Opens the index in `folder`; raises OSError, UserError or ValueError if a file is missing or damaged."""
+        """Opens the index in `folder`; raises one of `DAMAGED` if a file is missing or damaged."""
         import numpy as np
 
         facts = read_json_object(folder / FACTS)
         self.folder = folder
-        self.version: str = facts["version"]
         self.num_records: int = facts["num_records"]
         self.content: str = facts["content"]
         """Hash of the windows and their order, without the files of clips; independent of the dataset's location."""
@@ -96,9 +96,12 @@ class WindowIndex(Sequence[Window]):
         return int(self.starts[-1])
 
     def __getitem__(self, index: Any) -> Any:
-        index = self.starts.dtype.type(range(len(self))[index])  # of another type, NumPy would copy the array
-        clip = int(self.starts.searchsorted(index, side="right")) - 1
-        return self.clip(clip)[index - int(self.starts[clip])]
+        chosen = range(len(self))[index]
+        if isinstance(chosen, range):
+            return [self[number] for number in chosen]
+        # Of another integer type, NumPy would copy the array.
+        clip = int(self.starts.searchsorted(self.starts.dtype.type(chosen), side="right")) - 1
+        return self.clip(clip)[chosen - int(self.starts[clip])]
 
     def __iter__(self) -> Iterator[Window]:
         for number in range(self.num_clips):
@@ -109,10 +112,12 @@ class WindowIndex(Sequence[Window]):
         return len(self.offsets)
 
     def clip(self, number: int) -> list[Window]:
-        """Returns the windows of a clip by its number in dataset order."""
+        """Returns the windows of a clip by its number in dataset order; raises DataError if the index is damaged."""
         offset, size, text = int(self.offsets[number]), PIECE, b""
         while (end := text.find(b"\n")) < 0:
             text, size = os.pread(self._file.fileno(), size, offset), size * 8
+            if not text:
+                raise DataError(f"{self.folder} is damaged: delete it, and it is written again at the next start")
         (path, line, _), (relative_path, mark, windows) = json.loads(text[:end])
         return [
             Window(key, path, relative_path, start, end, interval, captions, line, mark)
@@ -120,7 +125,7 @@ class WindowIndex(Sequence[Window]):
         ]
 
     def find_paths(self, paths: Iterable[str]) -> set[str]:
-        """Returns those of the absolute `paths` that are clips of this dataset; links to files are not resolved."""
+        """Returns the entries of `paths` (absolute, without links) that are clips of this dataset."""
         import numpy as np
 
         known = np.load(self.folder / "path.npy", mmap_mode="r")  # here, so that its memory is free afterwards
@@ -131,18 +136,17 @@ class WindowIndex(Sequence[Window]):
 
 
 def index_folder(*facts: Any) -> Path:
-    """Returns the folder of the index of a dataset, by its name and the settings that affect its windows."""
+    """Returns the folder of the indexes of a dataset, by its name and the settings that affect its windows."""
     key = hashlib.sha256(repr((FORMAT_VERSION, os.getcwd(), facts)).encode()).hexdigest()
     return cache_folder("datasets") / key[:16]
 
 
 def open_index(dataset: Any, folder: Path) -> WindowIndex | None:
-    """Opens the index of a dataset; None if it does not exist, is damaged, or the files of the dataset have changed."""
+    """Opens the index of the current files of a dataset in `folder`; None if it does not exist or is damaged."""
     try:
-        index = WindowIndex(folder) if folder.exists() else None
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return WindowIndex(folder / dataset.find_version()) if folder.exists() else None
+    except DAMAGED:
         return None
-    return index if index is not None and index.version == dataset.find_version() else None
 
 
 def build_index(dataset: Any, folder: Path) -> WindowIndex:
@@ -150,21 +154,25 @@ def build_index(dataset: Any, folder: Path) -> WindowIndex:
 
     Args:
         dataset: The `VideoDataset`.
-        folder: Folder of the index.
+        folder: Folder of its indexes, with a subfolder for each version of its files.
 
     Raises:
         DataError: If the dataset cannot be read, or the folder cannot be written.
     """
+    target, is_waiting = folder / dataset.find_version(), False
     while (index := open_index(dataset, folder)) is None:
-        version = dataset.find_version()
         try:
-            with locked_temporary_folder(folder) as aside:
+            with locked_temporary_folder(target) as aside:
                 if (index := open_index(dataset, folder)) is not None:  # another process has just written it
                     break
-                log.info("%s is large: writing an index of its windows to %s, once", dataset.name, folder)
-                write_index(dataset, aside, version)
-                publish_folder(aside, folder)
+                log.info("%s is large: writing an index of its windows to %s, once", dataset.name, target)
+                write_index(dataset, aside)
+                publish_folder(aside, target)
+            return WindowIndex(target)
         except FileExistsError:
+            if not is_waiting:
+                log.info("waiting for the process that writes the index %s", target)
+            is_waiting = True
             time.sleep(1)
         except OSError as error:
             raise DataError(
@@ -174,7 +182,7 @@ def build_index(dataset: Any, folder: Path) -> WindowIndex:
     return index
 
 
-def write_index(dataset: Any, folder: Path, version: str) -> None:
+def write_index(dataset: Any, folder: Path) -> None:
     """Writes the files of an index. The memory that it needs is that of the rejections, and about 25 bytes per clip."""
     import numpy as np
 
@@ -186,7 +194,7 @@ def write_index(dataset: Any, folder: Path, version: str) -> None:
             rows = [[w.key, w.start_frame, w.end_frame, w.temporal_interval, w.captions] for w in windows]
             content = json.dumps([record.relative_path, record.mark, rows])
             line = f"[{json.dumps([record.path, record.line, uuid])}, {content}]\n".encode()
-            hashes = map(short_hash, (uuid, content, resolve_folder(record.path)))
+            hashes = map(short_hash, (uuid, content, resolve(record.path)))
             for column, value in zip(columns, (*hashes, offset, len(rows))):
                 column.write(struct.pack("=Q", value))
             text.write(line)
@@ -194,46 +202,47 @@ def write_index(dataset: Any, folder: Path, version: str) -> None:
             if dataset.num_records % LOG_INTERVAL == 0:
                 log.info("%s: %s records indexed", dataset.name, f"{dataset.num_records:,}")
 
-    def take(column: str, dtype: Any = np.int64) -> np.ndarray:
+    def read_column(column: str, dtype: Any = np.int64) -> np.ndarray:
         values = np.fromfile(folder / column, dtype)
         (folder / column).unlink()
         return values
 
-    uuids = take("uuid", np.uint64)
+    uuids = read_column("uuid", np.uint64)
     order = uuids.argsort(kind="stable").astype(np.uint32)
     uuids = uuids[order]
-    again = np.zeros(len(order), bool)
-    again[1:] = uuids[1:] == uuids[:-1]
+    is_repeated = np.zeros(len(order), bool)
+    is_repeated[1:] = uuids[1:] == uuids[:-1]
     del uuids
-    counts = take("count")[order]
-    used = ~again & (counts > 0)
+    counts = read_column("count")[order]
+    used = ~is_repeated & (counts > 0)
     starts = np.concatenate([[0], counts[used]]).cumsum()
     np.save(folder / "starts.npy", starts.astype(np.int32) if starts[-1] < 1 << 31 else starts)
     del counts, starts
-    offsets = take("offset")[order]
+    offsets = read_column("offset")[order]
     np.save(folder / "offset.npy", offsets[used])
     repeated: dict[int | None, Rejection] = {}
     with open(folder / WINDOWS, "rb") as lines:
-        for start in offsets[again].tolist():
+        for start in offsets[is_repeated].tolist():
             lines.seek(start)
-            (_, at, uuid), _ = json.loads(lines.readline())
-            repeated[at] = repeated_uuid(dataset.name, at, uuid)
+            (_, number, uuid), _ = json.loads(lines.readline())
+            repeated[number] = repeated_uuid(dataset.name, number, uuid)
     rejections = [*(one for one in dataset.rejections if one.line not in repeated), *repeated.values()]
     del offsets
     order = order[used]
-    np.save(folder / "path.npy", np.sort(take("path", np.uint64)[order]))
+    np.save(folder / "path.npy", np.sort(read_column("path", np.uint64)[order]))
     facts = {
-        "version": version,
         "size": offset,
         "num_records": dataset.num_records,
-        "content": hashlib.sha256(take("content")[order].data).hexdigest(),
+        "content": hashlib.sha256(read_column("content")[order].data).hexdigest(),
         "rejections": [astuple(rejection) for rejection in rejections],
     }
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
-def resolve_folder(path: str) -> str:
-    """Returns the absolute path of a clip, in which links to its folder are resolved; addresses are unchanged."""
+def resolve(path: str) -> str:
+    """Returns what `absolute_path` returns for a clip, faster for many clips in a folder."""
+    if os.path.islink(path):
+        return absolute_path(path)
     folder, slash, name = path.rpartition("/")
     return f"{absolute_folder(folder + slash or '.').rstrip('/')}/{name}"
 

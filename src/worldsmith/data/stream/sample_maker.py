@@ -15,6 +15,8 @@ from worldsmith.data.stream.errors import READ_ERRORS, SampleError, read_error
 from worldsmith.data.stream.positions import sample_index
 from worldsmith.data.stream.quarantine import Rejection
 
+ALL = "all windows"
+"""Key of the only item of `StreamDataset.listing` if the dataset is large."""
 Features = Mapping[str, Sequence[float | str]]
 """Properties of a sample for a data report: name -> values (numbers, or labels such as a size)."""
 
@@ -75,7 +77,7 @@ class StreamDataset(ABC):
         return (digest(facts) for _, facts in self.listing())
 
     def find_traces(self, wanted: Iterable[str]) -> set[str]:
-        """Returns those of the `wanted` traces that samples of this dataset have."""
+        """Returns the entries of `wanted` that are traces of samples of this dataset."""
         return set(wanted).intersection(self.traces())
 
     def count_overlap(self, other: StreamDataset) -> int:

@@ -317,7 +317,7 @@ def pack_all(name: str, config: PackingDataLoader.Config, tokens: Sequence[int])
 
 
 def find_duplicates(contents: Callable[[], Iterable[tuple[str, Any]]]) -> list[list[str]]:
-    """Returns the groups of keys whose samples have equal content; needs 8 bytes of memory per sample.
+    """Returns the groups of keys whose samples have equal content; does not keep the contents of other samples.
 
     Args:
         contents: Yields (key, content) of each sample; called twice.
