@@ -194,7 +194,7 @@ def write_index(dataset: Any, folder: Path) -> None:
             rows = [[w.key, w.start_frame, w.end_frame, w.temporal_interval, w.captions] for w in windows]
             content = json.dumps([record.relative_path, record.mark, rows])
             line = f"[{json.dumps([record.path, record.line, uuid])}, {content}]\n".encode()
-            hashes = map(short_hash, (uuid, content, resolve(record.path)))
+            hashes = map(short_hash, (uuid, content, location_of(record.path)))
             for column, value in zip(columns, (*hashes, offset, len(rows))):
                 column.write(struct.pack("=Q", value))
             text.write(line)
@@ -239,7 +239,7 @@ def write_index(dataset: Any, folder: Path) -> None:
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
-def resolve(path: str) -> str:
+def location_of(path: str) -> str:
     """Returns what `absolute_path` returns for a clip, faster for many clips in a folder."""
     if os.path.islink(path):
         return absolute_path(path)
