@@ -148,6 +148,9 @@ def episode_rows(dataset: LeRobotDataset, episode: dict[str, Any], data: str) ->
     first, tasks = data_rows(data, 0 if is_remote(data) else os.stat(data).st_mtime_ns).get(index, (0, []))
     if len(tasks) != length:
         raise SampleError("rows_differ", f"the episode has {length} frames, but {data} has {len(tasks)} rows for it")
+    for row, task in enumerate(tasks, first):
+        if task not in dataset.tasks:
+            raise SampleError("no_task", f"{data}, row {row}: task {task} has no text in the list of tasks")
     return first, [dataset.tasks[task] for task in tasks]
 
 

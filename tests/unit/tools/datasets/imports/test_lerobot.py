@@ -215,3 +215,21 @@ def test_a_value_of_another_type_is_an_error_that_names_the_file_and_the_key(
     change_info(tmp_path, **{name: value})
     with pytest.raises(ValueError, match=f"{tmp_path}/meta/info.json: {name}: {words}"):
         list(read_lerobot(tmp_path, Choices()))
+
+
+@BOTH
+def test_episodes_of_a_task_without_text_are_left_out(make, tmp_path: Path) -> None:
+    make(tmp_path)
+    lines = tmp_path / "meta/tasks.jsonl"
+    if lines.is_file():
+        write(lines, lines.read_text().replace('"place it"', "null"))
+    else:
+        parquet(pandas.DataFrame({"task_index": [0, 1], "task": ["pick it", None]}), tmp_path / "meta/tasks.parquet")
+    assert {key[:14] for key in clips(tmp_path)} == {"episode_000000", "episode_000002"}
+    refused = [item for item in read_lerobot(tmp_path, Choices()) if isinstance(item, Rejection)]
+    assert [(item.key, item.reason) for item in refused] == [(f"episode_000001/{name}", "no_task") for name in CAMERAS]
+    (file,) = (
+        name for name in (tmp_path / "data").rglob("*.parquet") if 1 in set(pandas.read_parquet(name)["task_index"])
+    )
+    row = pandas.read_parquet(file)["task_index"].tolist().index(1)
+    assert refused[0].detail == f"{file}, row {row}: task 1 has no text in the list of tasks"
