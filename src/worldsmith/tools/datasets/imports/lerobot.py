@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from worldsmith.data.robots.lerobot import INFO, SAME_TIME, LeRobotDataset, open_dataset, table_rows
+from worldsmith.data.robots.lerobot import INFO, SAME_TIME, SOURCE, LeRobotDataset, open_dataset, table_rows
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_decoder import examine, frame_times
@@ -56,15 +56,17 @@ def read_lerobot(source: Path | str, choices: Choices) -> Iterator[Found]:
 def clips_of(dataset: LeRobotDataset, episode: dict[str, Any]) -> Iterator[Clip | Rejection]:
     """Yields one clip, captioned with the task, per camera and task of an episode; most episodes have one task.
 
-    A camera whose video or tasks cannot be used gives a Rejection. `episode` is the episode's metadata by column name.
+    A camera whose metadata, video or tasks cannot be used gives a Rejection. `episode` is the episode's metadata by
+    column name.
     """
     index, features = episode["episode_index"], dataset.info["features"]
     kept = [name for name, f in features.items() if f["dtype"] not in ("video", "image") and name not in BOOKKEEPING]
-    data = dataset.file("data_path", episode, "data")
     for camera in dataset.cameras:
-        video = dataset.file("video_path", episode, f"videos/{camera}", video_key=camera)
-        key = f"episode_{index:06d}/{camera}"
+        key, (path, record) = f"episode_{index:06d}/{camera}", episode[SOURCE]
         try:
+            data = dataset.file("data_path", episode, "data")
+            video = dataset.file("video_path", episode, f"videos/{camera}", video_key=camera)
+            path, record = video, None
             split, start = split_of(dataset, episode), first_episode_frame(dataset, episode, camera, video)
             row, tasks = episode_rows(dataset, episode, data)
             for number, (task, part) in enumerate(split_by_task(tasks)):
@@ -81,7 +83,7 @@ def clips_of(dataset: LeRobotDataset, episode: dict[str, Any]) -> Iterator[Clip 
                     {"lerobot": data} if row is not None else {},
                 )
         except SampleError as error:
-            yield Rejection(key, error.reason, error.detail, video)
+            yield Rejection(key, error.reason, error.detail, path, index=record)
 
 
 def first_episode_frame(dataset: LeRobotDataset, episode: dict[str, Any], camera: str, video: str) -> int:

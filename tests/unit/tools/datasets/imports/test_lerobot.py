@@ -233,3 +233,19 @@ def test_episodes_of_a_task_without_text_are_left_out(make, tmp_path: Path) -> N
     )
     row = pandas.read_parquet(file)["task_index"].tolist().index(1)
     assert refused[0].detail == f"{file}, row {row}: task 1 has no text in the list of tasks"
+
+
+@pytest.mark.parametrize("prefix", ["data", f"videos/{CAMERAS[1]}"])
+def test_an_episode_without_the_number_of_a_file_is_left_out_with_its_place(prefix: str, tmp_path: Path) -> None:
+    lerobot_v3(tmp_path)
+    file = tmp_path / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(file).to_pandas()
+    table[f"{prefix}/chunk_index"] = pandas.array([0, None, 0], "Int64")
+    table.to_parquet(file)
+    refused = [item for item in read_lerobot(tmp_path, Choices()) if isinstance(item, Rejection)]
+    assert [item.key for item in refused] == [
+        f"episode_000001/{name}" for name in CAMERAS if prefix in ("data", f"videos/{name}")
+    ]
+    assert {(item.reason, item.path, item.index) for item in refused} == {("bad_metadata", str(file), 1)}
+    assert refused[0].detail.startswith(f"row 1: {prefix}: expected the numbers of a file, found")
+    assert len(clips(tmp_path)) == len(EPISODES) * len(CAMERAS) - len(refused)
