@@ -249,3 +249,26 @@ def test_an_episode_without_the_number_of_a_file_is_left_out_with_its_place(pref
     assert {(item.reason, item.path, item.index) for item in refused} == {("bad_metadata", str(file), 1)}
     assert refused[0].detail.startswith(f"row 1: {prefix}: expected the numbers of a file, found")
     assert len(clips(tmp_path)) == len(EPISODES) * len(CAMERAS) - len(refused)
+
+
+def test_files_in_a_store_that_were_replaced_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second import of one process gives the new tasks and times."""
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "data"
+    lerobot_v3(folder)
+
+    def found() -> list[tuple[str, range | None]]:
+        fsspec.filesystem("memory").put(f"{folder}/", "/replaced/", recursive=True)
+        items = [*read_lerobot("memory://replaced", Choices(camera=CAMERAS[:1]))]
+        return [(item.captions["caption"], item.frames) for item in items if isinstance(item, Clip)]
+
+    video = folder / f"videos/{CAMERAS[0]}/chunk-000/file-000.mp4"
+    both = video.read_bytes()
+    clip(video, 9)  # without episode 1
+    assert found() == [("pick it", range(9)), ("pick it", range(13))]
+    video.write_bytes(both)
+    parquet(
+        pandas.concat([rows(0, ["place it"] * 9), rows(1, ["pick it"] * 5)]), folder / "data/chunk-000/file-000.parquet"
+    )
+    assert found() == [("place it", range(9)), ("pick it", range(9, 14)), ("pick it", range(13))]
