@@ -35,8 +35,8 @@ SAME_TIME = 0.25
 """Max difference, in frames, between the time of a frame and its stated time."""
 MAX_VALUE = 3.4028234663852886e38
 """Max absolute value of a finite float32 number."""
-SOURCE = "source"
-"""Key in the metadata of an episode for (file, 0-based row) that they were read from."""
+SOURCE = "\0source"
+"""Key in the metadata of an episode for (file, 0-based row) that they were read from; never the name of a column."""
 INFO_CHECKS: list[tuple[str, str, Callable[[Any], bool]]] = [
     ("fps", "a number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf),
     (

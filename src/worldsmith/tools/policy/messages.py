@@ -195,7 +195,8 @@ def check_request(
             part = np.atleast_1d(np.asarray(state[name]))
         except (ValueError, TypeError, OverflowError):
             part = np.empty(0)
-        if part.dtype.kind not in "iuf" or part.shape != (width,) or not (np.abs(part) <= MAX_VALUE).all():
+        is_numeric = part.dtype.kind in "iuf" and part.shape == (width,)
+        if not is_numeric or not (np.abs(part, dtype=np.float64) <= MAX_VALUE).all():
             raise RequestError(f"state {name}: expected {width} finite float32 numbers, found {state[name]!r:.80}")
         parts[name] = part.astype(np.float32)
     prompt, seed = message.get("prompt"), message.get("seed")

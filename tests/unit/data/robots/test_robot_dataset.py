@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 from robot_episodes import FPS, TASKS, Rows, write_episodes
 
 from worldsmith.config import WrongValueError
@@ -148,6 +149,15 @@ def test_ranges_to_keep_are_applied_by_key(tmp_path: Path) -> None:
     (tmp_path / "keep.json").write_text("[1]")
     with pytest.raises(DataError, match=r"keep\.json"):
         config(tmp_path, keep_ranges=str(tmp_path / "keep.json")).build()
+
+
+def test_the_key_of_ranges_may_be_the_column_source(tmp_path: Path) -> None:
+    file = write_episodes(tmp_path) / "meta/episodes/chunk-000/file-000.parquet"
+    table = parquet.read_table(file)
+    parquet.write_table(table.append_column("source", [["kitchen", "lab", "office"]]), file)
+    (tmp_path / "keep.json").write_text(json.dumps({"lab": [[0, 9]]}))
+    dataset = config(tmp_path, keep_ranges=str(tmp_path / "keep.json"), keep_key="{source}").build()
+    assert {one.index for one, _ in map(dataset.window, range(len(dataset)))} == {1}
 
 
 def test_idle_windows_are_skipped(tmp_path: Path) -> None:

@@ -237,6 +237,8 @@ def array(dtype: str, shape: Any, data: bytes = bytes(8)) -> dict[bytes, Any]:
         (openpi_request(observation__left=np.zeros((4, 4, 3), np.uint8)), "found: left, top, wrist"),
         (openpi_request(observation__joints=np.array([1, np.nan, 2])), "state joints: expected 3 finite"),
         (openpi_request(observation__joints=np.array([1, -1e39, 2])), "state joints: expected 3 finite"),
+        (openpi_request(observation__joints=np.array([1, np.inf, 2], np.float16)), "state joints: expected 3 finite"),
+        (openpi_request(observation__joints=np.array([1, np.nan, 2], np.float16)), "state joints: expected 3 finite"),
         (openpi_request(observation__joints={"a": 1}), "state joints: expected 3 finite"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
@@ -11,12 +10,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from worldsmith.data.robots.lerobot import INFO, SAME_TIME, LeRobotDataset, open_dataset, table_rows
+from worldsmith.data.robots.lerobot import INFO, SAME_TIME, SOURCE, LeRobotDataset, open_dataset, table_rows
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_decoder import examine, frame_times
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.remote import file_exists, is_remote, join_address
+from worldsmith.files.remote import file_exists, join_address
 from worldsmith.tools.datasets.imports.source_clips import SPLITS, Choices, Clip, Found, caption_of
 
 BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
@@ -43,6 +42,8 @@ def read_lerobot(source: Path | str, choices: Choices) -> Iterator[Found]:
         ValueError: If the dataset is incomplete or invalid.
         UserError: If pyarrow is not installed.
     """
+    data_rows.cache_clear()  # files may have been replaced since this process has read another dataset
+    times_of.cache_clear()
     try:
         dataset = open_dataset(str(source), choices.camera)
         if left := sorted({*dataset.videos} - {*dataset.cameras}):
@@ -56,15 +57,17 @@ def read_lerobot(source: Path | str, choices: Choices) -> Iterator[Found]:
 def clips_of(dataset: LeRobotDataset, episode: dict[str, Any]) -> Iterator[Clip | Rejection]:
     """Yields one clip, captioned with the task, per camera and task of an episode; most episodes have one task.
 
-    A camera whose video or tasks cannot be used gives a Rejection. `episode` is the episode's metadata by column name.
+    A camera whose metadata, video or tasks cannot be used gives a Rejection. `episode` is the episode's metadata by
+    column name.
     """
     index, features = episode["episode_index"], dataset.info["features"]
     kept = [name for name, f in features.items() if f["dtype"] not in ("video", "image") and name not in BOOKKEEPING]
-    data = dataset.file("data_path", episode, "data")
     for camera in dataset.cameras:
-        video = dataset.file("video_path", episode, f"videos/{camera}", video_key=camera)
-        key = f"episode_{index:06d}/{camera}"
+        key, (path, record) = f"episode_{index:06d}/{camera}", episode[SOURCE]
         try:
+            data = dataset.file("data_path", episode, "data")
+            video = dataset.file("video_path", episode, f"videos/{camera}", video_key=camera)
+            path, record = video, None
             split, start = split_of(dataset, episode), first_episode_frame(dataset, episode, camera, video)
             row, tasks = episode_rows(dataset, episode, data)
             for number, (task, part) in enumerate(split_by_task(tasks)):
@@ -81,7 +84,7 @@ def clips_of(dataset: LeRobotDataset, episode: dict[str, Any]) -> Iterator[Clip 
                     {"lerobot": data} if row is not None else {},
                 )
         except SampleError as error:
-            yield Rejection(key, error.reason, error.detail, video)
+            yield Rejection(key, error.reason, error.detail, path, index=record)
 
 
 def first_episode_frame(dataset: LeRobotDataset, episode: dict[str, Any], camera: str, video: str) -> int:
@@ -97,13 +100,13 @@ def first_episode_frame(dataset: LeRobotDataset, episode: dict[str, Any], camera
         SampleError: If the file cannot be read, has another frame rate than the dataset (rate_differs), or has no
             frame at the time where the episode begins (times_differ).
     """
-    status, info = examine(video)
+    info = examine(video)[1]
     fps = dataset.info["fps"]
     if abs(info.fps - fps) > SAME_RATE * fps:
         raise SampleError("rate_differs", f"the file has {info.fps:g} fps, {INFO} states {fps:g}")
     if not dataset.is_v3:
         return 0
-    begin, times = episode[f"videos/{camera}/from_timestamp"], times_of(video, status.st_mtime_ns)
+    begin, times = episode[f"videos/{camera}/from_timestamp"], times_of(video)
     if not isinstance(begin, int | float) or not math.isfinite(begin):
         raise SampleError("times_differ", f"from_timestamp: expected seconds, found {begin}")
     frame = bisect_left(times, begin - SAME_TIME / fps)
@@ -113,11 +116,8 @@ def first_episode_frame(dataset: LeRobotDataset, episode: dict[str, Any], camera
 
 
 @lru_cache(maxsize=64)
-def times_of(video: str, mtime_ns: int) -> list[float]:
-    """Returns the time of each frame of a video in seconds; cached.
-
-    `mtime_ns`, the modification time of the file in nanoseconds, is part of the cache key.
-    """
+def times_of(video: str) -> list[float]:
+    """Returns the time of each frame of a video in seconds; cached during an import."""
     return frame_times(video)
 
 
@@ -145,17 +145,20 @@ def episode_rows(dataset: LeRobotDataset, episode: dict[str, Any], data: str) ->
         if len(episode["tasks"]) > 1:
             raise SampleError("several_tasks", f"{data} does not exist, so the tasks of the frames are unknown")
         return None, ["".join(episode["tasks"])] * length
-    first, tasks = data_rows(data, 0 if is_remote(data) else os.stat(data).st_mtime_ns).get(index, (0, []))
+    first, tasks = data_rows(data).get(index, (0, []))
     if len(tasks) != length:
         raise SampleError("rows_differ", f"the episode has {length} frames, but {data} has {len(tasks)} rows for it")
+    for row, task in enumerate(tasks, first):
+        if task not in dataset.tasks:
+            raise SampleError("no_task", f"{data}, row {row}: task {task} has no text in the list of tasks")
     return first, [dataset.tasks[task] for task in tasks]
 
 
 @lru_cache(maxsize=8)
-def data_rows(data: str, mtime_ns: int) -> dict[int, tuple[int, list[int]]]:
-    """Returns episode index → (first row of the episode in the file `data`, task index of each of its rows); cached.
+def data_rows(data: str) -> dict[int, tuple[int, list[int]]]:
+    """Returns episode index → (first row of the episode in the file `data`, task index of each of its rows).
 
-    `mtime_ns`, the modification time of the file in nanoseconds, is part of the cache key.
+    The result is cached during an import.
     """
     found: dict[int, tuple[int, list[int]]] = {}
     for number, row in enumerate(table_rows(data, "episode_index", "task_index")):

@@ -215,3 +215,60 @@ def test_a_value_of_another_type_is_an_error_that_names_the_file_and_the_key(
     change_info(tmp_path, **{name: value})
     with pytest.raises(ValueError, match=f"{tmp_path}/meta/info.json: {name}: {words}"):
         list(read_lerobot(tmp_path, Choices()))
+
+
+@BOTH
+def test_episodes_of_a_task_without_text_are_left_out(make, tmp_path: Path) -> None:
+    make(tmp_path)
+    lines = tmp_path / "meta/tasks.jsonl"
+    if lines.is_file():
+        write(lines, lines.read_text().replace('"place it"', "null"))
+    else:
+        parquet(pandas.DataFrame({"task_index": [0, 1], "task": ["pick it", None]}), tmp_path / "meta/tasks.parquet")
+    assert {key[:14] for key in clips(tmp_path)} == {"episode_000000", "episode_000002"}
+    refused = [item for item in read_lerobot(tmp_path, Choices()) if isinstance(item, Rejection)]
+    assert [(item.key, item.reason) for item in refused] == [(f"episode_000001/{name}", "no_task") for name in CAMERAS]
+    (file,) = (
+        name for name in (tmp_path / "data").rglob("*.parquet") if 1 in set(pandas.read_parquet(name)["task_index"])
+    )
+    row = pandas.read_parquet(file)["task_index"].tolist().index(1)
+    assert refused[0].detail == f"{file}, row {row}: task 1 has no text in the list of tasks"
+
+
+@pytest.mark.parametrize("prefix", ["data", f"videos/{CAMERAS[1]}"])
+def test_an_episode_without_the_number_of_a_file_is_left_out_with_its_place(prefix: str, tmp_path: Path) -> None:
+    lerobot_v3(tmp_path)
+    file = tmp_path / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(file).to_pandas()
+    table[f"{prefix}/chunk_index"] = pandas.array([0, None, 0], "Int64")
+    table.to_parquet(file)
+    refused = [item for item in read_lerobot(tmp_path, Choices()) if isinstance(item, Rejection)]
+    assert [item.key for item in refused] == [
+        f"episode_000001/{name}" for name in CAMERAS if prefix in ("data", f"videos/{name}")
+    ]
+    assert {(item.reason, item.path, item.index) for item in refused} == {("bad_metadata", str(file), 1)}
+    assert refused[0].detail.startswith(f"row 1: {prefix}: expected the numbers of a file, found")
+    assert len(clips(tmp_path)) == len(EPISODES) * len(CAMERAS) - len(refused)
+
+
+def test_files_in_a_store_that_were_replaced_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second import of one process gives the new tasks and times."""
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "data"
+    lerobot_v3(folder)
+
+    def found() -> list[tuple[str, range | None]]:
+        fsspec.filesystem("memory").put(f"{folder}/", "/replaced/", recursive=True)
+        items = [*read_lerobot("memory://replaced", Choices(camera=CAMERAS[:1]))]
+        return [(item.captions["caption"], item.frames) for item in items if isinstance(item, Clip)]
+
+    video = folder / f"videos/{CAMERAS[0]}/chunk-000/file-000.mp4"
+    both = video.read_bytes()
+    clip(video, 9)  # without episode 1
+    assert found() == [("pick it", range(9)), ("pick it", range(13))]
+    video.write_bytes(both)
+    parquet(
+        pandas.concat([rows(0, ["place it"] * 9), rows(1, ["pick it"] * 5)]), folder / "data/chunk-000/file-000.parquet"
+    )
+    assert found() == [("place it", range(9)), ("pick it", range(9, 14)), ("pick it", range(13))]
