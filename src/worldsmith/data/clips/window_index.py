@@ -7,11 +7,10 @@ import json
 import logging
 import os
 import struct
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.sample_maker import short_hash
-from worldsmith.files.atomic import locked_temporary_folder, publish_folder
+from worldsmith.files.atomic import build_once
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.remote import cache_folder
@@ -153,23 +152,18 @@ def build_index(dataset: VideoDataset, folder: Path) -> WindowIndex:
     Raises:
         DataError: If the dataset cannot be read, or the folder cannot be written.
     """
-    while (index := open_index(dataset, folder)) is None:
-        version = dataset.find_version()
-        try:
-            with locked_temporary_folder(folder) as aside:
-                if (index := open_index(dataset, folder)) is not None:  # another process has just written it
-                    break
-                log.info("%s is large: writing an index of its windows to %s, once", dataset.name, folder)
-                write_index(dataset, aside, version)
-                publish_folder(aside, folder)
-        except FileExistsError:
-            time.sleep(1)
-        except OSError as error:
-            raise DataError(
-                f"the index of the windows of {dataset.name} cannot be written: {error}. Free disk space, or set "
-                "XDG_CACHE_HOME to a folder on a larger disk"
-            ) from None
-    return index
+
+    def build(aside: Path) -> None:
+        log.info("%s is large: writing an index of its windows to %s, once", dataset.name, folder)
+        write_index(dataset, aside, dataset.find_version())
+
+    try:
+        return build_once(folder, partial(open_index, dataset, folder), build)
+    except OSError as error:
+        raise DataError(
+            f"the index of the windows of {dataset.name} cannot be written: {error}. Free disk space, or set "
+            "XDG_CACHE_HOME to a folder on a larger disk"
+        ) from None
 
 
 def write_index(dataset: VideoDataset, folder: Path, version: str) -> None:
