@@ -31,7 +31,7 @@ from worldsmith.config.yaml.yaml_text import read_yaml
 from worldsmith.files.checksum_manifest import MANIFEST
 from worldsmith.files.fingerprint import LINEAGE, fingerprint, is_record
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.untrusted_folder import ADAPTER_CONFIG, base_of_adapter
+from worldsmith.files.untrusted_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
 from worldsmith.training.run_folder import output_root
 
@@ -193,7 +193,7 @@ def resolve(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -
         return resolve_checkpoint(folder)
     if (folder / LINEAGE).is_file():
         return resolve_result(read_lineage(folder), choice, name, seen)
-    if is_adapter(folder):
+    if is_adapter_folder(folder):
         return resolve_adapter(folder, None)
     if is_model(folder):
         return Parent(folder)
@@ -208,10 +208,6 @@ def resolve(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -
 def is_run(folder: Path) -> bool:
     """Returns whether `folder` is the folder of a run: it has a config and a folder of checkpoints."""
     return (folder / RUN_CONFIG).is_file() and (folder / "checkpoints").is_dir()
-
-
-def is_adapter(folder: Path) -> bool:
-    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def is_model(folder: Path) -> bool:
@@ -307,7 +303,7 @@ def resolve_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ..
             )
         written.append(place)
     if folder.resolve() in [place.resolve() for place in written]:
-        return resolve_adapter(folder, record) if is_adapter(folder) else Parent(folder)
+        return resolve_adapter(folder, record) if is_adapter_folder(folder) else Parent(folder)
     if written:
         return resolve(require_single(written, f"{PARENT} {name}", "name one"), choice, name, seen)
     if choice:

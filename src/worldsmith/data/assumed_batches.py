@@ -103,7 +103,8 @@ def assumed_clips(
         if frames == 1 or rows:
             break
         frames = grid.usable_frames(max(1, frames // 2))
-    count = max(1, int(room // tokens)) if data.max_sequence_length else max(1, round(fill * max_samples(data)))
+    count = int(room // tokens) if data.max_sequence_length else round(fill * (data.max_samples_per_batch or 1))
+    count = max(1, count)
     if data.max_sequence_length:
         caption = min(data.max_caption_tokens, caption + max(0, int(room) // count - tokens))
         tokens = grid.sample_tokens(caption, shape) + rows
@@ -219,11 +220,6 @@ def assumed_first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, 
 def max_pack_tokens(cap: int | None, fill: float) -> float:
     """Returns the max tokens of a pack: `fill` (0 to 1) times the exclusive limit `cap`; infinity if `cap` is None."""
     return math.inf if cap is None else max(1, min(int(fill * cap), cap - 1))
-
-
-def max_samples(data: Any) -> int:
-    """Returns `max_samples_per_batch` of the data loader config `data`; 1 if it is not set."""
-    return int(data.max_samples_per_batch or 1)
 
 
 def shared_zeros(dtype: str, *shape: int) -> Tensor:

@@ -38,6 +38,15 @@ def fraction_with_interval(name: str, right: int, total: int) -> dict[str, Any]:
     return {name: right / total if total else None, f"{name}_interval": wilson_interval(right, total)}
 
 
+def mean_with_interval(name: str, values: Sequence[float]) -> dict[str, Any]:
+    """Returns the mean of `values` with its interval, for metrics: {"NAME": …, "NAME_interval": …}.
+
+    NAME is the argument `name`. Without values, both are None. The order of the values has no effect.
+    """
+    mean = math.fsum(values) / len(values) if values else None
+    return {name: mean, f"{name}_interval": mean_interval(sorted(values))}
+
+
 def accuracy_of(right: int, total: int) -> dict[str, Any]:
     """Returns the numbers of answers (`total`) and of correct ones (`correct`), and `accuracy` with its interval."""
     return {"total": total, "correct": right, **fraction_with_interval("accuracy", right, total)}

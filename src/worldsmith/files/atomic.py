@@ -6,17 +6,22 @@ import errno
 import logging
 import os
 import shutil
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from worldsmith.files.locks import lock, unlock
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SAVING = ".saving_"
 REMOVING = ".removing_"
+LOCK_PAUSE = 0.5
+"""Seconds between two attempts to find a folder that another process of this machine writes."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -120,6 +125,30 @@ def locked_temporary_folder(target: Path) -> Iterator[Path]:
         if is_open_as(handle, aside):  # after publishing, it may be another process's
             shutil.rmtree(aside)
         unlock(handle)
+
+
+def build_once(target: Path, find: Callable[[], T | None], build: Callable[[Path], None]) -> T:
+    """Writes a folder that several processes need, in one of them, while the others wait; returns the result of `find`.
+
+    Args:
+        target: Path of the folder.
+        find: Returns the content of the folder, or None if it is missing or outdated.
+        build: Writes the content into the temporary folder that is its argument.
+    """
+    is_waiting = False
+    while (found := find()) is None:
+        try:
+            with locked_temporary_folder(target) as aside:
+                if (found := find()) is not None:  # another process has just written it
+                    break
+                build(aside)
+                publish_folder(aside, target)
+        except FileExistsError:
+            if not is_waiting:
+                logger.info("waiting for the process that writes %s", target)
+            is_waiting = True
+            time.sleep(LOCK_PAUSE)
+    return found
 
 
 def claim_folder(folder: Path) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import posixpath
-import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from worldsmith.files import atomic
+from worldsmith.files.atomic import build_once
 from worldsmith.files.checksum_manifest import summarize_file
 from worldsmith.files.remote import VERSIONS, RemoteError, cache_folder, join_address, open_system, retry
 
@@ -21,8 +20,6 @@ THREADS = 4
 """Number of files that are transferred at the same time; of a large file, up to ten parts."""
 PART = 50 * 2**20
 """Size in bytes of the parts of a large upload, the default of fsspec; the ETag of S3 depends on it."""
-LOCK_PAUSE = 0.5
-"""Seconds between two attempts to find a folder that another process of this machine downloads."""
 
 
 Known = Mapping[str, list[int]]
@@ -224,11 +221,8 @@ def cached_folder(key: str, name: str, download: Callable[[Path], None] | None) 
         Path of the folder; None if it is not in the cache and `download` is None.
     """
     target = cache_folder("models") / key / name
-    while not target.exists() and download is not None:
-        try:
-            with atomic.locked_temporary_folder(target) as aside:
-                download(aside)
-                atomic.publish_folder(aside, target)
-        except FileExistsError:  # another process downloads it
-            time.sleep(LOCK_PAUSE)
-    return target if target.exists() else None
+
+    def find() -> Path | None:
+        return target if target.exists() else None
+
+    return find() if download is None else build_once(target, find, download)

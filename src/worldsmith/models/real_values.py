@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -60,14 +58,3 @@ def without_values(make: Callable[[], R], dtype: torch.dtype, device: str | torc
             return make()
     finally:
         torch.set_default_dtype(before)
-
-
-def with_real_values(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: runs `function` within `real_values`."""
-
-    @functools.wraps(function)
-    def run(*arguments: P.args, **settings: P.kwargs) -> R:
-        with real_values():
-            return function(*arguments, **settings)
-
-    return run

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from worldsmith.families.cosmos3.network.architecture import tiny
 from worldsmith.families.cosmos3.network.sequence import pack_samples
-from worldsmith.models.real_values import in_simulation, real_values, with_real_values, without_values
+from worldsmith.models.real_values import in_simulation, real_values, without_values
 from worldsmith.models.video_model import SampleLayout
 
 
@@ -18,7 +18,7 @@ def test_tensors_have_values_within_it_and_none_after_it():
             inside = torch.arange(3)
         assert inside.tolist() == [0, 1, 2]
         assert isinstance(torch.arange(3), FakeTensor)
-        assert with_real_values(torch.arange)(2).tolist() == [0, 1]
+        assert real_values()(torch.arange)(2).tolist() == [0, 1]
 
 
 def test_without_a_mode_nothing_happens():

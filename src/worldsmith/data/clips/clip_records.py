@@ -143,6 +143,16 @@ class ShardSample:
     repeated: str = ""
     """First suffix that two members of the sample have; "" = all suffixes are different."""
 
+    def video(self) -> Member:
+        """Returns the video of the sample; raises SampleError if there is none, or if two members have one suffix."""
+        if self.repeated:
+            raise SampleError("bad_record", f"two members are named {self.key}.{self.repeated}")
+        for ending in VIDEOS:
+            if ending in self.members:
+                return self.members[ending]
+        found = ", ".join(self.members)
+        raise SampleError("missing_file", f"the sample has no video ({', '.join(VIDEOS)}), found only {found}")
+
 
 def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
     """Yields the clip record of each sample of WebDataset shards; a rejection for a damaged sample or shard.
@@ -211,12 +221,7 @@ def record_of(sample: ShardSample, uuid: str, file: str, name: str) -> ClipRecor
     Raises:
         SampleError: missing_file, no_caption, bad_json or bad_record.
     """
-    endings = ", ".join(sample.members)
-    if sample.repeated:
-        raise SampleError("bad_record", f"two members are named {sample.key}.{sample.repeated}")
-    video = next((sample.members[ending] for ending in VIDEOS if ending in sample.members), None)
-    if video is None:
-        raise SampleError("missing_file", f"the sample has no video ({', '.join(VIDEOS)}), found only {endings}")
+    video = sample.video()
     facts: dict[str, Any] = {}
     if "json" in sample.members:
         facts = parse_json(text_of(sample.members["json"]).encode())
@@ -225,7 +230,7 @@ def record_of(sample: ShardSample, uuid: str, file: str, name: str) -> ClipRecor
     if "txt" in sample.members and "t2w_windows" not in facts:
         facts = {"caption": text_of(sample.members["txt"]), **facts}
     if not facts:
-        raise SampleError("no_caption", f"{sample.key}.json or .txt is missing; found {endings}")
+        raise SampleError("no_caption", f"{sample.key}.json or .txt is missing; found {', '.join(sample.members)}")
     record = {fact: facts[fact] for fact in SHARD_FACTS if fact in facts}
     captions = {key: value for key, value in facts.items() if key not in SHARD_FACTS and isinstance(value, (str, dict))}
     windows = facts.get("t2w_windows", [{"start_frame": 0, "end_frame": LAST, **captions}])

@@ -6,6 +6,7 @@ Tiers from 256 are a published table; 64, 96 and 128 were added here for small r
 from __future__ import annotations
 
 import re
+from itertools import chain
 
 from worldsmith.config import WrongValueError
 
@@ -42,12 +43,7 @@ RESOLUTIONS: dict[str, dict[str, tuple[int, int]]] = {
 }
 
 
-def encodable(tier: str) -> bool:
-    """Returns whether width and height of every size of a resolution bucket are multiples of `SIDE` pixels."""
-    return all(side % SIDE == 0 for size in RESOLUTIONS[tier].values() for side in size)
-
-
-TIERS = [tier for tier in RESOLUTIONS if encodable(tier)]
+TIERS = [tier for tier, sizes in RESOLUTIONS.items() if all(side % SIDE == 0 for side in chain(*sizes.values()))]
 """Names of the resolution buckets for training. Some sizes of 1080, 2048 and gt_2048 are not multiples of `SIDE`, so
 the VAE cannot encode them."""
 

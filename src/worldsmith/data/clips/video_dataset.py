@@ -132,13 +132,13 @@ class VideoDataset(ClipDataset):
         """Windows of each clip; empty if `windows` is an index."""
         limits = config.max_duration, config.min_short_edge, config.min_frames, config.caption_keys
         folder = index_folder(self.name, *limits)
-        index = open_index(self, folder)
+        index = open_index(folder / self.find_version()) if folder.exists() else None
         if index is None:
             clips = self.read_clips(check_uuids=True)
             found = list(islice(chain.from_iterable(windows for _, windows in clips), MANY + 1))
             if len(found) > MANY:
                 del found
-                index = build_index(self, folder)
+                index = build_index(self, folder / self.find_version())
         if index is not None:
             self.windows, self.num_records, self.rejections = index, index.num_records, index.rejections
             return

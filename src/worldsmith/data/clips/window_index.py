@@ -7,11 +7,10 @@ import json
 import logging
 import os
 import struct
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.sample_maker import short_hash
-from worldsmith.files.atomic import locked_temporary_folder, publish_folder
+from worldsmith.files.atomic import build_once
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.remote import cache_folder
@@ -141,10 +140,10 @@ def index_folder(*facts: Any) -> Path:
     return cache_folder("datasets") / key[:16]
 
 
-def open_index(dataset: Any, folder: Path) -> WindowIndex | None:
-    """Opens the index of the current files of a dataset in `folder`; None if it does not exist or is damaged."""
+def open_index(folder: Path) -> WindowIndex | None:
+    """Opens an index; None if it does not exist or is damaged."""
     try:
-        return WindowIndex(folder / dataset.find_version()) if folder.exists() else None
+        return WindowIndex(folder)
     except DAMAGED:
         return None
 
@@ -154,32 +153,23 @@ def build_index(dataset: Any, folder: Path) -> WindowIndex:
 
     Args:
         dataset: The `VideoDataset`.
-        folder: Folder of its indexes, with a subfolder for each version of its files.
+        folder: Folder of the index, which depends on the version of the dataset's files.
 
     Raises:
         DataError: If the dataset cannot be read, or the folder cannot be written.
     """
-    target, is_waiting = folder / dataset.find_version(), False
-    while (index := open_index(dataset, folder)) is None:
-        try:
-            with locked_temporary_folder(target) as aside:
-                if (index := open_index(dataset, folder)) is not None:  # another process has just written it
-                    break
-                log.info("%s is large: writing an index of its windows to %s, once", dataset.name, target)
-                write_index(dataset, aside)
-                publish_folder(aside, target)
-            return WindowIndex(target)
-        except FileExistsError:
-            if not is_waiting:
-                log.info("waiting for the process that writes the index %s", target)
-            is_waiting = True
-            time.sleep(1)
-        except OSError as error:
-            raise DataError(
-                f"the index of the windows of {dataset.name} cannot be written: {error}. Free disk space, or set "
-                "XDG_CACHE_HOME to a folder on a larger disk"
-            ) from None
-    return index
+
+    def build(aside: Path) -> None:
+        log.info("%s is large: writing an index of its windows to %s, once", dataset.name, folder)
+        write_index(dataset, aside)
+
+    try:
+        return build_once(folder, partial(open_index, folder), build)
+    except OSError as error:
+        raise DataError(
+            f"the index of the windows of {dataset.name} cannot be written: {error}. Free disk space, or set "
+            "XDG_CACHE_HOME to a folder on a larger disk"
+        ) from None
 
 
 def write_index(dataset: Any, folder: Path) -> None:
@@ -208,28 +198,31 @@ def write_index(dataset: Any, folder: Path) -> None:
         return values
 
     uuids = read_column("uuid", np.uint64)
-    order = uuids.argsort(kind="stable").astype(np.uint32)
-    uuids = uuids[order]
+    order = uuids.argsort(kind="stable")
+    uuids.sort()
     is_repeated = np.zeros(len(order), bool)
     is_repeated[1:] = uuids[1:] == uuids[:-1]
     del uuids
-    counts = read_column("count")[order]
+    counts = read_column("count").astype(np.int32)[order]
     used = ~is_repeated & (counts > 0)
-    starts = np.concatenate([[0], counts[used]]).cumsum()
-    np.save(folder / "starts.npy", starts.astype(np.int32) if starts[-1] < 1 << 31 else starts)
-    del counts, starts
+    counts = np.concatenate([[0], counts[used]], dtype=np.int32)
+    np.save(folder / "starts.npy", counts.cumsum(dtype=np.int32 if counts.sum() < 1 << 31 else np.int64))
+    del counts
     offsets = read_column("offset")[order]
-    np.save(folder / "offset.npy", offsets[used])
     repeated: dict[int | None, Rejection] = {}
     with open(folder / WINDOWS, "rb") as lines:
         for start in offsets[is_repeated].tolist():
             lines.seek(start)
             (_, number, uuid), _ = json.loads(lines.readline())
             repeated[number] = repeated_uuid(dataset.name, number, uuid)
-    rejections = [*(one for one in dataset.rejections if one.line not in repeated), *repeated.values()]
+    np.save(folder / "offset.npy", offsets[used])
     del offsets
+    rejections = [*(one for one in dataset.rejections if one.line not in repeated), *repeated.values()]
     order = order[used]
-    np.save(folder / "path.npy", np.sort(read_column("path", np.uint64)[order]))
+    paths = read_column("path", np.uint64)[order]
+    paths.sort()
+    np.save(folder / "path.npy", paths)
+    del paths
     facts = {
         "size": offset,
         "num_records": dataset.num_records,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from worldsmith.config import Configurable
 from worldsmith.data.conversations.conversation import Part, Turn, say
 from worldsmith.data.conversations.media.limits import has_limits
 from worldsmith.data.conversations.media.media_processor import ImagePlan, MediaProcessor, VideoPlan
-from worldsmith.data.stream.errors import DataError, SampleError, check_text
+from worldsmith.data.stream.errors import DataError, SampleError, check_text, prefixing
 from worldsmith.data.stream.sample_maker import ThroughPipe
 from worldsmith.files.json_file import read_optional_json
 from worldsmith.files.untrusted_folder import load_from_folder
@@ -124,7 +123,7 @@ class ChatProcessor(Configurable):
 
         media: list[ImagePlan | VideoPlan] = []
         for part in (part for turn in turns for part in turn.parts if part.kind != "text"):
-            with prefixing_source(part.source):
+            with prefixing(source_name(part.source)):
                 media.append(self._plan_medium(part))
         text = self.template.render(turns, generation_prompt=generation_prompt)
         if media:
@@ -181,7 +180,7 @@ class ChatProcessor(Configurable):
         import torch
 
         assert self.media is not None
-        with prefixing_source(medium.source):
+        with prefixing(source_name(medium.source)):
             return torch.from_numpy(self.media.read(medium))
 
     def _plan_medium(self, part: Part) -> ImagePlan | VideoPlan:
@@ -272,9 +271,7 @@ class ChatPlan:
     def __str__(self) -> str:
         """Returns a description: patches and tokens of each image and video, and the number of text tokens."""
         text = int((self.token_types == 0).sum())
-        shown = [
-            f"{'video' if isinstance(m, VideoPlan) else 'image'} {m.grid} of {m.tokens} tokens" for m in self.media
-        ]
+        shown = [f"{media_kind(medium)} {medium.grid} of {medium.tokens} tokens" for medium in self.media]
         return ", ".join([*shown, f"{text} of text"])
 
 
@@ -313,17 +310,9 @@ class ChatSample(ThroughPipe):
         return int((self.labels[1:] != IGNORED).sum())
 
 
-@contextmanager
-def prefixing_source(source: str | bytes) -> Iterator[None]:
-    """Context manager that puts the path `source` before the message of a SampleError that is raised in its block.
-
-    For bytes or a data URI, the text "its image" replaces the path.
-    """
-    try:
-        yield
-    except SampleError as error:
-        name = source if isinstance(source, str) and not source.startswith("data:") else "its image"
-        raise SampleError(error.reason, f"{name}: {error.detail}") from None
+def source_name(source: str | bytes) -> str:
+    """Returns the path of an image or video for messages; of bytes and of a data URI, the text "its image"."""
+    return source if isinstance(source, str) and not source.startswith("data:") else "its image"
 
 
 def media_kind(medium: ImagePlan | VideoPlan) -> str:

@@ -9,7 +9,6 @@ import lzma
 import os
 import struct
 import tarfile
-import time
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Self
 from worldsmith.config.errors import describe_error
 from worldsmith.data.content_fingerprint import file_fingerprint
 from worldsmith.data.stream.errors import DataError
-from worldsmith.files.atomic import locked_temporary_folder, publish_folder
+from worldsmith.files.atomic import build_once
 from worldsmith.files.remote import cache_folder
 
 log = logging.getLogger(__name__)
@@ -28,8 +27,6 @@ TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 SUFFIXES = (*TARS, ".zip")
 USUAL = tuple(f"{stem}{suffix}" for stem in ("videos", "images") for suffix in (".tar.gz", ".tgz", ".tar", ".zip"))
 """File names by which media archives in a dataset folder are found."""
-WAIT = 0.5
-"""Seconds between two checks while another process unpacks."""
 DAMAGE = ".damage.jsonl"
 """File in an unpacked folder that lists the members of its archive that could not be unpacked."""
 DAMAGED = (
@@ -91,17 +88,12 @@ def unpacked(archive: Path) -> Path:
     if not mark:
         raise DataError(f"the archive {archive} cannot be read: expected a file. Use its path, or the unpacked folder")
     target = unpack_location(archive) / f".unpacked_{archive.name}.{mark}"
-    while not target.is_dir():
-        try:
-            with locked_temporary_folder(target) as aside:
-                if target.is_dir():  # another process has finished in the meantime
-                    break
-                log.warning("unpacking %s into %s, once", archive, target)
-                count = unpack(archive, aside)
-                publish_folder(aside, target)
-                log.warning("unpacked %d files of %s", count, archive)
-        except FileExistsError:
-            time.sleep(WAIT)
+
+    def build(aside: Path) -> None:
+        log.warning("unpacking %s into %s, once", archive, target)
+        log.warning("unpacked %d files of %s", unpack(archive, aside), archive)
+
+    build_once(target, lambda: target.is_dir() or None, build)
     report_damage(archive, target)
     return target
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from dataclasses import field, replace
-from functools import cached_property
-from itertools import accumulate, chain
+from collections.abc import Iterator
+from dataclasses import field
+from itertools import accumulate
 from typing import Any
 
 from worldsmith.config import WrongValueError, wrong
 from worldsmith.config.declare.ranges import Factor
 from worldsmith.data.clips.clip_dataset import ClipDataset
 from worldsmith.data.clips.video_sample import RobotActions
-from worldsmith.data.data_report import DataFlag
+from worldsmith.data.stream.sample_maker import DatasetMix
 
 
-class ClipMix(ClipDataset):
+class ClipMix(DatasetMix, ClipDataset):
     """Several datasets in one stream; packs contain samples of all of them. Keys begin with the dataset's name.
 
     Without weights, an epoch has each sample once. With weights, an epoch is as long as needed to contain each sample
@@ -47,16 +46,7 @@ class ClipMix(ClipDataset):
 
     def __init__(self, config: Config) -> None:
         """Reads all datasets; raises DataError if one of them cannot be read."""
-        self.config = config
-        self.members = {name: config.datasets[name].build() for name in sorted(config.datasets)}
-        self.name = " + ".join(member.name for member in self.members.values())
-        self.limits = " ".join(member.limits for member in self.members.values())
-        self.num_records = sum(member.num_records for member in self.members.values())
-        self.rejections = [
-            replace(rejection, key=f"{name}/{rejection.key}")
-            for name, member in self.members.items()
-            for rejection in member.rejections
-        ]
+        super().__init__(config)
         weights = config.weights or {name: float(len(member)) for name, member in self.members.items()}
         scale = max((len(member) / weights[name] for name, member in self.members.items() if weights[name]), default=0)
         counts = [round(scale * weights[name]) * bool(len(member)) for name, member in self.members.items()]
@@ -65,10 +55,6 @@ class ClipMix(ClipDataset):
 
     def __len__(self) -> int:
         return self.starts[-1]
-
-    @cached_property
-    def num_samples(self) -> int:
-        return sum(member.num_samples for member in self.members.values())
 
     def member(self, index: int, epoch: int) -> tuple[str, int]:
         """Returns (name of the dataset, index in that dataset) of the sample `index` of an epoch."""
@@ -81,20 +67,6 @@ class ClipMix(ClipDataset):
         for name, start in zip(self.members, self.starts):
             for key, facts in self.members[name].listing():
                 yield f"{name}/{key}", facts if not self.config.weights else [start, facts]
-
-    def contents(self) -> Iterable[tuple[str, Any]]:
-        return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.contents())
-
-    def traces(self) -> Iterable[str]:
-        return chain.from_iterable(member.traces() for member in self.members.values())
-
-    def find_traces(self, wanted: Iterable[str]) -> set[str]:
-        return set().union(*(member.find_traces(wanted) for member in self.members.values()))
-
-    def flags(self) -> Iterator[DataFlag]:
-        for name, member in self.members.items():
-            for found in member.flags():
-                yield replace(found, said=f"{found.said} ({name})")
 
     def channels(self) -> dict[str, Any]:
         return {f"{name}: {key}": one for name, data in self.members.items() for key, one in data.channels().items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -24,7 +23,7 @@ from worldsmith.data.robots.clip_mix import ClipMix
 from worldsmith.data.robots.lerobot import SAME_TIME, Episode
 from worldsmith.data.robots.robot_dataset import RobotDataset
 from worldsmith.data.robots.robot_prompt import choose_phrasing, robot_prompt
-from worldsmith.data.stream.errors import SampleError, check_text
+from worldsmith.data.stream.errors import SampleError, check_text, prefixing
 from worldsmith.data.stream.positions import sample_index, sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.sample_maker import Features, SampleMaker, SampleResult, StreamSettings
@@ -99,7 +98,7 @@ class RobotMaker(ClipMaker):
         key, notes, frames = window_key(episode, first), dict[str, str](), config.num_video_frames
         files: VideoFiles = {}
         for camera, (path, _) in episode.videos.items():
-            with naming(path):
+            with prefixing(path):
                 files[camera] = path, *examine(path)
         info = files[self.dataset.views[0][0]][2]
         sizes = arrange((info.width, info.height), [len(row) for row in self.dataset.views], config.resolution)
@@ -190,7 +189,7 @@ class RobotMaker(ClipMaker):
 
         def decode(camera: str) -> Iterator[av.VideoFrame]:
             path, _, info = files[camera]
-            with naming(path):
+            with prefixing(path):
                 yield from pick_times(path, info, times[camera].tolist(), SAME_TIME / self.dataset.fps)
 
         turns = {camera: info.rotation for camera, (_, _, info) in files.items()}
@@ -298,15 +297,6 @@ def compose_cameras(
         images = (av.VideoFrame.from_ndarray(image, format="rgb24") for image in composed)
         composed = np.stack([framing.scale(image, *sizes.content) for image in images])
     return torch.from_numpy(pad_to(composed.transpose(3, 0, 1, 2), sizes.canvas))
-
-
-@contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Context manager that adds the path of a video to the detail of a SampleError."""
-    try:
-        yield
-    except SampleError as error:
-        raise SampleError(error.reason, f"{path}: {error.detail}") from None
 
 
 def pad_to(video: np.ndarray, size: tuple[int, int]) -> np.ndarray:

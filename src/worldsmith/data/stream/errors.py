@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from worldsmith.files.errors import CodedError
 
@@ -26,6 +28,15 @@ class SampleError(ValueError):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+@contextmanager
+def prefixing(name: str) -> Iterator[None]:
+    """Context manager that prefixes the detail of a `SampleError` with `name`, such as the file that caused it."""
+    try:
+        yield
+    except SampleError as error:
+        raise SampleError(error.reason, f"{name}: {error.detail}") from None
 
 
 def read_error(error: OSError) -> SampleError:

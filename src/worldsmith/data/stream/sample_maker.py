@@ -7,8 +7,9 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from worldsmith.data.stream.errors import READ_ERRORS, SampleError, read_error
@@ -96,6 +97,44 @@ class StreamDataset(ABC):
     def run_files(self) -> Mapping[str, str]:
         """Returns the files to store in the run folder, as content by name."""
         return {}
+
+
+class DatasetMix(StreamDataset):
+    """Base class of several datasets in one; the keys of their samples begin with the name of their dataset."""
+
+    def __init__(self, config: Any) -> None:
+        """Reads the datasets of `config.datasets`; raises DataError if one of them cannot be read."""
+        self.config = config
+        self.members = {name: config.datasets[name].build() for name in sorted(config.datasets)}
+        self.name = " + ".join(member.name for member in self.members.values())
+        self.limits = " ".join(member.limits for member in self.members.values()).strip()
+        self.num_records = sum(member.num_records for member in self.members.values())
+        self.rejections = [
+            replace(rejection, key=f"{name}/{rejection.key}")
+            for name, member in self.members.items()
+            for rejection in member.rejections
+        ]
+
+    @cached_property
+    def num_samples(self) -> int:
+        return sum(member.num_samples for member in self.members.values())
+
+    def listing(self) -> Iterable[tuple[str, Any]]:
+        return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.listing())
+
+    def contents(self) -> Iterable[tuple[str, Any]]:
+        return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.contents())
+
+    def traces(self) -> Iterable[str]:
+        return chain.from_iterable(member.traces() for member in self.members.values())
+
+    def find_traces(self, wanted: Iterable[str]) -> set[str]:
+        return set().union(*(member.find_traces(wanted) for member in self.members.values()))
+
+    def flags(self) -> Iterable[Any]:
+        for name, member in self.members.items():
+            for found in member.flags():
+                yield replace(found, said=f"{found.said} ({name})")
 
 
 def digest(facts: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +13,7 @@ from worldsmith.evaluation.intervals import (
     accuracy_of,
     correlation_interval,
     fraction_with_interval,
-    mean_interval,
+    mean_with_interval,
 )
 
 if TYPE_CHECKING:
@@ -144,8 +143,7 @@ def measure_numbers(
     return {
         **accuracy_of(right, total),
         "unparsed": sum(answer is None for answer in predictions),
-        "relative_error": math.fsum(errors) / len(errors) if errors else None,
-        "relative_error_interval": mean_interval(sorted(errors)),
+        **mean_with_interval("relative_error", errors),
     }
 
 

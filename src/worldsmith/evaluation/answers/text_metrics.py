@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.evaluation.answers.answer_text import normalize, token_f1
-from worldsmith.evaluation.intervals import accuracy_of, fraction_with_interval, mean_interval
+from worldsmith.evaluation.intervals import accuracy_of, fraction_with_interval, mean_with_interval
 from worldsmith.files.errors import require_libraries
 
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ def measure_texts(
         "soft_correct": soft,
         **fraction_with_interval("soft_accuracy", soft, total),
         "soft_threshold": soft_threshold,
-        "token_f1": mean(overlaps),
-        "token_f1_interval": mean_interval(sorted(overlaps)),
+        **mean_with_interval("token_f1", overlaps),
     }
     if total and "bleu" in metrics:
         values_by_name |= bleu(answers, truths)
@@ -68,11 +66,7 @@ def measure_texts(
     if total and bert_score is not None:
         scores = bert_score.compare(answers, truths)
         for name in ("precision", "recall", "f1"):
-            values = [getattr(score, name) for score in scores]
-            values_by_name |= {
-                f"bertscore_{name}": mean(values),
-                f"bertscore_{name}_interval": mean_interval(sorted(values)),
-            }
+            values_by_name |= mean_with_interval(f"bertscore_{name}", [getattr(score, name) for score in scores])
         values_by_name |= {"bertscore_model": bert_score.config.model, "bertscore_layer": bert_score.layer}
     return values_by_name
 
@@ -98,10 +92,5 @@ def rouge(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
     scores = [scorer.score(truth, answer) for answer, truth in zip(answers, truths)]
     figures: dict[str, Any] = {}
     for name in ROUGE:
-        values = [score[name].fmeasure for score in scores]
-        figures |= {name: mean(values), f"{name}_interval": mean_interval(sorted(values))}
+        figures |= mean_with_interval(name, [score[name].fmeasure for score in scores])
     return figures
-
-
-def mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None

@@ -13,7 +13,7 @@ from worldsmith.families.cogvideox.architecture import ImageConfig, NetworkConfi
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.sampling import PipelineDefaults, SchedulerSampler, SchedulerSolver
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
-from worldsmith.models.real_values import with_real_values
+from worldsmith.models.real_values import real_values
 from worldsmith.models.video_model import (
     NOISE_LEVELS,
     DynamicGuidance,
@@ -251,7 +251,7 @@ class CogVideoXSampler(SchedulerSampler):
 
     model: CogVideoXGenerator
 
-    @with_real_values
+    @real_values()
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
         scheduler = self.model.defaults.make_scheduler(self.sampling.scheduler or self.model.defaults.scheduler)
         scheduler.set_timesteps(self.sampling.steps)

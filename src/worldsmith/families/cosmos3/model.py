@@ -31,7 +31,7 @@ from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.families.diffusers_pipeline.sampling import SchedulerSolver, make_unipc_scheduler
 from worldsmith.models.model import Model
 from worldsmith.models.network_parts import NetworkParts
-from worldsmith.models.real_values import with_real_values
+from worldsmith.models.real_values import real_values
 from worldsmith.models.video_model import (
     MODES,
     NOISE_LEVELS,
@@ -308,7 +308,7 @@ class Cosmos3Sampler(VideoSampler):
 
     model: Cosmos3Generator
 
-    @with_real_values
+    @real_values()
     def make_scheduler(self) -> Any:
         """Builds the UniPC scheduler of diffusers with the noise levels of the released models.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.real_values import real_values, with_real_values
+from worldsmith.models.real_values import real_values
 from worldsmith.models.video_model import GenerationDefaults, InitialState, Predict, SampleLayout, VideoSampler
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class SchedulerSampler(VideoSampler):
 class FlowMatchSampler(SchedulerSampler):
     """Sampler with diffusers' Euler scheduler for flow matching; the model's defaults must be `FlowMatchDefaults`."""
 
-    @with_real_values
+    @real_values()
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
         import numpy as np
 

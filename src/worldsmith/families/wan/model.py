@@ -23,7 +23,7 @@ from worldsmith.families.wan.architecture import MASK, NetworkConfig
 from worldsmith.families.wan.image_encoder import WanImageEncoder
 from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, hub_name, is_local, local_folder
-from worldsmith.models.real_values import in_simulation, with_real_values, without_values
+from worldsmith.models.real_values import in_simulation, real_values, without_values
 from worldsmith.models.video_model import InitialState, Mode, SampleLayout, Sampling, VideoSampler
 from worldsmith.models.video_vae.wan import WanFamilyVAE
 from worldsmith.models.video_vae.wan_files import TEMPORAL_FACTOR
@@ -311,7 +311,7 @@ class WanSampler(SchedulerSampler):
 
     model: WanGenerator
 
-    @with_real_values
+    @real_values()
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
         scheduler = self.model.defaults.make_scheduler(self.sampling.shift)
         scheduler.set_timesteps(self.sampling.steps)

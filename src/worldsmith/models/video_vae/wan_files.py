@@ -15,7 +15,7 @@ from worldsmith.files.json_file import are_numbers, read_json_object
 from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, find_layout, find_layout_without_download, local_path
 from worldsmith.models.real_values import in_simulation, without_values
-from worldsmith.models.video_vae.vae_folder import ALONE, IN_PIPELINE, SUBFOLDER, WEIGHTS, holds_vae
+from worldsmith.models.video_vae.vae_folder import ALONE, IN_PIPELINE, SUBFOLDER, WAN21, WEIGHTS, holds_vae
 from worldsmith.models.weights.torch_file import FILE_ENDINGS, read_torch_file, require_expected_tensors
 
 if TYPE_CHECKING:
@@ -35,26 +35,20 @@ LATENTS_STD = [
     0.5726, 1.2042, 0.5458, 1.6887, 0.3971, 1.0600, 0.3943, 0.5537, 0.5444, 0.4089, 0.7468, 0.7744,
 ]  # fmt: skip
 RELEASED: dict[str, Any] = {
-    "_class_name": "AutoencoderKLWan",
+    **WAN21,
     "base_dim": 160,
     "decoder_base_dim": 256,
     "z_dim": 48,
-    "dim_mult": [1, 2, 4, 4],
-    "num_res_blocks": 2,
-    "attn_scales": [],
-    "temperal_downsample": [False, True, True],
-    "dropout": 0.0,
     "is_residual": True,
     "in_channels": 12,
     "out_channels": 12,
     "patch_size": 2,
     "scale_factor_spatial": 16,
-    "scale_factor_temporal": 4,
     "latents_mean": LATENTS_MEAN,
     "latents_std": LATENTS_STD,
 }
 """Config in diffusers' format of the released VAE of Wan 2.2 (704.7 M parameters)."""
-CLASS_NAME = "AutoencoderKLWan"
+CLASS_NAME = RELEASED["_class_name"]
 PTH_NAME = "Wan2.2_VAE.pth"
 SPATIAL_FACTOR, TEMPORAL_FACTOR = RELEASED["scale_factor_spatial"], RELEASED["scale_factor_temporal"]
 """Compression of Wan 2.2: pixels per latent, in height and in width, and frames per latent frame after the first."""

@@ -6,7 +6,7 @@ import re
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import groupby
@@ -100,8 +100,7 @@ class MemoryTracker(TorchDispatchMode):
         finally:
             self._enter_phase(before)
 
-    @contextmanager
-    def in_host_ram(self, enabled: bool = True) -> Iterator[None]:
+    def in_host_ram(self, enabled: bool = True) -> AbstractContextManager[None]:
         """Context manager: counts new storages as host RAM and not as memory of the run's device.
 
         Outside of such a block, outputs of an operator are in host RAM if one of its inputs is, except for copies to a
@@ -110,11 +109,7 @@ class MemoryTracker(TorchDispatchMode):
         Args:
             enabled: False: count them as device memory.
         """
-        before, self._in_host_ram = self._in_host_ram, enabled
-        try:
-            yield
-        finally:
-            self._in_host_ram = before
+        return replaced(self, "_in_host_ram", enabled)
 
     def wrap_as_phase(self, name: str, owner: Any, method: str, *, before: Callable[[], None] = lambda: None) -> None:
         """Replaces `owner.method` by a wrapper that calls `before()` and then runs the method as the phase `name`."""

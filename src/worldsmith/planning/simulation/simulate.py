@@ -20,7 +20,7 @@ from worldsmith.checkpoint.run.staging_buffer import lay_out
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.models import weight_sum
 from worldsmith.models.model import Model
-from worldsmith.models.real_values import real_values, with_real_values
+from worldsmith.models.real_values import real_values
 from worldsmith.planning.simulation.fake_world import replaced
 from worldsmith.planning.simulation.phase_peaks import Timeline, weighted_sum
 from worldsmith.planning.simulation.tracked_run import TrackedRun, simulated_run
@@ -264,7 +264,7 @@ def save(run: TrackedRun) -> None:
             torch.empty(size * background, dtype=torch.uint8)
 
     state.checkpointer, state.loader = SimpleNamespace(world=run.world, save=keep), SimpleNamespace(state_dict=dict)
-    state._rng_state = with_real_values(state._rng_state)
+    state._rng_state = real_values()(state._rng_state)
     with equal_sums_once():
         state.save(background=run.config.checkpoint.async_save)
 

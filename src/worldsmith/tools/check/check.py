@@ -31,6 +31,7 @@ from worldsmith.distributed.world import world_size
 from worldsmith.files.remote import is_remote
 from worldsmith.models.hub import LOOKED
 from worldsmith.models.model import Model
+from worldsmith.planning.plan import least_ranks
 from worldsmith.tasks.registry import TASKS, task_of
 from worldsmith.tasks.task import Task
 from worldsmith.tools.check.inspect_data import counted, labeled_line, larger_cap, read_data, report_lines, wrap_labeled
@@ -142,11 +143,9 @@ class CheckData(RayAction, RunAction):
     @property
     def processes(self) -> int:
         """Number of ranks of the run: from the flag, else WORLD_SIZE, else the parallelism degrees of the config."""
-        asked = self.tree.model.config.parallelism
         if self.config.processes is not None or "WORLD_SIZE" in os.environ:
             return self.config.processes or world_size()
-        shards, copies = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
-        return int(max(1, shards) * max(1, copies) * asked.context_parallel_shard_degree)
+        return least_ranks(self.tree)
 
     def inspect(self) -> CheckResult:
         """Inspects the data and the requirements of the run; returns the result, in which most errors become problems.

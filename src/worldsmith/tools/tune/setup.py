@@ -16,8 +16,9 @@ from worldsmith.dialects.cosmos_rl.policy import Route, route
 from worldsmith.dialects.cosmos_rl.train.sources import TEST_SIZE
 from worldsmith.distributed.world import require_devices
 from worldsmith.files.errors import require_libraries
+from worldsmith.planning.plan import least_ranks
 from worldsmith.tools.tune.final import FinalData
-from worldsmith.tools.tune.source import Source, processes_of
+from worldsmith.tools.tune.source import Source
 from worldsmith.tools.tune.space import Space, as_words
 from worldsmith.tools.tune.strategy import Strategy
 from worldsmith.tools.tune.trial_run import visible_devices
@@ -83,7 +84,7 @@ class StudySetup:
     @cached_property
     def processes(self) -> int:
         """Number of processes that the parallelism degrees of the baseline require."""
-        return processes_of(self.base.tree)
+        return least_ranks(self.base.tree)
 
     @cached_property
     def space(self) -> Space:

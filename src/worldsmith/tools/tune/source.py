@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +21,6 @@ from worldsmith.dialects.cosmos_rl.train.key_rules import FORM, RESUME
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
 from worldsmith.dialects.cosmos_rl.train.read_spec import is_train_spec, parent_of_spec
 from worldsmith.dialects.translation import translate
-from worldsmith.distributed.degrees import NAMES
 from worldsmith.training.trainer import Trainer
 
 SECTIONS = tuple(name for name in Trainer.Config.__dataclass_fields__ if name != "custom")
@@ -168,12 +166,6 @@ FOLDERS = ("results_dir", "train.output_dir")
 def launched(words: Sequence[str], processes: int) -> list[str]:
     """Returns the arguments `words` of a `worldsmith` command, after those of `launch` if `processes` is above 1."""
     return [*(["launch", "--nproc-per-node", str(processes)] if processes > 1 else []), *words]
-
-
-def processes_of(tree: Trainer.Config) -> int:
-    """Returns the number of processes that the parallelism degrees of a run require; a degree of -1 counts as 1."""
-    degrees = tree.model.config.parallelism
-    return math.prod(max(1, getattr(degrees, name)) for name in NAMES)
 
 
 def in_keys(mark: Search) -> Search:

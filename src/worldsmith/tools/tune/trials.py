@@ -17,9 +17,9 @@ from worldsmith.config.errors import UserError
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.files.locks import in_use
 from worldsmith.monitor.terminal_text import print_message
+from worldsmith.planning.plan import least_ranks
 from worldsmith.tools.tune.record import RUNS, Record, ended
 from worldsmith.tools.tune.setup import StudySetup
-from worldsmith.tools.tune.source import processes_of
 from worldsmith.tools.tune.space import as_words
 from worldsmith.tools.tune.strategy import ExhaustedError, PruningDecision, TrialPlan
 from worldsmith.tools.tune.trial_run import TrialRun, environment_of, visible_devices
@@ -255,7 +255,7 @@ class Trials:
         """Returns the run of a trial for its plan and the index of its slot; starts no process."""
         config, source, folder = self.setup.config, self.setup.source, self.record.path(plan.number)
         words = as_words(plan.settings)
-        processes = processes_of(source.load(words).tree) if words else self.setup.processes
+        processes = least_ranks(source.load(words).tree) if words else self.setup.processes
         job = {"project": self.record.folder.absolute().name, "group": RUNS, "name": folder.name, "folder": ""}
         words += as_words({f"job.{name}": value for name, value in job.items()})
         after = ["evaluate", str(folder), "-o", f"{folder}/evaluation", "--json", "--", *config.evaluate]

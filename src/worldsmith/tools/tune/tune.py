@@ -22,10 +22,11 @@ from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
 from worldsmith.files.atomic import write_text
 from worldsmith.monitor.lineage import read_lineage, record_of, write_lineage
 from worldsmith.monitor.terminal_text import print_message
+from worldsmith.planning.plan import least_ranks
 from worldsmith.tools.tune.final import run_in_child
 from worldsmith.tools.tune.record import BEST, PAGE, RUNS, TRIALS, Record, lock_study, require_same_study, trial_as_line
 from worldsmith.tools.tune.setup import StudySetup
-from worldsmith.tools.tune.source import launched, processes_of
+from worldsmith.tools.tune.source import launched
 from worldsmith.tools.tune.space import as_words
 from worldsmith.tools.tune.strategy import PRUNERS, SAMPLERS, ExhaustedError
 from worldsmith.tools.tune.trial_run import program
@@ -278,7 +279,7 @@ class Results:
         """Command line that trains with the best settings: a training spec with overrides, or best.yaml."""
         best = self.record.best
         words = [] if best is None else trial_as_line(best, self.record.path(best.number))["words"]
-        processes = processes_of(self.setup.source.load(words).tree)
+        processes = least_ranks(self.setup.source.load(words).tree)
         if best is not None and self.setup.source.is_spec:
             return f"worldsmith {shlex.join(self.setup.source.command(words, processes=processes))}"
         return f"worldsmith {shlex.join(launched(['train', str(self.record.folder / BEST_RUN)], processes))}"

@@ -9,7 +9,7 @@ from worldsmith.config.declare.ranges import NotNegative
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, record_name, with_system
 from worldsmith.data.conversations.datasets.llava import tagged_turns
-from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.data.stream.errors import DataError, SampleError, prefixing
 from worldsmith.files.errors import require_libraries
 
 
@@ -51,11 +51,9 @@ class LlavaOneVision(ChatDataset):
         record = self.records[index]
         image = record.get("image")
         images = [] if image is None else [Part("image", source=image_source(image))]
-        try:
+        with prefixing(record_name(record) or str(index)):
             turns = tagged_turns(record.get("conversations"), images, [])
             return check_turns(with_system(turns, self.config.system_prompt))
-        except SampleError as error:
-            raise SampleError(error.reason, f"{record_name(record) or index}: {error.detail}") from None
 
     def listing(self) -> Iterable[tuple[str, Any]]:
         """Yields (key, [path, subset, split, revision]) of each record; records are not read before the run."""

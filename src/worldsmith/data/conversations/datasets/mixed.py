@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, Self
 
 from worldsmith.data.conversations.conversation import Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, with_system
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
-from worldsmith.data.data_report import DataFlag
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.sample_maker import DatasetMix
 
 
-class MixedDataset(ChatDataset):
+class MixedDataset(DatasetMix, ChatDataset):
     """Concatenation of several chat datasets, in the order of their names; an epoch has each conversation once."""
 
     class Config(ChatDataset.Config):
@@ -39,15 +39,7 @@ class MixedDataset(ChatDataset):
     def __init__(self, config: Config) -> None:
         """Reads all datasets; raises DataError if one of them cannot be read."""
         config.check()
-        self.config = config
-        self.members = {name: config.datasets[name].build() for name in sorted(config.datasets)}
-        self.name = " + ".join(member.name for member in self.members.values())
-        self.num_records = sum(member.num_records for member in self.members.values())
-        self.rejections = [
-            replace(rejection, key=f"{name}/{rejection.key}")
-            for name, member in self.members.items()
-            for rejection in member.rejections
-        ]
+        super().__init__(config)
         self.starts = [0, *accumulate(len(member) for member in self.members.values())]
 
     def __len__(self) -> int:
@@ -87,17 +79,3 @@ class MixedDataset(ChatDataset):
     def require_rates(self) -> None:
         for member in self.members.values():
             member.require_rates()
-
-    def flags(self) -> Iterable[DataFlag]:
-        for name, member in self.members.items():
-            for found in member.flags():
-                yield replace(found, said=f"{found.said} ({name})")
-
-    def contents(self) -> Iterable[tuple[str, Any]]:
-        return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.contents())
-
-    def traces(self) -> Iterable[str]:
-        return chain.from_iterable(member.traces() for member in self.members.values())
-
-    def listing(self) -> Iterable[tuple[str, Any]]:
-        return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.listing())

@@ -26,7 +26,7 @@ from worldsmith.families.cosmos3.network.rope import (
     text_positions,
     video_positions,
 )
-from worldsmith.models.real_values import with_real_values
+from worldsmith.models.real_values import real_values
 from worldsmith.models.video_model import ActionLayout, SampleLayout
 
 ADDED_TOKENS = 2
@@ -199,7 +199,7 @@ class PackedSequence:
         return [math.prod(grid) + rows for grid, rows in zip(self.grids, self.action_rows)]
 
 
-@with_real_values
+@real_values()
 def pack_samples(
     layouts: Sequence[SampleLayout],
     config: NetworkConfig,

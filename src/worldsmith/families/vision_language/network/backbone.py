@@ -23,7 +23,7 @@ from worldsmith.models.lora import init_adapter, is_adapter
 from worldsmith.models.model_files import read_settings
 from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_name
-from worldsmith.models.real_values import in_simulation, with_real_values
+from worldsmith.models.real_values import in_simulation, real_values
 
 PACKABLE = (*VISUAL, "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "deepseek_v3", "llama4_text")
 """Model types whose attention separates samples in a packed row by position ids; others do not, or were not tested."""
@@ -89,7 +89,7 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
                 delattr(module, name)
                 module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
     if visual:  # its result depends on the values of tokens and grids
-        network.model.get_rope_index = with_real_values(network.model.get_rope_index)
+        network.model.get_rope_index = real_values()(network.model.get_rope_index)
         decoder = decoder_of(network)
         if hasattr(decoder, "_deepstack_process"):
             decoder._deepstack_process = add_by_rows(decoder._deepstack_process)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from worldsmith.data.clips.clip_records import VIDEOS, ShardSample, samples_of, text_of
+from worldsmith.data.clips.clip_records import ShardSample, samples_of, text_of
 from worldsmith.data.json_records import parse_json, read_lines
 from worldsmith.data.shards.addresses import part_address
 from worldsmith.data.shards.tar_index import index_of
@@ -452,11 +452,7 @@ def clip_of_sample(
     Raises:
         SampleError: With the reason missing_file, bad_record, bad_caption or bad_json.
     """
-    if sample.repeated:
-        raise SampleError("bad_record", f"two members are named {sample.key}.{sample.repeated}")
-    video = next((sample.members[ending] for ending in VIDEOS if ending in sample.members), None)
-    if video is None:
-        raise SampleError("missing_file", f"the sample has no video; its members are {', '.join(sample.members)}")
+    video = sample.video()
     entry = entries.get(sample.key.split(COPY)[0], {}) if "id" in sample.members else {}
     captions = caption_of({name: entry[name] for name in columns if name in entry})
     if len(columns) == 1 and columns[0] in entry:
