@@ -19,7 +19,6 @@ from worldsmith.data.stream.errors import DataError, SampleError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.inspect_clips import InspectedClip
     from worldsmith.models.video_model import GenerationDefaults
 
 logger = logging.getLogger(__name__)
@@ -61,9 +60,14 @@ def use_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tu
     Raises:
         DataError: If none of the first `CLIPS_TO_TRY` clips is readable.
     """
-    part = first_part(dataset, LatentGrid(*grid))
-    height, width = part.size
-    return replace(defaults, height=height, width=width, num_frames=part.selection.count, fps=part.fps)
+    from worldsmith.data.clips.inspect_clips import inspect_window
+
+    for window in dataset.windows[:CLIPS_TO_TRY]:
+        with suppress(SampleError):
+            part = inspect_window(window, dataset.config, LatentGrid(*grid), random.Random(0))
+            height, width = part.size
+            return replace(defaults, height=height, width=width, num_frames=part.selection.count, fps=part.fps)
+    raise DataError(f"none of the first clips of {dataset.name} can be read")
 
 
 def first_windows(dataset: VideoDataset, count: int) -> dict[str, Window]:
@@ -128,17 +132,3 @@ def read_clip(
     part = inspect_window(window, dataset.config, LatentGrid(*grid), random.Random(0))
     framing = Framing((size[1], size[0]), "training")
     return torch.from_numpy(read_frames(window.path, part.info, part.selection.indices, framing)), part.fps
-
-
-def first_part(dataset: VideoDataset, grid: LatentGrid) -> InspectedClip:
-    """Returns the size, frames and fps of the first readable clip of a dataset, as training uses them.
-
-    Raises:
-        DataError: If none of the first `CLIPS_TO_TRY` clips is readable.
-    """
-    from worldsmith.data.clips.inspect_clips import inspect_window
-
-    for window in dataset.windows[:CLIPS_TO_TRY]:
-        with suppress(SampleError):
-            return inspect_window(window, dataset.config, grid, random.Random(0))
-    raise DataError(f"none of the first clips of {dataset.name} can be read")

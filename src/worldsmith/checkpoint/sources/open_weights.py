@@ -13,6 +13,7 @@ from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH, start_in
 from worldsmith.checkpoint.sources.remote_model import fetch_model, fetched, in_store, pinned
+from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
 from worldsmith.checkpoint.sources.verify import WEIGHTS, has_checksums, require_intact
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
@@ -55,8 +56,6 @@ def open_weights(
         FileNotFoundError: If the path contains no weights.
         UserError: If a file is damaged or the format is not supported.
     """
-    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
-
     world = world or World()
     if in_store(str(path)):
         path = fetched(world.broadcast(pinned(str(path))), field=field)
@@ -90,8 +89,6 @@ def require_weights(path: str, *, field: str, family: str = "") -> None:
         FileNotFoundError: If the path contains no weights.
         UserError: If the format is not supported.
     """
-    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
-
     local = fetch_model(path, field=field, download=False) if in_store(path) else path
     root = None if local is None else find_without_download(full_name(str(local)), file_patterns=FILES, field=field)
     if root is None:  # it exists in a store or on the Hub
@@ -117,8 +114,6 @@ def require_same_kind(root: Path, world: World, *, field: str) -> None:
         world: Ranks to compare.
         field: Config field or option that contains the path, for messages.
     """
-    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors
-
     model = own_model_folder(root)
     kind = "safetensors" if has_safetensors(root) else "a run"
     if find_source(root) is not None:

@@ -68,11 +68,6 @@ def is_archive(path: str | Path) -> bool:
     return str(path).lower().endswith(SUFFIXES)
 
 
-def archives_in(folder: Path) -> list[Path]:
-    """Returns the paths of the media archives (`USUAL`) that exist in the folder of a dataset."""
-    return [folder / name for name in USUAL if (folder / name).is_file()]
-
-
 def unpacked(archive: Path) -> Path:
     """Unpacks an archive, unless this has been done before, and returns the folder with its files.
 
@@ -218,7 +213,8 @@ def media_folders(root: Path) -> Sequence[Path]:
     """
     folders: list[Path] = []
     damaged: list[DamagedArchiveError] = []
-    for archive in [root] if is_archive(root) else archives_in(root):
+    archives = [root] if is_archive(root) else [root / name for name in USUAL if (root / name).is_file()]
+    for archive in archives:
         try:
             folders.append(unpacked(archive))
         except DamagedArchiveError as error:

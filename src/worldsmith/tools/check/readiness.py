@@ -19,7 +19,7 @@ from worldsmith.distributed.degrees import Degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
 from worldsmith.files.write_checks import nearest_folder, require_writable
-from worldsmith.models.hub import LOOKED, HubName
+from worldsmith.models.hub import LOOKED, TOKEN, HubName, MissingPartError, ask_hub, has_token
 from worldsmith.models.model import Model
 from worldsmith.models.model_files import cached, hub_name, is_local
 from worldsmith.models.weights.weight_table import table_of
@@ -116,8 +116,6 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError
-
-    from worldsmith.models.hub import TOKEN, MissingPartError, ask_hub, has_token
 
     for name, hub, patterns in names_on_hub(tree):
         fact: dict[str, Any] = {"field": name, "name": str(hub), "state": "not available"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from worldsmith.actions.action import Action, Result
-from worldsmith.checkpoint.dcp.dcp_folder import checkpoint_of_model_folder
+from worldsmith.checkpoint.dcp.dcp_folder import checkpoint_of_model_folder, save_part
 from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place, state_versions
 from worldsmith.checkpoint.formats.export_weights import CONFIG, GIGABYTE, STEM, native_config, write_safetensors
 from worldsmith.checkpoint.formats.family_formats import AddsHeads, DType, LoadsPipelineAdapters, assembling, formats_of
@@ -280,8 +280,6 @@ def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torc
     import torch
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.metadata import MetadataIndex
-
-    from worldsmith.checkpoint.dcp.dcp_folder import save_part
 
     class ReadingPlanner(DefaultSavePlanner):
         """DCP save planner for tensors on the meta device; reads each tensor from its source when it is written."""

@@ -19,7 +19,7 @@ from worldsmith.actions.action import Result, make_progress_reporter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.distributed.world import World
+from worldsmith.distributed.world import World, gather_tensors
 from worldsmith.files.atomic import remove_leftovers, write_text
 from worldsmith.files.json_file import read_json_object
 
@@ -244,7 +244,6 @@ def branch_share(world: World) -> BranchShare | None:
 
     The result also has the collective function that exchanges predictions between the two ranks of a pair.
     """
-    from worldsmith.distributed.world import gather_tensors
     from worldsmith.sampling.generate_videos import BranchShare
 
     if world.context_group is None:

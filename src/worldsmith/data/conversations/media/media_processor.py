@@ -10,6 +10,7 @@ from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, PositiveFactor
 from worldsmith.config.declare.search import Popular, Search
 from worldsmith.data.conversations.media.limits import Limits, VideoLimits, read_limits
+from worldsmith.data.stream.errors import SampleError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -160,7 +161,6 @@ class MediaProcessor(Configurable):
             SampleError: If the video is not readable, or does not have these frames.
         """
         from worldsmith.data.conversations.media.frames_and_sizes import choose_frames, patch_times
-        from worldsmith.data.stream.errors import SampleError
         from worldsmith.data.video_decoder import examine
 
         limits, config = self.videos, self.config
@@ -258,7 +258,6 @@ class MediaProcessor(Configurable):
         Raises:
             SampleError: If the video is truncated.
         """
-        from worldsmith.data.stream.errors import SampleError
         from worldsmith.data.video_decoder import frame_times
 
         if fps is not None or not info.variable_rate:

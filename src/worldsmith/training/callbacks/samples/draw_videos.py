@@ -19,6 +19,7 @@ from worldsmith.data.stream.errors import SampleError
 from worldsmith.models.video_model import NOISE_LEVELS, GenerationDefaults, VideoSampler
 from worldsmith.monitor.short_text import WEIGHTS_NAMES
 from worldsmith.sampling.sample_settings import SampleSettings
+from worldsmith.sampling.training_data import first_windows, read_clip, read_first_frame, use_first_clip
 from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
 
 if TYPE_CHECKING:
@@ -138,7 +139,6 @@ class DrawVideos(DrawSamples):
             return
         from worldsmith.checkpoint.formats.family_formats import formats_of
         from worldsmith.sampling.requests import GenerationRequest, read_request
-        from worldsmith.sampling.training_data import use_first_clip
 
         run, config = trainer.config, self.config
         model: Any = trainer.model
@@ -185,7 +185,6 @@ class DrawVideos(DrawSamples):
         are returned. `source`: label of the dataset, `TRAINING` or `HELD_OUT`.
         """
         from worldsmith.sampling.requests import GenerationRequest, read_request
-        from worldsmith.sampling.training_data import first_windows
 
         found = {
             caption: ClipCaption(window, data, source)
@@ -267,8 +266,6 @@ class DrawVideos(DrawSamples):
         Existing files are not written again. The result contains None for a clip that cannot be read; it is empty if
         the prompts are not from the data.
         """
-        from worldsmith.sampling.training_data import read_clip
-
         model: Any = trainer.model
         files: list[Path | None] = []
         for caption, request in zip(self.captions, self.requests):
@@ -320,8 +317,6 @@ def request_arguments(captions: Mapping[str, ClipCaption], model: Any) -> list[d
         Dicts with `prompt`; if the model cannot generate from text only, also with `condition`, the first frame of the
         clip, and `condition_frames`, which is 1.
     """
-    from worldsmith.sampling.training_data import read_first_frame
-
     if FROM_TEXT & set(model.modes):
         return [{"prompt": caption} for caption in captions]
     return [
