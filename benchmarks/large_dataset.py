@@ -2,9 +2,10 @@
 
     python benchmarks/large_dataset.py [--records 10000000] [--quick]
 
-Writes a data set file with this number of records, with one window each, and starts three programs that each build the data
-loader: the first one also writes the index. Each then does what a run does at its start (fingerprint, position,
-overlap with the validation data, order of the first two epochs) and reads 10,000 windows in the order of an epoch.
+Writes a data set file with this number of records, with one window each, and starts three programs that each build
+the data loader: the first one also writes the index. Each then does what a run does at its start (fingerprint,
+position, overlap with the validation data, order of the first two epochs) and reads 10,000 windows in the order of an
+epoch.
 Before that, a data set of 100,000 records is read without an index, for comparison. Printed are seconds from the start
 of the program, its peak memory in MiB, and bytes per record above that of a data set with one record.
 """

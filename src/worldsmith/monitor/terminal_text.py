@@ -58,9 +58,8 @@ def fit_width(text: str, width: int | None) -> str:
     if width is None:
         return text
     lines: list[str] = []
-    continues = (
-        False  # whether the line belongs to a command of several lines: a break in a quoted word would change it
-    )
+    # Whether the line belongs to a command of several lines: a break in a quoted word would change it.
+    continues = False
     for line in text.split("\n"):
         lines += [line] if continues else _wrap(line, width)
         continues = line.endswith("\\") and (continues or _NOT_WRAPPED.match(line) is not None)

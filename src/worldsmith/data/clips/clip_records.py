@@ -144,7 +144,7 @@ class ShardSample:
     """First suffix that two members of the sample have; "" = all suffixes are different."""
 
     def video(self) -> Member:
-        """Returns the video of the sample; raises SampleError if no member is one, or if two members have one suffix."""
+        """Returns the video of the sample; raises SampleError without one, or if two members have the same suffix."""
         if self.repeated:
             raise SampleError("bad_record", f"two members are named {self.key}.{self.repeated}")
         for ending in VIDEOS:

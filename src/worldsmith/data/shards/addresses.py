@@ -166,9 +166,7 @@ def open_clip(path: str) -> BinaryIO:
 
 @lru_cache(maxsize=1)
 def read_clip(path: str) -> bytes:
-    """Returns the content of a clip that is a tar member or a remote file; the last result is cached in memory.
-
-    Remote files, and members of remote tar files, are read through the cache on disk (`worldsmith.files.remote`).
+    """Returns the content of a tar member or, through the cache on disk, of a remote file; caches the last result.
 
     Args:
         path: Address "FILE#START+SIZE" of a tar member, or address of a remote file.
