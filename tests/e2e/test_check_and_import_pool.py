@@ -49,10 +49,11 @@ def test_the_check_on_ray_reports_what_local_workers_report(tmp_path: Path) -> N
 
 
 def test_a_sample_that_is_too_slow_on_ray_is_skipped(tmp_path: Path) -> None:
+    """A sample may be ready before the process waits for it; then it is in time."""
     config = tiny_runs.tiny_config(tiny_runs.make_world(tmp_path / "world", clips=2))
     action = CheckData.Config(on="ray", workers=1, record_timeout=1e-9).build(run=Loaded(resolve(config)))
     left_out = action.run().facts["data"]["train"]["left_out"]
-    assert left_out["failed"]["count"] == 2
+    assert 1 <= left_out["failed"]["count"] <= 2
     assert "took longer than 1e-09 s" in left_out["failed"]["examples"][0]["detail"]
 
 
