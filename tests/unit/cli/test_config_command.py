@@ -144,7 +144,6 @@ def test_help_and_unknown_actions(capsys: pytest.CaptureFixture[str]) -> None:
         (f"trainer.seed={10**26}", "seed must be at least 0 and below 9.22337e+18"),
         ("checkpoint.load_path=''", 'load_path = "": an empty name'),
         ("checkpoint.upload_to=/tmp/x", 'upload_to = "/tmp/x": checkpoints cannot be uploaded there'),
-        ("dataloader_train.latent_cache=gs://b/c", 'latent_cache = "gs://b/c": the cache is read and written'),
         ("model.config.parallelism.context_parallel_shard_degree=2", "3 attention heads"),
         ("job.project=''", 'job.project = "": it is a folder name'),
         ("job.group=''", 'job.group = "": it is a folder name'),

@@ -281,7 +281,7 @@ def test_a_clip_that_cannot_be_read_costs_no_sample(
             raise SampleError("unreadable", "the file is gone")
         return read_clip(window, *_)
 
-    monkeypatch.setattr("worldsmith.sampling.training_data.read_clip", unreadable)
+    monkeypatch.setattr("worldsmith.training.callbacks.samples.draw_videos.read_clip", unreadable)
     Trainer(video_run(world, every=4, weights=["live"]), run_folder=tmp_path).train()
     assert {s["prompt"].startswith("clip 0"): "real" in s for s in read(tmp_path)} == {True: False, False: True}
     assert "is not shown next to its samples: unreadable: the file is gone" in caplog.text
