@@ -151,7 +151,7 @@ def test_a_data_set_file_is_read_in_pieces(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Lines that end in another piece, and a file that ends with a piece; every third request fails."""
-    monkeypatch.setattr(json_records, "PIECE", 100)
+    monkeypatch.setattr(remote, "PIECE", 100)
     window = {"start_frame": 0, "end_frame": 8, "caption": "é"}
     lines = [json.dumps({"uuid": f"{i}", "vision_path": f"{i}.mp4", "t2w_windows": [window]}) for i in range(9)]
     text = "\n".join(lines).encode()

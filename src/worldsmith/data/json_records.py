@@ -15,12 +15,10 @@ from typing import Any
 
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.json_file import object_of
-from worldsmith.files.remote import is_remote, read_remote, remote_facts
+from worldsmith.files.remote import RemoteFile, is_remote
 
 MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """Matches JSON bytes that may contain an unpaired surrogate (invalid Unicode), which Python's parser accepts."""
-PIECE = 1 << 24
-"""Bytes of a remote file that are read at a time."""
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -30,26 +28,6 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
-
-
-class RemoteFile(io.RawIOBase):
-    """Remote file that is read from start to end in pieces, each of them with retries and through the cache."""
-
-    def __init__(self, address: str) -> None:
-        self.address, self.position, self.piece = address, 0, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self.piece:
-            size = PIECE if remote_facts(self.address).size is not None else None  # unknown: maybe no range requests
-            if size or not self.position:
-                self.piece = memoryview(read_remote(self.address, self.position, size))
-            self.position += len(self.piece)
-        count = min(len(buffer), len(self.piece))
-        buffer[:count], self.piece = self.piece[:count], self.piece[count:]
-        return count
 
 
 def read_lines(file: Path | str) -> Iterator[tuple[int, bytes]]:

@@ -37,6 +37,8 @@ FILLED, SCANS = 7 / 8, 64
 """Fraction of the max size that remains after the cache was trimmed; number of scans while one max size is written."""
 CHECKSUM = 4
 """Number of bytes at the start of a cached file that contain the CRC-32 of its content."""
+PIECE = 1 << 24
+"""Number of bytes that `RemoteFile` reads at a time."""
 ONE_REQUEST = 50 * 2**20
 """Max size in bytes of a file that is read in one request; of a larger one, libraries request several parts at once."""
 LOCAL = ("file://", "local://")
@@ -224,6 +226,26 @@ def read_remote(address: str, start: int = 0, size: int | None = None) -> bytes:
             data = retry(fetch, address)
             save_entry(entry, data)
     return data
+
+
+class RemoteFile(io.RawIOBase):
+    """Remote file that is read from start to end in pieces, each of them with retries and through the cache."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.position, self.piece = address, 0, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self.piece:
+            size = PIECE if remote_facts(self.address).size is not None else None  # unknown: maybe no range requests
+            if size or not self.position:
+                self.piece = memoryview(read_remote(self.address, self.position, size))
+            self.position += len(self.piece)
+        count = min(len(buffer), len(self.piece))
+        buffer[:count], self.piece = self.piece[:count], self.piece[count:]
+        return count
 
 
 def open_cached(address: str) -> CachedFile | None:
