@@ -104,6 +104,7 @@ def line_records(file: str, *, check_uuids: bool = True) -> Iterator[ClipRecord 
 
 
 def repeated_uuid(file: str, line: int, uuid: str) -> Rejection:
+    """Returns the rejection of the record in a line of a dataset file whose uuid an earlier record has."""
     name = f"{os.path.basename(file)}:{line}"
     return Rejection(name, "bad_record", f"the uuid '{uuid}' already occurred", file, line)
 

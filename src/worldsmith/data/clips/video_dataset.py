@@ -227,7 +227,7 @@ class VideoDataset(ClipDataset):
             if isinstance(record, Rejection):
                 self.rejections.append(record)
             else:
-                yield record, sorted(self._windows(record), key=lambda window: window.key)
+                yield record, list(self._windows(record))
 
     def _windows(self, record: ClipRecord) -> Iterator[Window]:
         """Yields the usable windows of the clip in `record`; adds the other windows to `self.rejections`."""

@@ -141,7 +141,7 @@ def index_folder(*facts: Any) -> Path:
 
 
 def open_index(folder: Path) -> WindowIndex | None:
-    """Opens an index; None if it does not exist or is damaged."""
+    """Opens the index in a folder; None if it does not exist or is damaged."""
     try:
         return WindowIndex(folder)
     except DAMAGED:
@@ -181,6 +181,7 @@ def write_index(dataset: Any, folder: Path) -> None:
         text, *columns = (stack.enter_context(open(folder / file, "wb")) for file in (WINDOWS, *COLUMNS))
         for record, windows in dataset.read_clips():
             uuid = record.facts["uuid"]
+            windows = sorted(windows, key=lambda window: window.key)
             rows = [[w.key, w.start_frame, w.end_frame, w.temporal_interval, w.captions] for w in windows]
             content = json.dumps([record.relative_path, record.mark, rows])
             line = f"[{json.dumps([record.path, record.line, uuid])}, {content}]\n".encode()
@@ -233,7 +234,7 @@ def write_index(dataset: Any, folder: Path) -> None:
 
 
 def location_of(path: str) -> str:
-    """Returns what `absolute_path` returns for a clip, faster for many clips in a folder."""
+    """Returns the path of a clip as `absolute_path` does, but resolves the links to each folder only once."""
     if os.path.islink(path):
         return absolute_path(path)
     folder, slash, name = path.rpartition("/")
