@@ -33,8 +33,6 @@ INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 SAME_TIME = 0.25
 """Max difference, in frames, between the time of a frame and its stated time."""
-MAX_VALUE = 3.4028234663852886e38
-"""Max absolute value of a finite float32 number."""
 SOURCE = "\0source"
 """Key in the metadata of an episode for (file, 0-based row) that they were read from; never the name of a column."""
 INFO_CHECKS: list[tuple[str, str, Callable[[Any], bool]]] = [
@@ -86,13 +84,13 @@ class LeRobotDataset:
         """
         index = episode["episode_index"]
         if self.is_v3:
-            places = {name: episode[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
+            numbers = {name: episode[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
         else:
-            places = {"episode_chunk": index // self.info["chunks_size"], "episode_index": index}
+            numbers = {"episode_chunk": index // self.info["chunks_size"], "episode_index": index}
         try:
-            return join_address(self.source, str(Path(self.info[template].format(**places, **names))))
+            return join_address(self.source, str(Path(self.info[template].format(**numbers, **names))))
         except (TypeError, ValueError):
-            detail = f"row {episode[SOURCE][1]}: {prefix}: expected the numbers of a file, found {places}"
+            detail = f"row {episode[SOURCE][1]}: {prefix}: expected the numbers of a file, found {numbers}"
             raise SampleError("bad_metadata", detail) from None
 
     def relative_path(self, path: str) -> str:
@@ -163,8 +161,10 @@ def open_dataset(source: str, cameras: Sequence[str]) -> LeRobotDataset:
         texts = {line["task_index"]: line["task"] for line in json_lines(join_address(source, "meta/tasks.jsonl"))}
     episodes = [row | {SOURCE: (file, number)} for file, rows in tables.items() for number, row in enumerate(rows)]
     if wrong := [row for row in episodes if type(row["episode_index"]) is not int]:
-        place = "{}, row {}".format(*wrong[0][SOURCE])
-        raise ValueError(f"{place}: episode_index: expected an integer, found {wrong[0]['episode_index']!r:.80}")
+        path, row = wrong[0][SOURCE]
+        raise ValueError(
+            f"{path}, row {row}: episode_index: expected an integer, found {wrong[0]['episode_index']!r:.80}"
+        )
     tasks = {index: text for index, text in texts.items() if isinstance(text, str)}
     return LeRobotDataset(
         source, info, is_v3, videos, wanted, sorted(episodes, key=lambda row: row["episode_index"]), tasks
@@ -284,7 +284,7 @@ def column_values(column: Any, name: str, width: int, rows: np.ndarray) -> np.nd
         values = array.to_numpy(zero_copy_only=False).astype(np.float64).reshape(-1, width)
     except (TypeError, ValueError):
         raise SampleError("bad_values", f"{name}: expected numbers, found {array.type}") from None
-    wrong = np.flatnonzero(~(np.abs(values) <= MAX_VALUE).all(1))
+    wrong = np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max).all(1))
     if len(wrong):
         raise SampleError("bad_values", f"row {rows[wrong[0]]}: {name} contains {values[wrong[0]].tolist()}")
     return values

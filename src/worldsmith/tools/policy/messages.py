@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from worldsmith.data.robots.lerobot import MAX_VALUE
 from worldsmith.sampling.policy import ARRANGED, Observation, PolicySpec, RequestError
 
 LIBRARIES = "the WebSocket protocol", "serve", "msgpack", "websockets"
@@ -196,7 +195,7 @@ def check_request(
         except (ValueError, TypeError, OverflowError):
             part = np.empty(0)
         is_numeric = part.dtype.kind in "iuf" and part.shape == (width,)
-        if not is_numeric or not (np.abs(part, dtype=np.float64) <= MAX_VALUE).all():
+        if not is_numeric or not (np.abs(part, dtype=np.float64) <= np.finfo(np.float32).max).all():
             raise RequestError(f"state {name}: expected {width} finite float32 numbers, found {state[name]!r:.80}")
         parts[name] = part.astype(np.float32)
     prompt, seed = message.get("prompt"), message.get("seed")

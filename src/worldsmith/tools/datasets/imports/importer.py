@@ -273,15 +273,16 @@ def add_clip(
             records[-1]["t2w_windows"] += used
             return
         times = {"duration": info.duration, "framerate": info.fps} if info.num_frames > 1 else {}
-        record: dict[str, Any] = {"uuid": clip.key, "vision_path": place_in(folder, path), **times}
+        record: dict[str, Any] = {"uuid": clip.key, "vision_path": relative_or_address(folder, path), **times}
         record |= {"nb_frames": info.num_frames, "width": info.width, "height": info.height}
         record |= {"t2w_windows": used, **clip.extra}
         for name, linked in clip.linked.items():
-            record[name] = {**record[name], "path": place_in(folder, linked)}
+            record[name] = {**record[name], "path": relative_or_address(folder, linked)}
         records.append(record)
 
 
-def place_in(folder: Path, path: str) -> str:
+def relative_or_address(folder: Path, path: str) -> str:
+    """Returns a path relative to `folder`; the address of a remote file is returned unchanged."""
     return path if is_remote(path) else os.path.relpath(path, folder)
 
 
