@@ -96,8 +96,8 @@ def damaged_clips(folder: Path, good: int = 8) -> Path:
 
 
 CHAT_REASONS = {
-    "bad_record": 3, "empty_file": 1, "missing_file": 1, "no_answer": 2, "no_video_stream": 1, "not_a_video": 3,
-    "over_token_cap": 1, "remote_path": 1, "truncated": 2, "unknown_role": 1,
+    "bad_record": 3, "empty_file": 1, "missing_file": 2, "no_answer": 2, "no_video_stream": 1, "not_a_video": 3,
+    "over_token_cap": 1, "truncated": 2, "unknown_role": 1,
 }  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def damaged_chats(folder: Path, good: int = 8) -> Path:
         {"id": "who", **sound, "conversations": [turns[0], {"from": "oracle", "value": "no"}]},
         {"id": "tags", **sound, "conversations": [{"from": "human", "value": "<image>?"}, turns[1]]},
         {"id": "surrogate", **sound, "conversations": [{"from": "human", "value": "\udc00?"}, turns[1]]},
-        {"id": "remote", "video": "https://example.org/a.mp4", "conversations": turns},
+        {"id": "remote", "video": "memory://bucket/a.mp4", "conversations": turns},
         {"id": "large", "conversations": [{"from": "human", "value": "word " * 2000}, turns[1]]},
         {"id": "again", **sound, "conversations": turns},
         "no record",

@@ -15,6 +15,7 @@ from typing import Any
 
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.json_file import object_of
+from worldsmith.files.lines import read_bytes
 from worldsmith.files.remote import RemoteFile, is_remote
 
 MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
@@ -121,11 +122,11 @@ def find_surrogate(value: Any) -> SampleError | None:
     return None
 
 
-def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:
+def read_list(file: Path | str, *, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:
     """Reads a JSON file that contains a list of records, or an object with such a list.
 
     Args:
-        file: JSON file.
+        file: Path or address of a JSON file.
         wrappers: Possible keys of the list, if the file may contain an object.
         single: Key by which an object is recognized as a single record.
 
@@ -136,7 +137,7 @@ def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> 
         DataError: If the file is not valid JSON or contains no such list.
     """
     try:
-        text = file.read_bytes()
+        text = read_bytes(file)
         value, faults = parse_with_repeats(text)
         records = records_in(value, wrappers, single)
     except (OSError, ValueError, RecursionError) as error:

@@ -79,6 +79,16 @@ def is_remote(path: str) -> bool:
     return "://" in path and not path.startswith(LOCAL)
 
 
+def in_store(name: str) -> bool:
+    """Returns whether the name of a model is an address other than that of a Hub repository (hf://)."""
+    return is_remote(full_address(name)) and not name.startswith("hf:/")
+
+
+def full_address(name: str) -> str:
+    """Returns an address with two slashes after the scheme, of which `pathlib` makes one; other names unchanged."""
+    return re.sub(r"^(?!file|local)(\w{2,}):/+", r"\1://", name).rstrip("/")
+
+
 def join_address(folder: str, name: str) -> str:
     """Returns the path or address of `name` in `folder`.
 

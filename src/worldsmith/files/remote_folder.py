@@ -5,16 +5,28 @@ from __future__ import annotations
 import base64
 import hashlib
 import posixpath
+import shutil
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from worldsmith.files.atomic import build_once
 from worldsmith.files.checksum_manifest import summarize_file
-from worldsmith.files.remote import VERSIONS, RemoteError, cache_folder, join_address, open_system, retry
+from worldsmith.files.errors import UserError
+from worldsmith.files.remote import (
+    SECRETS,
+    VERSIONS,
+    RemoteError,
+    cache_folder,
+    full_address,
+    join_address,
+    open_system,
+    retry,
+)
 
 THREADS = 4
 """Number of files that are transferred at the same time; of a large file, up to ten parts."""
@@ -24,6 +36,8 @@ PART = 50 * 2**20
 
 Known = Mapping[str, list[int]]
 """Relative path of each file -> [size in bytes, CRC-32]."""
+Listing = Mapping[str, Mapping[str, Any]]
+"""Relative path of each file -> fsspec's `info`, as from `list_remote`."""
 
 
 def open_fresh(address: str) -> tuple[Any, str]:
@@ -203,26 +217,85 @@ def _download(address: str, path: Path, known: list[int]) -> None:
         raise OSError(f"expected [size, CRC-32] = {known}, received {found}")
 
 
-def cache_key(address: str, files: Mapping[str, Mapping[str, Any]]) -> str:
+def cache_key(address: str, files: Listing) -> str:
     """Returns a key that changes if a file of a remote folder is replaced; `files` as from `list_remote`."""
     facts = [(name, info["size"], *(info[key] for key in VERSIONS if info.get(key))) for name, info in files.items()]
     return hashlib.sha256(repr((address, sorted(facts, key=str))).encode()).hexdigest()[:24]
 
 
-def cached_folder(key: str, name: str, download: Callable[[Path], None] | None) -> Path | None:
-    """Returns the folder `name` in the cache of models; one process of this machine downloads it if it is missing.
+def fetch_folder(
+    name: str, layouts: Sequence[Sequence[str]] = (("*",),), *, field: str, download: bool = True
+) -> Path | None:
+    """Returns the local copy of a model folder, or of one file, in a store; it is downloaded once per machine.
+
+    It is downloaded again if a file in the store was replaced. A file is downloaded together with a file of the same
+    name and the suffix .json, which may contain its config.
 
     Args:
-        key: Key from `cache_key`.
-        name: Name of the folder.
-        download: Writes the files into the folder that is its argument; None: the folder is not downloaded.
+        name: Address of the folder or file.
+        layouts: File patterns, one list per possible layout; of the first layout whose first pattern matches a file,
+            all matching files are downloaded.
+        field: Config field or argument that contains `name`; begins error messages.
+        download: Whether it may be downloaded; False: it is only checked that it exists.
 
     Returns:
-        Path of the folder; None if it is not in the cache and `download` is None.
+        Path of the folder or file; None if it is not in the cache and `download` is False.
+
+    Raises:
+        FileNotFoundError: If the store has no such folder, or no file of any layout.
+        RemoteError: If the storage cannot be reached or denies access.
+        UserError: If the disk has too little free space.
     """
-    target = cache_folder("models") / key / name
+    address = full_address(name)
+    found = list_remote(address)
+    if list(found) == ["."]:
+        root, _, inner = address.rpartition("/")
+        beside = posixpath.splitext(inner)[0] + ".json"
+        found = {file: info for file, info in list_remote(root, recursive=False).items() if file in (inner, beside)}
+        folder = fetch_files(root, found, address=address, field=field, download=download)
+        return None if folder is None else folder / inner
+    for patterns in layouts:
+        if any(fnmatchcase(file, patterns[0]) for file in found):
+            needed = {file: info for file, info in found.items() if any(fnmatchcase(file, one) for one in patterns)}
+            return fetch_files(address, needed, address=address, field=field, download=download)
+    lacks = f"no {' or '.join(patterns[0] for patterns in layouts)} in it" if found else "the store has no such folder"
+    raise FileNotFoundError(f"{field} {SECRETS.sub('', address)}: {lacks}")
+
+
+def fetch_files(
+    root: str, files: Listing, *, address: str, field: str, download: bool = True, key: Listing | None = None
+) -> Path | None:
+    """Returns the folder in the cache of models with files of a remote folder; one process downloads them if needed.
+
+    Args:
+        root: Address of the remote folder.
+        files: The files, as from `list_remote`.
+        address: Address of the model, for the key in the cache and for messages.
+        field: Config field or argument that contains the address; begins error messages.
+        download: Whether the files may be downloaded.
+        key: Files which have not been replaced since an earlier download if that is used; None: all of `files`.
+
+    Returns:
+        Path of the folder; None if it is not in the cache and `download` is False.
+
+    Raises:
+        RemoteError: If a file cannot be read.
+        UserError: If the disk has too little free space.
+    """
+    target = cache_folder("models") / cache_key(address, files if key is None else key) / root.rpartition("/")[2]
+    sizes = {file: [info["size"]] for file, info in files.items()}
 
     def find() -> Path | None:
         return target if target.exists() else None
 
-    return find() if download is None else build_once(target, find, download)
+    def fetch(folder: Path) -> None:
+        needed, free = sum(size for (size,) in sizes.values()), shutil.disk_usage(folder).free
+        if needed > free:
+            raise UserError(
+                f"{field} {SECRETS.sub('', address)}: expected {needed / 2**20:.1f} MiB free in "
+                f"{cache_folder('models')}, found {free / 2**20:.1f} MiB. Free disk space, or set XDG_CACHE_HOME to a "
+                "folder on a larger disk"
+            )
+        download_files(root, folder, sizes)
+
+    return build_once(target, find, fetch) if download else find()

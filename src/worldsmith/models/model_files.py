@@ -1,4 +1,4 @@
-"""Locates a model's files: in a local folder, in the Hugging Face cache, or in a hub repository."""
+"""Locates a model's files: in a local folder, the Hugging Face cache, a hub repository or an object store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from worldsmith.assets import asset_path
 from worldsmith.config.tree.suggest import did_you_mean_folder
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import json_type, read_json_object
-from worldsmith.files.remote import is_remote
+from worldsmith.files.remote import in_store
+from worldsmith.files.remote_folder import fetch_folder
 from worldsmith.files.untrusted_folder import listed_files
 from worldsmith.models.families import find_released
 from worldsmith.models.hub import (
@@ -43,8 +44,9 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
     Existing local paths come first, then the Hugging Face cache, then the hub.
 
     Args:
-        name: A path, `org/name`, `org/name@revision`, the short name of a released model, or
-            `hf://org/name[@revision][/folder or file]`, which is never treated as a local path.
+        name: A path, `org/name`, `org/name@revision`, the short name of a released model,
+            `hf://org/name[@revision][/folder or file]`, which is never treated as a local path, or the address of a
+            folder or file in an object store, such as `s3://bucket/folder`.
         file_patterns: Required files of the repository, as shell patterns relative to the named folder. The cache
             is used if it has a file of the first pattern, and every matching file that a weight index there lists.
         field: Config field or argument that `name` comes from, such as "checkpoint.load_path"; begins error
@@ -54,14 +56,17 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
         The folder, or the file if `name` is that of a file.
 
     Raises:
-        FileNotFoundError: If the files are neither local, nor in the cache, nor on the hub.
+        FileNotFoundError: If the files are neither local, nor in the cache, nor on the hub or in the store.
+        RemoteError: If the store cannot be reached or denies access.
     """
+    if in_store(name):
+        return find_layout(name, (file_patterns,), field=field)
     found = find_local(name, file_patterns=file_patterns, field=field)
     return found if isinstance(found, Path) else download(found, file_patterns, field)
 
 
 def find_without_download(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path | None:
-    """Returns the local path of a model if its files are on this machine; None if they can be downloaded from the hub.
+    """Returns the local path of a model if its files are on this machine; None if they can be downloaded.
 
     Args:
         name: Path, hub name or short name of a released model; `local_folder` lists the formats.
@@ -69,8 +74,10 @@ def find_without_download(name: str, *, file_patterns: Sequence[str] = ("*",), f
         field: Config field or argument that contains `name`; begins error messages.
 
     Raises:
-        FileNotFoundError: If the files are neither on this machine nor available on the hub.
+        FileNotFoundError: If the files are neither on this machine nor available on the hub or in the store.
     """
+    if in_store(name):
+        return fetch_folder(name, (file_patterns,), field=field, download=False)
     found = find_local(name, file_patterns=file_patterns, field=field)
     if isinstance(found, Path):
         return found
@@ -91,6 +98,9 @@ def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> P
     Raises:
         FileNotFoundError: If no layout is found.
     """
+    stored = fetch_folder(name, layouts, field=field) if in_store(name) else None
+    if stored is not None:
+        return stored
     hub = hub_name(name)
     if hub is None or hub.inner or is_local(name):
         layouts = layouts[-1:]
@@ -106,7 +116,7 @@ def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> P
 
 
 def find_layout_without_download(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path | None:
-    """Returns the local path of a model whose repository may have one of several layouts; None if only the hub has it.
+    """Returns the local path of a model whose repository may have one of several layouts; None if not downloaded yet.
 
     Args:
         name: Path, hub name or short name of a released model; `local_folder` lists the formats.
@@ -116,6 +126,8 @@ def find_layout_without_download(name: str, layouts: Sequence[Sequence[str]], *,
     Raises:
         FileNotFoundError: If no layout is found.
     """
+    if in_store(name):
+        return fetch_folder(name, layouts, field=field, download=False)
     hub = hub_name(name)
     if hub is None or is_local(name) or any(cached(hub, patterns) is not None for patterns in layouts):
         return find_layout(name, layouts, field=field)
@@ -240,7 +252,7 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
 
 
 def _why_not_on_the_hub(name: str) -> str:
-    if is_remote(name):
+    if in_store(name):
         return "; this component is read from this machine or from the hub. Copy the folder and name the copy"
     if name.startswith(SCHEME):
         return f", and hub names have the form {SCHEME}org/name[@revision][/folder]"

@@ -20,7 +20,7 @@ from worldsmith.checkpoint.run.checkpoint_store import newer_stored, require_acc
 from worldsmith.checkpoint.run.find_checkpoint import list_candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.open_weights import require_weights
-from worldsmith.checkpoint.sources.remote_model import fetch_model, in_store
+from worldsmith.checkpoint.sources.remote_model import fetch_model
 from worldsmith.checkpoint.sources.warm_start import ADAPTER_FILES, read_initial_adapter
 from worldsmith.config.declare.configurable import find, walk
 from worldsmith.config.errors import Problem, UserError
@@ -31,6 +31,7 @@ from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
+from worldsmith.files.remote import in_store
 from worldsmith.files.write_checks import require_writable
 from worldsmith.models.model_files import find_without_download
 from worldsmith.models.weights.weight_table import table_of

@@ -24,12 +24,11 @@ from worldsmith.checkpoint.run.find_checkpoint import find_latest, folder_name, 
 from worldsmith.checkpoint.run.save_error import SaveError, describe_causes, is_disk_full, is_expected
 from worldsmith.checkpoint.run.staging_buffer import StagedLayout, Stager, allocate_private
 from worldsmith.checkpoint.run.write_checkpoint import Save, WriterProcess, tidy_up, write_checkpoint
-from worldsmith.checkpoint.sources.remote_model import in_store
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.distributed.coordination_group import PeerError, SideGroup
 from worldsmith.distributed.world import World
-from worldsmith.files.remote import is_remote
+from worldsmith.files.remote import in_store, is_remote
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

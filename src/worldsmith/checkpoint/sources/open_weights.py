@@ -12,7 +12,7 @@ from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders, find_l
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH, start_in
-from worldsmith.checkpoint.sources.remote_model import fetch_model, fetched, in_store, pinned
+from worldsmith.checkpoint.sources.remote_model import fetch_model, fetched, pinned
 from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
 from worldsmith.checkpoint.sources.verify import WEIGHTS, has_checksums, require_intact
 from worldsmith.checkpoint.sources.weight_source import WeightSource
@@ -22,6 +22,7 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.config.yaml.yaml_text import read_yaml
 from worldsmith.distributed.world import World
 from worldsmith.files.json_file import read_json_object
+from worldsmith.files.remote import in_store
 from worldsmith.models.fill_parameters import fill
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.model_files import find_without_download, local_folder

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 from pathlib import Path
 
 from worldsmith.checkpoint.run.find_checkpoint import BEST, BEST_POINTER, NAME, POINTER
 from worldsmith.checkpoint.sources.verify import WEIGHTS
 from worldsmith.files.checksum_manifest import MANIFEST
-from worldsmith.files.errors import UserError
-from worldsmith.files.remote import SECRETS, cache_folder, is_remote, join_address
-from worldsmith.files.remote_folder import cache_key, cached_folder, download_files, list_remote, read_remote_text
-from worldsmith.monitor.short_text import format_bytes
+from worldsmith.files.remote import SECRETS, full_address, in_store, join_address
+from worldsmith.files.remote_folder import fetch_files, fetch_folder, list_remote, read_remote_text
 
 CHECKPOINTS = "checkpoints"
 RECORDS = (".yaml", ".json", ".jsonl", ".txt")
 """Suffixes of the files of a run folder that belong to its copy in a store."""
-
-
-def in_store(name: str) -> bool:
-    """Returns whether the name of a model is an address other than that of a Hub repository (hf://)."""
-    return is_remote(full_address(name)) and not name.startswith("hf:/")
-
-
-def full_address(name: str) -> str:
-    """Returns an address with two slashes after the scheme, of which `pathlib` makes one; other names unchanged."""
-    return re.sub(r"^(?!file|local)(\w{2,}):/+", r"\1://", name).rstrip("/")
 
 
 def pinned(name: str) -> str:
@@ -66,34 +52,16 @@ def fetch_model(name: str, *, field: str, download: bool = True) -> Path | None:
         UserError: If the disk has too little free space.
     """
     address = pinned(name)
-    root, inner, files = address, "", list_remote(address)
     run, _, checkpoint = address.rpartition(f"/{CHECKPOINTS}/")
-    if list(files) == ["."]:
-        root, _, inner = address.rpartition("/")
-        files = {inner: files["."]}
-    elif NAME.fullmatch(checkpoint):
-        if MANIFEST not in files:
-            raise FileNotFoundError(f"{field} {SECRETS.sub('', address)}: the store has no complete checkpoint there")
-        root, inner = run, f"{CHECKPOINTS}/{checkpoint}"
-        weights = {file: info for file, info in files.items() if file.startswith((*WEIGHTS, MANIFEST))}
-        records = list_remote(run, recursive=False).items()
-        files = {file: info for file, info in records if file.endswith(RECORDS)}
-        files |= {f"{inner}/{file}": info for file, info in weights.items()}
-    if not files:
-        raise FileNotFoundError(f"{field} {SECRETS.sub('', address)}: the store has no such folder")
-    key = cache_key(address, {file: info for file, info in files.items() if file.startswith(inner)})
-    sizes = {file: [info["size"]] for file, info in files.items()}
-
-    def fetch(folder: Path) -> None:
-        needed, free = sum(size for (size,) in sizes.values()), shutil.disk_usage(folder).free
-        if needed > free:
-            raise UserError(
-                f"{field} {SECRETS.sub('', address)}: expected {format_bytes(needed)} free in {cache_folder('models')},"
-                f" found {format_bytes(free)}. Free disk space, or set XDG_CACHE_HOME to a folder on a larger disk"
-            )
-        download_files(root, folder, sizes)
-
-    found = cached_folder(key, root.rpartition("/")[2], fetch if download else None)
+    if not NAME.fullmatch(checkpoint):
+        return fetch_folder(address, field=field, download=download)
+    weights = {file: info for file, info in list_remote(address).items() if file.startswith((*WEIGHTS, MANIFEST))}
+    if MANIFEST not in weights:
+        raise FileNotFoundError(f"{field} {SECRETS.sub('', address)}: the store has no complete checkpoint there")
+    inner = f"{CHECKPOINTS}/{checkpoint}"
+    files = {file: info for file, info in list_remote(run, recursive=False).items() if file.endswith(RECORDS)}
+    key = {f"{inner}/{file}": info for file, info in weights.items()}
+    found = fetch_files(run, files | key, address=address, field=field, download=download, key=key)
     return None if found is None else found / inner
 
 

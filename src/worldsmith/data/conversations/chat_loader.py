@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from worldsmith.config import wrong
@@ -112,7 +111,7 @@ class ChatLoader(PackingDataLoader):
     @classmethod
     def dataset_at(cls, path: str) -> ChatDataset.Config | None:
         kinds = (LlavaDataset, ManifestDataset, MessagesDataset, SavedDataset)
-        return next((kind.Config(path=path) for kind in kinds if kind.is_at(Path(path))), None)
+        return next((kind.Config(path=path) for kind in kinds if kind.is_at(path)), None)
 
 
 class ChatMaker(SampleMaker[ChatSample]):

@@ -27,7 +27,7 @@ class Part:
     kind: Literal["text", "image", "video"]
     text: str = ""
     source: str | bytes = ""
-    """Path of an image or video; for an image also its bytes or a data URI."""
+    """Path or address of an image or video; for an image also its bytes or a data URI."""
     fps: float | None = None
     """Frame rate that the dataset states for a video; None = frame rate of the file."""
     resized: tuple[int, int] | None = None

@@ -19,7 +19,8 @@ from worldsmith.config.errors import describe_error
 from worldsmith.data.content_fingerprint import file_fingerprint
 from worldsmith.data.stream.errors import DataError
 from worldsmith.files.atomic import build_once
-from worldsmith.files.remote import cache_folder
+from worldsmith.files.remote import cache_folder, file_exists, is_remote, join_address
+from worldsmith.files.remote_folder import fetch_folder
 
 log = logging.getLogger(__name__)
 
@@ -200,23 +201,25 @@ def escapes_folder(name: str) -> bool:
     return name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]
 
 
-def media_folders(root: Path) -> Sequence[Path]:
+def media_folders(root: str) -> Sequence[Path]:
     """Unpacks the media archives of a dataset and returns the folders with their files.
 
     Archives that are completely damaged are skipped with a warning, unless all archives are.
 
     Args:
-        root: An archive, or a dataset folder that contains archives.
+        root: Path or address of an archive, or of a dataset folder that contains archives. From a store, archives are
+            downloaded.
 
     Raises:
         DataError: If an archive cannot be unpacked for another reason than damage, or if all archives are damaged.
     """
     folders: list[Path] = []
     damaged: list[DamagedArchiveError] = []
-    archives = [root] if is_archive(root) else [root / name for name in USUAL if (root / name).is_file()]
+    archives = [root] if is_archive(root) else list(filter(file_exists, (join_address(root, name) for name in USUAL)))
     for archive in archives:
+        local = fetch_folder(archive, field="media_root") if is_remote(archive) else None
         try:
-            folders.append(unpacked(archive))
+            folders.append(unpacked(Path(archive) if local is None else local))
         except DamagedArchiveError as error:
             damaged.append(error)
     if damaged and not folders:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from worldsmith.files.remote import in_store
+from worldsmith.files.remote_folder import fetch_folder
 from worldsmith.models.model_files import cached, hub_name, is_local, local_path, read_settings
 
 VISUAL = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -154,15 +157,21 @@ def find_config(name: str) -> dict[str, Any] | None:
     """Returns the config.json content of a model folder or hub repository, without downloads.
 
     Args:
-        name: Folder, or hub name; a repository that is not in the Hugging Face cache is looked up in the table of
-            released models.
+        name: Folder, address of a folder in a store, or hub name; a repository that is not in the Hugging Face cache
+            is looked up in the table of released models.
 
     Returns:
-        The content; None if the folder has no config.json, or the repository is neither cached nor in the table.
+        The content; None if the folder has no config.json, the store cannot be read, or the repository is neither
+        cached nor in the table.
 
     Raises:
         UserError: If config.json cannot be read or has implausible sizes.
     """
+    if in_store(name):
+        with suppress(OSError):  # reported by `check_files`
+            stored = fetch_folder(name, (("config.json",),), field="model_name")
+            return None if stored is None else read_settings(stored)
+        return None
     from huggingface_hub.constants import HF_HUB_CACHE
 
     hub, folder = hub_name(name), local_path(name) if is_local(name) else None

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.files.json_file import read_optional_json
+from worldsmith.files.remote import in_store
+from worldsmith.files.remote_folder import fetch_folder
 from worldsmith.models.model_files import SCHEME, SubstituteComponent, local_path
 from worldsmith.models.real_values import in_simulation
 from worldsmith.models.video_vae.posterior import PosteriorVAE
@@ -40,26 +42,36 @@ class CogVideoXVAE(PosteriorVAE):
     class Config(PosteriorVAE.Config):
         class_name: ClassVar[str] = "AutoencoderKLCogVideoX"
 
-        def sat_file(self) -> Path | None:
-            """Returns the SAT file that `vae_path` names; None if it names a folder or repository."""
-            is_file = self.vae_path.endswith(FILE_ENDINGS) and not self.vae_path.startswith(SCHEME)
-            return local_path(self.vae_path) if is_file else None
+        @property
+        def is_sat(self) -> bool:
+            """Whether `vae_path` names a file of SAT, and not a folder or repository."""
+            return self.vae_path.endswith(FILE_ENDINGS) and not self.vae_path.startswith(SCHEME)
 
         def check_files(self) -> None:
-            file = self.sat_file()
-            if file is None:
+            if not self.is_sat:
                 super().check_files()
-            elif "scaling_factor" not in read_sat_config(file) and self.scaling_factor is None:
+            elif file := self.sat_file(download=False):
+                self.check_sat_file(file)
+
+        def sat_file(self, *, download: bool) -> Path | None:
+            """Returns the path of the SAT file; None if it is only in an object store and may not be downloaded."""
+            if not in_store(self.vae_path):
+                return local_path(self.vae_path)
+            return fetch_folder(self.vae_path, field=FIELD, download=download)
+
+        def check_sat_file(self, file: Path) -> None:
+            """Raises ValueError if neither the config nor the JSON file of a SAT file states the scaling factor."""
+            if "scaling_factor" not in read_sat_config(file) and self.scaling_factor is None:
                 raise ValueError(
                     f"{FIELD}: '{file}' does not state the scaling factor of latents; set "
                     "model.config.tokenizer.scaling_factor (1.15258426 for CogVideoX-2B, 0.7 for 5B)"
                 )
 
         def find(self) -> Path:
-            file = self.sat_file()
+            file = self.sat_file(download=True) if self.is_sat else None
             if file is None:
                 return super().find()
-            self.check_files()
+            self.check_sat_file(file)
             return file
 
         def substitute(self) -> SubstituteComponent:
@@ -69,7 +81,7 @@ class CogVideoXVAE(PosteriorVAE):
     config: Config
 
     def load(self) -> Any:
-        if self.config.sat_file() is None or in_simulation():
+        if not self.config.is_sat or in_simulation():
             return super().load()
         import torch
 
@@ -82,7 +94,7 @@ class CogVideoXVAE(PosteriorVAE):
         return model
 
     def library_settings(self) -> dict[str, Any]:
-        return super().library_settings() if self.config.sat_file() is None else read_sat_config(self.source)
+        return read_sat_config(self.source) if self.config.is_sat else super().library_settings()
 
     @property
     def image_scaling_factor(self) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import are_numbers, read_json_object
+from worldsmith.files.remote import in_store
 from worldsmith.files.untrusted_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, find_layout, find_layout_without_download, local_path
 from worldsmith.models.real_values import in_simulation, without_values
@@ -72,9 +73,14 @@ def find_vae(name: str) -> Path:
     Raises:
         FileNotFoundError: If the folder does not exist; the existence of a `.pth` file is not checked.
     """
-    if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
+    if is_local_file(name):
         return local_path(name)
     return vae_within(find_layout(name, PLACES, field="vae_path"))
+
+
+def is_local_file(name: str) -> bool:
+    """Returns whether `vae_path` has the suffix of a file in the original layout, and no address."""
+    return name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME) and not in_store(name)
 
 
 def require_vae(name: str, cell: int) -> None:
@@ -86,7 +92,7 @@ def require_vae(name: str, cell: int) -> None:
         name: Value of `vae_path`.
         cell: Expected pixels per latent position.
     """
-    if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
+    if is_local_file(name):
         read_vae_config(find_vae(name), cell)
     elif (found := find_layout_without_download(name, PLACES, field="vae_path")) is not None:
         read_vae_config(vae_within(found), cell)

@@ -21,9 +21,11 @@ from worldsmith.data.conversations.datasets.messages import MessagesDataset
 from worldsmith.data.conversations.media.frames_and_sizes import rates_differ
 from worldsmith.data.data_report import EXAMPLES
 from worldsmith.data.json_records import read_lines, records_in
+from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_decoder import VideoInfo, examine
 from worldsmith.files.atomic import write_text
+from worldsmith.files.lines import read_bytes
 
 PROVENANCE = ".provenance.json"
 FPS, ORIGIN = "video_fps", "video_fps_from"
@@ -60,7 +62,7 @@ class AnnotateFps(Action):
         Raises UserError if `source` is neither annotations.json nor messages.jsonl, DataError if it cannot be read.
         """
         config = self.config
-        kind = next((kind for kind in (LlavaDataset, MessagesDataset) if kind.is_at(Path(config.source))), None)
+        kind = next((kind for kind in (LlavaDataset, MessagesDataset) if kind.is_at(config.source)), None)
         if kind is None:
             names = f"{LlavaDataset.file_name} or {MessagesDataset.file_name}"
             raise UserError(f"{config.source}: expected conversations ({names}), either the file or its folder")
@@ -92,7 +94,7 @@ class AnnotateFps(Action):
     def run(self) -> Result:
         dataset = self.dataset()
         out = self.check_out(dataset)
-        before = dataset.file.read_bytes()
+        before = read_bytes(dataset.file)
         done = annotate(dataset, replace=self.config.replace, progress=make_progress_reporter("reading rates"))
         facts = self.facts(dataset, done, before, out)
         write_text(out, done.text)
@@ -112,9 +114,9 @@ class AnnotateFps(Action):
         return {
             "made_by": f"worldsmith {__version__} dataset annotate-fps",
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "source": {"path": str(dataset.file.absolute()), "sha256": hashlib.sha256(before).hexdigest()},
+            "source": {"path": absolute_path(dataset.file), "sha256": hashlib.sha256(before).hexdigest()},
             "result": {"path": str(out.absolute()), "sha256": hashlib.sha256(done.text.encode()).hexdigest()},
-            "media_root": str(dataset.media_root.absolute()),
+            "media_root": absolute_path(dataset.media_root),
             "records": dataset.num_records,
             **counts,
         }
@@ -135,7 +137,7 @@ class AnnotateFps(Action):
             if found := getattr(done, name):
                 yield f"  {len(found)} {what}"
                 yield from (f"    record {one['index']} ({one['key']}): {one['detail']}" for one in found[:EXAMPLES])
-        if out.parent.resolve() != dataset.media_root.resolve():
+        if absolute_path(str(out.parent)) != absolute_path(dataset.media_root):
             yield f"  media paths are relative to {dataset.media_root}: use the new file with this media_root"
 
 
@@ -245,7 +247,7 @@ def replace_records(dataset: ChatFile, changed: dict[int, dict[str, Any]]) -> st
     if not isinstance(dataset, LlavaDataset):
         lines = [line.decode(errors="surrogateescape").rstrip("\r\n") for _, line in read_lines(dataset.file)]
         return "".join((to_json(changed[n]) if n in changed else line) + "\n" for n, line in enumerate(lines))
-    container = json.loads(dataset.file.read_bytes())
+    container = json.loads(read_bytes(dataset.file))
     records = records_in(container, WRAPPERS, TURNS)
     for number, record in changed.items():
         records[number] = record

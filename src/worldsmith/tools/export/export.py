@@ -21,13 +21,13 @@ from worldsmith.checkpoint.formats.find_model import find_family, find_model
 from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel
 from worldsmith.checkpoint.run.checkpoint_store import require_access
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
-from worldsmith.checkpoint.sources.remote_model import fetched, in_store
+from worldsmith.checkpoint.sources.remote_model import fetched
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.fingerprint import LINEAGE
-from worldsmith.files.remote import cache_folder, file_exists, join_address
+from worldsmith.files.remote import cache_folder, file_exists, in_store, join_address
 from worldsmith.files.remote_folder import read_remote_text, remove_remote, upload_files, write_remote
 from worldsmith.files.write_checks import files_in
 from worldsmith.models.video_model import GenerationDefaults

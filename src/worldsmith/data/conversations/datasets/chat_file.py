@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,8 +19,10 @@ from worldsmith.data.conversations.conversation import Part, Turn, check_turns
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, record_name, unique, with_system
 from worldsmith.data.conversations.media_archives import is_archive, media_folders
 from worldsmith.data.data_report import DataFlag, flag_records
+from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.files.remote import RemoteError, file_exists, is_remote, join_address
 
 MAX_FPS = 1000
 LOOKED_AT = 100
@@ -58,10 +61,10 @@ class ChatFile(ChatDataset):
 
     class Config(ChatDataset.Config):
         path: str = ""
-        """Dataset file, or its folder."""
+        """Path or address (s3://bucket/folder) of the dataset file, or of its folder."""
         media_root: str = ""
-        """Folder that media paths are relative to, or an archive of it (.tar, .tar.gz, .zip); "" = the folder of the
-        dataset file."""
+        """Folder that media paths are relative to, or an archive of it (.tar, .tar.gz, .zip), as a path or address;
+        "" = the folder of the dataset file."""
         skip: NotNegative = 0
         """Number of records at the beginning of the file to skip."""
         limit: NotNegative = 0
@@ -84,9 +87,8 @@ class ChatFile(ChatDataset):
     def __init__(self, config: Config) -> None:
         """Reads all records; raises DataError if the file cannot be read. Invalid records are in `rejections`."""
         self.config = config
-        self.file = self.find()
-        self.name = str(self.file)
-        self.media_root = Path(config.media_root or (self.file if self.file.is_dir() else self.file.parent))
+        self.file = self.name = self.find()
+        self.media_root = config.media_root.removeprefix("file://") or self.folder
         self.num_records = 0
         self.rejections = []
         self.media_roots = [self.media_root]
@@ -94,10 +96,11 @@ class ChatFile(ChatDataset):
         self.entries: list[Entry] = []
         self._order: list[int | Rejection] = []
         seen: dict[str, int] = {}
+        file_name = os.path.basename(self.file)
         last = config.skip + config.limit if config.limit else None
         for number, line, record in islice(self.read_records(), config.skip, last):
             self.num_records += 1
-            place = f"{self.file.name}:{line}" if line is not None else f"{self.file.name}[{number}]"
+            place = f"{file_name}:{line}" if line is not None else f"{file_name}[{number}]"
             key = unique(record_name(record) or place, seen)
             try:
                 if isinstance(record, SampleError):
@@ -112,9 +115,14 @@ class ChatFile(ChatDataset):
                 shows = any(part.kind == "video" for turn in turns for part in turn.parts)
                 self.entries.append(Entry(key, record, line, number, files_of(turns), shows))
 
-    def find(self) -> Path:
-        """Returns the path of the dataset file (or folder); raises DataError if it does not exist."""
+    def find(self) -> str:
+        """Returns the path or address of the dataset file (or folder); raises DataError if it does not exist."""
         return find_file(self.config.path, self.file_name)
+
+    @property
+    def folder(self) -> str:
+        """Path or address of the folder of the dataset."""
+        return os.path.dirname(self.file)
 
     def open_media(self) -> None:
         """Unpacks the media archives of the dataset at the first call, and updates the paths in `entries`.
@@ -128,10 +136,11 @@ class ChatFile(ChatDataset):
             return
         self._media_open = True
         named = list(islice((file for entry in self.entries for file in entry.files), LOOKED_AT))
-        if not named or (not is_archive(self.media_root) and all(map(os.path.exists, named))):
+        looked_at = named[:1] if is_remote(self.media_root) else named  # each look takes a request
+        if not named or (not is_archive(self.media_root) and all(map(file_exists, looked_at))):
             return
         inside = [os.path.relpath(file, self.media_root) for file in named]
-        folders = [choose_media_root(folder, inside) for folder in media_folders(self.media_root)]
+        folders = [str(choose_media_root(folder, inside)) for folder in media_folders(self.media_root)]
         if folders:
             self.media_roots = folders if is_archive(self.media_root) else [self.media_root, *folders]
             self.entries = [replace(entry, files=files_of(self.parse(entry.record))) for entry in self.entries]
@@ -144,9 +153,13 @@ class ChatFile(ChatDataset):
             )
 
     @classmethod
-    def is_at(cls, path: Path) -> bool:
-        """Returns whether `path` is a dataset of this type: its file, or a folder that contains the file."""
-        return (path / cls.file_name).is_file() if path.is_dir() else path.name == cls.file_name and path.is_file()
+    def is_at(cls, path: str) -> bool:
+        """Returns whether `path` is a dataset of this type: its file, or a folder that contains the file.
+
+        Raises:
+            RemoteError: If its storage cannot be reached or denies access.
+        """
+        return os.path.basename(file := file_at(path, cls.file_name)) == cls.file_name and file_exists(file)
 
     @abstractmethod
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
@@ -201,7 +214,7 @@ class ChatFile(ChatDataset):
         return (trace_of(self.turns(index)) for index in range(len(self)))
 
     def _mark(self, source: str | bytes) -> str:
-        return source.hex() if isinstance(source, bytes) else self._marks.get(source) or os.path.realpath(source)
+        return source.hex() if isinstance(source, bytes) else self._marks.get(source) or absolute_path(source)
 
     def listing(self) -> Iterable[tuple[str, Any]]:
         """Yields (key, [record, content fingerprint of each media file]) of each conversation.
@@ -221,12 +234,12 @@ class ChatFile(ChatDataset):
 
         Args:
             kind: "image" or "video".
-            path: Path as stated in the record, or a data URI for an image.
+            path: Path or address as stated in the record, or a data URI for an image.
             stated_fps: `video_fps` of the record; None if the record has none.
 
         Raises:
-            SampleError: bad_record for an invalid path or frame rate; remote_path for a URL; no_video_fps if the
-                config requires a frame rate and `stated_fps` is None.
+            SampleError: bad_record for an invalid path or frame rate; no_video_fps if the config requires a frame rate
+                and `stated_fps` is None.
         """
         if not isinstance(path, str) or not path or "\0" in path:
             raise SampleError(
@@ -234,11 +247,10 @@ class ChatFile(ChatDataset):
             )
         if kind == "image" and path.startswith("data:"):
             return Part("image", source=path)
-        path = path.removeprefix("file://")
-        if "://" in path or path.startswith("data:"):
-            raise SampleError("remote_path", f"'{path[:200]}' is not a local {kind}; copy it next to the dataset file")
+        if path.startswith("data:"):
+            raise SampleError("bad_record", f"'{path[:80]}' contains a {kind}: expected the path of a file")
         fps = self._fps(stated_fps) if kind == "video" else None
-        first, *others = (os.path.join(root, path) for root in self.media_roots)
+        first, *others = (join_address(root, path) for root in self.media_roots)
         if others and not os.path.exists(first):
             first = next(filter(os.path.exists, others), first)
         return Part(kind, source=first, fps=fps)
@@ -261,7 +273,7 @@ class ChatFile(ChatDataset):
 
 def trace_of(turns: Sequence[Turn]) -> str:
     sources = [part.source for turn in turns for part in turn.parts if part.kind != "text"]
-    return repr(sorted(os.path.realpath(str(source)) for source in sources) or turns)
+    return repr(sorted(absolute_path(str(source)) for source in sources) or turns)
 
 
 def choose_media_root(folder: Path, names: Sequence[str]) -> Path:
@@ -270,15 +282,24 @@ def choose_media_root(folder: Path, names: Sequence[str]) -> Path:
     return max(candidates, key=lambda root: sum((root / name).exists() for name in names))
 
 
-def find_file(path: str, name: str) -> Path:
+def find_file(path: str, name: str) -> str:
     """Returns the file at `path`, or `name` in the folder `path`; raises DataError if it does not exist."""
     if not path:
         raise DataError(f"dataset.path is empty: expected a file, or a folder with {name}")
-    given = Path(path)
-    file = given / name if given.is_dir() else given
-    if not file.is_file():
-        raise DataError(f"{file} does not exist: expected a file, or a folder with {name}")
-    return file
+    file = file_at(path, name)
+    try:
+        if file_exists(file):
+            return file
+    except RemoteError as error:
+        raise DataError(str(error)) from None
+    raise DataError(f"{file} does not exist: expected a file, or a folder with {name}")
+
+
+def file_at(path: str, name: str) -> str:
+    """Returns `path`, or that of the file `name` in it if `path` is a folder; an address without ".json" is one."""
+    path = path if is_remote(path) else str(Path(path.removeprefix("file://")))
+    is_folder = ".json" not in posixpath.basename(path) if is_remote(path) else os.path.isdir(path)
+    return join_address(path, name) if is_folder else path
 
 
 def files_of(turns: Iterable[Turn]) -> tuple[str, ...]:
@@ -320,9 +341,11 @@ def stated_rate(record: Any) -> Any:
 
 def flag_media_elsewhere(dataset: ChatFile) -> Iterator[DataFlag]:
     """Yields a warning if missing media are found in a subfolder, or in the parent, of the media folder."""
+    if is_remote(dataset.media_root):
+        return
     files = list(islice(dict.fromkeys(chain.from_iterable(entry.files for entry in dataset.entries)), LOOKED_AT))
-    missing = [file for file in files if not os.path.exists(file)]
-    root = find_media_root(dataset.media_root, missing)
+    missing = [file for file in files if not is_remote(file) and not os.path.exists(file)]
+    root = find_media_root(Path(dataset.media_root), missing)
     if root is not None:
         of = {file: entry for entry in reversed(dataset.entries) for file in entry.files}
         found = [{"index": of[file].number, "key": of[file].key, "detail": file} for file in missing]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn
@@ -36,8 +35,8 @@ class LlavaDataset(ChatFile):
     file_name = "annotations.json"
 
     @classmethod
-    def is_at(cls, path: Path) -> bool:
-        return super().is_at(path) or (path.is_file() and path.suffix == ".json" and has(path, TURNS))
+    def is_at(cls, path: str) -> bool:
+        return super().is_at(path) or (path.endswith(".json") and has(path, TURNS))
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
         for number, record in enumerate(read_list(self.file, wrappers=WRAPPERS, single=TURNS)):
@@ -51,7 +50,7 @@ class LlavaDataset(ChatFile):
         return tagged_turns(record.get(TURNS), images, videos)
 
 
-def has(file: Path, name: str) -> bool:
+def has(file: str, name: str) -> bool:
     """Returns whether the first record of a JSON file has the key `name`; False if the file cannot be read."""
     try:
         records = read_list(file, wrappers=WRAPPERS, single=TURNS)

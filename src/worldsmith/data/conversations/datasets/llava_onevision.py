@@ -9,8 +9,10 @@ from worldsmith.config.declare.ranges import NotNegative
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, record_name, with_system
 from worldsmith.data.conversations.datasets.llava import tagged_turns
+from worldsmith.data.conversations.datasets.saved import local_copy
 from worldsmith.data.stream.errors import DataError, SampleError, prefixing
 from worldsmith.files.errors import require_libraries
+from worldsmith.files.remote import is_remote
 
 
 class LlavaOneVision(ChatDataset):
@@ -22,7 +24,7 @@ class LlavaOneVision(ChatDataset):
 
     class Config(ChatDataset.Config):
         path: str = "lmms-lab/LLaVA-OneVision-Data"
-        """Hub repository, or a local folder of Parquet or Arrow files."""
+        """Hub repository, or a folder of Parquet or Arrow files, on this machine or in a store (s3://bucket/folder)."""
         subset: str = "ai2d(gpt4v)"
         """Name of the subset (configuration) of the dataset; "" = its only one."""
         split: str = "train"
@@ -90,7 +92,7 @@ def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
 
     try:
         found = datasets.load_dataset(
-            config.path,
+            str(local_copy(config.path)) if is_remote(config.path) else config.path,
             config.subset or None,
             split=config.split,
             revision=config.revision or None,

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Literal
 
+from worldsmith.data.content_fingerprint import READERS
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.conversations.datasets.messages import parse_messages
 from worldsmith.data.json_records import parse_json, read_list
 from worldsmith.data.stream.errors import SampleError, read_error
+from worldsmith.files.lines import read_bytes
+from worldsmith.files.remote import is_remote, join_address
 
 NAMES = {"id": ("id", "name"), "media": ("media", "video"), "conversation": ("conversation", "text")}
 """Keys of a record, and their possible names."""
+BLOCK = 1000
+"""Number of conversation files that are requested at a time."""
 
 
 class ManifestDataset(ChatFile):
@@ -30,11 +36,17 @@ class ManifestDataset(ChatFile):
     file_name = "meta.json"
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        for number, record in enumerate(read_list(self.file)):
-            try:
-                yield number, None, self._complete(record)
-            except SampleError as error:
-                yield number, None, error
+        records = read_list(self.file)
+        with ThreadPoolExecutor(READERS) as pool:  # of a store, each conversation file takes a request
+            for start in range(0, len(records), BLOCK):
+                for number, found in enumerate(pool.map(self._read, records[start : start + BLOCK]), start):
+                    yield number, None, found
+
+    def _read(self, record: Any) -> dict[str, Any] | SampleError:
+        try:
+            return self._complete(record)
+        except SampleError as error:
+            return error
 
     def _complete(self, record: Any) -> dict[str, Any]:
         """Returns a record with the keys id, media, video_fps and conversation (content of the conversation file).
@@ -53,11 +65,11 @@ class ManifestDataset(ChatFile):
         missing = [f"'{' or '.join(NAMES[name])}'" for name, value in found.items() if not isinstance(value, str)]
         if missing:
             raise SampleError("bad_record", f"expected strings under {', '.join(missing)}")
-        file = Path(self.file.parent, str(found["conversation"]))
+        file = join_address(self.folder, str(found["conversation"]))
         try:
-            if not file.is_file():  # nor a pipe, which would be waited for
+            if not is_remote(file) and not os.path.isfile(file):  # nor a pipe, which would be waited for
                 raise FileNotFoundError("it is not a file")
-            text = file.read_bytes()
+            text = read_bytes(file)
         except (OSError, ValueError) as error:
             reason = read_error(error).reason if isinstance(error, OSError) else "missing_file"
             raise SampleError(reason, f"the conversation {file} cannot be read: {error}") from None

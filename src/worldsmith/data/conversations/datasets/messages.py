@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn, role_of
 from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.json_records import first_record, parse_json, read_lines
 from worldsmith.data.stream.errors import SampleError
+from worldsmith.files.remote import file_exists
 
 TEXTS = ("text", "input_text", "output_text")
 MEDIA: dict[str, Literal["image", "video"]] = {
@@ -43,8 +43,8 @@ class MessagesDataset(ChatFile):
     file_name = "messages.jsonl"
 
     @classmethod
-    def is_at(cls, path: Path) -> bool:
-        first = first_record(path) if path.is_file() else None
+    def is_at(cls, path: str) -> bool:
+        first = first_record(path) if file_exists(path) else None
         return super().is_at(path) or isinstance(first, list) or (isinstance(first, dict) and "messages" in first)
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:

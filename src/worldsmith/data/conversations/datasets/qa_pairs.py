@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from worldsmith.data.conversations.conversation import Turn, say
-from worldsmith.data.conversations.datasets.chat_file import ChatFile
+from worldsmith.data.conversations.datasets.chat_file import ChatFile, file_at
 from worldsmith.data.json_records import read_list
 from worldsmith.data.stream.errors import SampleError
+from worldsmith.files.remote import file_exists
 
 SUFFIX = "_benchmark_qa_pairs.json"
 INSTRUCTION = "Give only the letter of the right option."
@@ -28,13 +28,13 @@ class QaPairsDataset(ChatFile):
         usual_media: ClassVar[Literal["image", "video"]] = "video"
 
     def __init__(self, config: Config) -> None:
-        path = Path(config.path)
-        self.file_name = f"{path.name}{SUFFIX}" if path.is_dir() else path.name
+        self.file_name = f"{os.path.basename(config.path.rstrip('/'))}{SUFFIX}"
         super().__init__(config)
 
     @classmethod
-    def is_at(cls, path: Path) -> bool:
-        return (path / f"{path.name}{SUFFIX}").is_file() or (path.is_file() and path.name.endswith(SUFFIX))
+    def is_at(cls, path: str) -> bool:
+        file = file_at(path, f"{os.path.basename(path.rstrip('/'))}{SUFFIX}")
+        return file.endswith(SUFFIX) and file_exists(file)
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
         """Yields (index, None, record) for each question of the file.

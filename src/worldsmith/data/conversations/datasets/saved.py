@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from worldsmith.data.conversations.datasets.messages import listed_media, messag
 from worldsmith.data.json_records import parse_json
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.errors import require_libraries
+from worldsmith.files.remote import file_exists, is_remote, join_address
+from worldsmith.files.remote_folder import fetch_folder
 
 MARKS = ("dataset_dict.json", "state.json")
 """Files by which a folder written by `save_to_disk` is recognized: with several splits, and with one split."""
@@ -46,12 +49,16 @@ class SavedDataset(ChatFile):
     file_name = MARKS[0]
 
     @classmethod
-    def is_at(cls, path: Path) -> bool:
-        return path.is_dir() and any((path / name).is_file() for name in MARKS)
+    def is_at(cls, path: str) -> bool:
+        return any(file_exists(join_address(path, name)) for name in MARKS)
 
-    def find(self) -> Path:
-        folder = Path(self.config.path)
-        if not self.config.path or not folder.is_dir():
+    @property
+    def folder(self) -> str:
+        return self.file
+
+    def find(self) -> str:
+        folder = self.config.path.removeprefix("file://").rstrip("/")
+        if not is_remote(folder) and not os.path.isdir(folder):
             raise DataError(
                 f"the dataset folder '{self.config.path}' does not exist: expected a folder written by "
                 "`save_to_disk` of the library 'datasets'. Set its path as dataset.path"
@@ -142,9 +149,9 @@ def load_rows(config: SavedDataset.Config) -> Any:
     require_libraries(config.path, "datasets", "datasets", error=DataError)
     import datasets
 
-    folder = Path(config.path)
     try:
-        if SavedDataset.is_at(folder):
+        folder = local_copy(config.path)
+        if SavedDataset.is_at(str(folder)):
             found = datasets.load_from_disk(str(folder))
         else:
             if not any(file.suffix in FILES for file in folder.rglob("*")):
@@ -161,7 +168,22 @@ def load_rows(config: SavedDataset.Config) -> Any:
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{folder} cannot be loaded by the library 'datasets': {error}") from error
+        raise DataError(f"{config.path} cannot be loaded by the library 'datasets': {error}") from error
+
+
+def local_copy(path: str) -> Path:
+    """Returns `path`, or the local copy of the dataset in the folder of a store, which is downloaded if needed.
+
+    Raises:
+        FileNotFoundError: If the store has no dataset files there.
+        RemoteError: If the storage cannot be reached or denies access.
+        UserError: If the disk has too little free space.
+    """
+    patterns = [f"*{suffix}" for suffix in FILES]
+    found = (
+        fetch_folder(path, [(one, *patterns) for one in patterns], field="dataset.path") if is_remote(path) else None
+    )
+    return Path(path.removeprefix("file://")) if found is None else found
 
 
 def select_splits(config: SavedDataset.Config, available: list[str]) -> list[str]:

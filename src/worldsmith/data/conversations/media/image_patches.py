@@ -14,8 +14,10 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from torch.nn import functional as F
 
+from worldsmith.data.shards.addresses import read_clip
 from worldsmith.data.stream.errors import SampleError, read_error
 from worldsmith.data.video_decoder import VideoInfo, file_status, pick_few
+from worldsmith.files.remote import is_remote
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
 """Accepted image formats of PIL. EPS is not accepted, since PIL runs another program to decode it."""
@@ -148,7 +150,7 @@ def open_image(source: str | bytes) -> Iterator[Image.Image]:
 
 
 def readable(source: str | bytes) -> str | io.BytesIO:
-    """Returns the argument for `Image.open`: the path, or a buffer with the bytes of an image or data URI.
+    """Returns the argument for `Image.open`: the path, or a buffer with the bytes of an image, data URI or remote file.
 
     Raises:
         SampleError: If a file is missing or not a regular file, the image is empty, or a data URI is not base64.
@@ -165,6 +167,8 @@ def readable(source: str | bytes) -> str | io.BytesIO:
         if not source:
             raise SampleError("empty_file", "the image has 0 bytes")
         return io.BytesIO(source)
+    if is_remote(source):
+        return readable(read_clip(source))
     if file_status(source, "not_an_image").st_size == 0:
         raise SampleError("empty_file", "the file has 0 bytes")
     return source

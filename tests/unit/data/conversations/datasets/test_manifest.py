@@ -65,7 +65,6 @@ def test_media_may_lie_elsewhere_and_state_their_rate(tmp_path: Path) -> None:
             "refers to 2",
         ),
         (RECORD, [{**ASKS, "role": "judge"}, SAYS], "unknown_role", "'judge'"),
-        ({**RECORD, "media": "s3://bucket/a.mp4"}, None, "remote_path", "not a local video"),
     ],
 )
 def test_bad_records_are_left_out(tmp_path: Path, record: Any, conversation: Any, reason: str, words: str) -> None:

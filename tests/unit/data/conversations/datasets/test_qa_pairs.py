@@ -35,5 +35,5 @@ def test_each_question_is_a_conversation(folder: Path) -> None:
     shown = Part("video", source=str(folder / "clips/a.mp4"))
     assert dataset.turns(1) == (say("user", shown, f"When?\n(A) now\n(B) later\n{INSTRUCTION}"), say("assistant", "A"))
     assert [rejection.reason for rejection in dataset.rejections] == ["bad_record"] * 3
-    assert QaPairsDataset.is_at(folder)
+    assert QaPairsDataset.is_at(str(folder))
     assert len(QaPairsDataset.Config(path=str(dataset.file)).build()) == 3
