@@ -12,7 +12,7 @@ import torch
 from worldsmith.config import WrongValueError
 from worldsmith.families.flux.architecture import NetworkConfig, tiny
 from worldsmith.families.flux.model import FluxDefaults, FluxGenerator
-from worldsmith.families.flux.text_encoder import CLIP_TOKENS, FluxTextEncoder
+from worldsmith.families.flux.text_encoder import CLIP_TOKENS, PLACES, FluxTextEncoder
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +83,12 @@ def test_guidance_for_a_network_without_it_is_refused() -> None:
     config = FluxGenerator.Config(network=NetworkConfig(guidance_embeds=False), training_guidance=3.5)
     with pytest.raises(WrongValueError, match="training_guidance"):
         config.check()
+
+
+def test_the_files_of_both_text_encoders_are_downloaded() -> None:
+    (patterns,) = PLACES
+    for encoder, tokenizer in (("text_encoder", "tokenizer"), ("text_encoder_2", "tokenizer_2")):
+        assert {f"{encoder}/config.json", f"{encoder}/*.safetensors", f"{tokenizer}/tokenizer_config.json"} < {
+            *patterns
+        }
+    assert patterns[0] == "text_encoder/config.json"

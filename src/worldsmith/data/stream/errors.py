@@ -32,11 +32,15 @@ class SampleError(ValueError):
 
 @contextmanager
 def prefixing(name: str) -> Iterator[None]:
-    """Context manager that prefixes the detail of a `SampleError` with `name`, such as the file that caused it."""
+    """Context manager that prefixes the detail of a `SampleError` with `name`, such as the file that caused it.
+
+    A detail that begins with `name` stays as it is.
+    """
     try:
         yield
     except SampleError as error:
-        raise SampleError(error.reason, f"{name}: {error.detail}") from None
+        is_named = error.detail.startswith(name)
+        raise SampleError(error.reason, error.detail if is_named else f"{name}: {error.detail}") from None
 
 
 def read_error(error: OSError) -> SampleError:

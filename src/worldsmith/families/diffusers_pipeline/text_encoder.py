@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -42,9 +41,8 @@ def in_pipeline(*parts: tuple[str, str]) -> tuple[str, ...]:
     Args:
         parts: Pipeline subfolders (encoder, tokenizer) of each text encoder.
     """
-    files = ((f"{encoder}/{file}" for file in WEIGHTS) for encoder, _ in parts)
-    others = ((f"{tokenizer}/{file}" for file in TOKENIZER_FILES) for _, tokenizer in parts)
-    return tuple(chain(*files, *others))
+    files = [f"{encoder}/{file}" for encoder, _ in parts for file in WEIGHTS]
+    return (*files, *(f"{tokenizer}/{file}" for _, tokenizer in parts for file in TOKENIZER_FILES))
 
 
 PLACES = (in_pipeline((ENCODER, TOKENIZER)), (*WEIGHTS, *TOKENIZER_FILES))

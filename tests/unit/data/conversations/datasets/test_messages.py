@@ -92,7 +92,7 @@ def test_parts_without_a_name_take_the_next_medium(tmp_path: Path) -> None:
         (asks({"type": "video", "video": "v", "resized_width": 2}), "bad_record", "must both be integers"),
         (asks({"type": "image"}), "bad_record", "the image part has no path, and no path is left in 'images'"),
         (asks({"type": "text", "text": "x"}, images=["a"]), "bad_record", "that no part uses: {'image': 1}"),
-        (asks({"type": "video", "video": "data:video/mp4;base64,AA"}), "bad_record", "contains a video: expected the path"),
+        (asks({"type": "video", "video": "data:video/mp4;base64,AA"}), "bad_record", "contains a video: expected"),
     ],
 )
 def test_bad_lines_are_left_out_with_their_number(tmp_path: Path, line: Any, reason: str, words: str) -> None:
