@@ -32,6 +32,7 @@ from worldsmith.files import remote
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.models.video_vae.wan_files import find_vae, require_vae
 from worldsmith.tools.check.check import find_dataset
+from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
 from worldsmith.training.preflight import check_files
 from worldsmith.training.trainer import Trainer
 
@@ -101,8 +102,10 @@ def test_a_generator_with_its_parts_in_a_store_trains_as_with_those_on_disk(
 def test_a_reasoner_with_model_and_conversations_in_a_store_trains_as_with_those_on_disk(
     chats: Path, store: ObjectStore, tmp_path: Path
 ) -> None:
-    """Every 20th request fails, every 7th body is cut off; a resume on another machine goes on exactly."""
+    """Every 20th request fails, every 7th body is cut off; a resume on another machine goes on exactly. Answers that
+    are drawn during the run, and their media, are the same."""
     config = reasoner_runs.reasoner_config(chats, steps=4, save_iter=2)
+    config.trainer.callbacks["answers"] = DrawAnswers.Config(every=2, samples=3, max_new_tokens=2)
     near = losses_of(config, tmp_path / "near")
     config.model.config.policy.backbone.model_name = "s3://bucket/chats/model"
     config.dataloader_train.dataset.path = "s3://bucket/chats/data"
@@ -114,6 +117,33 @@ def test_a_reasoner_with_model_and_conversations_in_a_store_trains_as_with_those
     config.trainer.max_iter, config.dataloader_train.num_workers = 4, 2
     assert losses_of(config, tmp_path / "far") == near
     assert not (tmp_path / "far/quarantine.jsonl").exists()
+    drawn = [answers_in(tmp_path / name) for name in ("near", "far")]
+    assert drawn[0] == drawn[1]
+    assert any(media for _, media in drawn[0])
+
+
+def answers_in(run: Path) -> list[tuple[str, bytes | None]]:
+    """Each drawn answer with the content of its image or video."""
+    lines = map(json.loads, (run / "answers/samples.jsonl").read_text().splitlines())
+    return [(line["answer"], line["media"] and (run / line["media"]).read_bytes()) for line in lines]
+
+
+def test_conversations_in_a_store_are_evaluated_as_those_on_disk(
+    chats: Path, store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = ["--max-new-tokens", "3", "--dtype", "float32", "--task", "text", "--metrics", "bleu", "--dataset"]
+    found = []
+    for place in (str(chats), "s3://bucket/chats"):
+        out = tmp_path / str(len(found))
+        words = [*how, "LlavaDataset", "--dataset.path", f"{place}/data", "-o", str(out)]
+        assert main(["evaluate", f"{place}/model", *words, "--dry"]) == 0
+        assert "4 of them exist" in capsys.readouterr().out
+        assert main(["evaluate", f"{place}/model", *words]) == 0
+        rows = json.loads((out / "results.json").read_text())
+        (saved,) = (out / "answers").glob("*.jsonl")
+        marks = [json.loads(line).get("question") for line in saved.read_text().splitlines()]
+        found.append(([(row["id"], row["response"]) for row in rows], marks))
+    assert found[0] == found[1]
 
 
 def write_forms(folder: Path) -> None:

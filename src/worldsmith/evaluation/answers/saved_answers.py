@@ -16,6 +16,7 @@ from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import content
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import append_line
+from worldsmith.files.remote import is_remote, read_remote
 from worldsmith.sampling.generate_answers import Answer
 
 FOLDER, SETTINGS = "answers", "settings.json"
@@ -108,8 +109,11 @@ def media_fingerprint(part: Part) -> tuple[str, int]:
     if not is_file(part):
         data = part.source if isinstance(part.source, bytes) else part.source.encode()
         return hashlib.sha256(data).hexdigest(), len(data)
-    file = Path(str(part.source))
+    file = Path(source := str(part.source))
     try:
+        if is_remote(source):
+            data = read_remote(source)
+            return hashlib.sha256(data).hexdigest(), len(data)
         return (content(file), file.stat().st_size) if file.is_file() else (file.name, -1)
     except (OSError, ValueError):
         return file.name, -1

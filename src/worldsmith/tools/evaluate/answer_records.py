@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, write_results
 from worldsmith.evaluation.answers.saved_answers import is_file, media_fingerprint
 from worldsmith.files.atomic import write_text
+from worldsmith.files.remote import is_remote, remote_facts
 from worldsmith.monitor.page.run_page import refresh_page
 
 QUESTION, DURATION = "question", "duration"
@@ -171,8 +173,9 @@ def media_size(part: Part) -> int:
     """Returns the size of an image or video in bytes; -1 if its file cannot be read."""
     if not is_file(part):
         return len(part.source)
+    source = str(part.source)
     try:
-        return Path(str(part.source)).stat().st_size
+        return (remote_facts(source).size or 0) if is_remote(source) else os.path.getsize(source)
     except (OSError, ValueError):
         return -1
 

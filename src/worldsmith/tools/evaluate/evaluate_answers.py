@@ -31,6 +31,7 @@ from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, read_re
 from worldsmith.evaluation.answers.saved_answers import SavedAnswers, question_fingerprint
 from worldsmith.evaluation.answers.text_metrics import Metric
 from worldsmith.files.fingerprint import fingerprint
+from worldsmith.files.remote import file_exists
 from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.tools.evaluate.answer_records import (
@@ -122,7 +123,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         if not self.config.force:
             SavedAnswers(Path(self.config.out)).require_same(self.answer_settings(model))
         media = exam.asked.media()
-        there = sum(Path(name).is_file() for name in media)
+        there = sum(map(file_exists, media))
         yield f"model    {model.folder} ({model.weights_description})"
         if model.adapter is not None:
             place = self.config.merged or Path(self.config.out) / MERGED

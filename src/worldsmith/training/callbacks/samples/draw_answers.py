@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from worldsmith.config.declare.ranges import Count
 from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.shards.addresses import absolute_path, open_clip
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.atomic import replacing
+from worldsmith.files.remote import file_exists, is_remote
 from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
 
 if TYPE_CHECKING:
@@ -115,9 +117,7 @@ class DrawAnswers(DrawSamples):
                     "file": None,
                     "answer": sample.answer,
                     "expected": sample.expected,
-                    "media": None
-                    if sample.media is None
-                    else os.path.relpath(copy_media(sample.media, folder.parent), run),
+                    "media": None if sample.media is None else copy_media(sample.media, folder.parent, run),
                 }
 
 
@@ -159,23 +159,29 @@ def is_streamed(dataset: Any) -> bool:
 
 
 def media_of(turns: Sequence[Turn]) -> str | None:
-    """Returns the file of the last image or video in the question; None without one."""
+    """Returns the path or address of the last image or video in the question; None without one."""
     parts = [part for turn in question(turns) for part in turn.parts if part.kind != "text"]
-    files = [part.source for part in parts if isinstance(part.source, str) and os.path.isfile(part.source)]
+    files = [part.source for part in parts if isinstance(part.source, str) and file_exists(part.source)]
     return files[-1] if files else None
 
 
-def copy_media(source: str, folder: Path) -> Path:
-    """Copies the image or video `source` below `folder`, if it is not there yet, and returns the path of the copy.
+def copy_media(source: str, folder: Path, run: Path) -> str:
+    """Copies the image or video `source` below `folder`, if it is not there yet.
 
-    The report shows only files in the run folder. A file larger than `LARGEST` is not copied; its own path is returned.
+    The report shows only files in the run folder.
+
+    Returns:
+        Path of the copy relative to the folder `run`. A file larger than `LARGEST` is not copied; its own path, or its
+        address, is returned.
     """
-    file = Path(source).resolve()
+    file = absolute_path(source)
     copy = folder / MEDIA / hashlib.blake2b(os.fsencode(file), digest_size=4).hexdigest() / Path(source).name
     if not copy.exists():
-        if file.stat().st_size > LARGEST:
-            return file
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(copy) as aside:
-            shutil.copyfile(file, aside)
-    return copy
+        with open_clip(source) as original:
+            if original.seek(0, os.SEEK_END) > LARGEST:
+                return source if is_remote(source) else os.path.relpath(file, run)
+            original.seek(0)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(copy) as aside, open(aside, "wb") as target:
+                shutil.copyfileobj(original, target)
+    return os.path.relpath(copy, run)
