@@ -64,7 +64,9 @@ def losses_of(config: Trainer.Config, folder: Path) -> list:
     return read_losses(folder)
 
 
-@pytest.mark.parametrize("family", ["cosmos3", "cogvideox", "wan", "flux"])
+@pytest.mark.parametrize(
+    "family", ["cosmos3", "flux", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cogvideox", "wan"))]
+)
 def test_a_generator_with_its_parts_in_a_store_trains_as_with_those_on_disk(
     family: str, store: ObjectStore, tmp_path: Path
 ) -> None:
@@ -136,8 +138,8 @@ def test_conversations_in_a_store_are_evaluated_as_those_on_disk(
     for place in (str(chats), "s3://bucket/chats"):
         out = tmp_path / str(len(found))
         words = [*how, "LlavaDataset", "--dataset.path", f"{place}/data", "-o", str(out)]
-        assert main(["evaluate", f"{place}/model", *words, "--dry"]) == 0
-        assert "4 of them exist" in capsys.readouterr().out
+        assert main(["evaluate", f"{place}/model", *words, "--dryrun"]) == 0
+        assert "5 of them exist" in capsys.readouterr().out
         assert main(["evaluate", f"{place}/model", *words]) == 0
         rows = json.loads((out / "results.json").read_text())
         (saved,) = (out / "answers").glob("*.jsonl")
