@@ -6,8 +6,9 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,10 @@ class HeldOutClips:
         if not isinstance(section, dict) or self.model.weights == "untrained":
             return None
         trained = VideoDataset(from_dict(section["dataset"], VideoDataset.Config))
-        seen = traces(trained)
-        return sum(bool(seen & trace) for trace in map(set, clip_identities_by_window(self.dataset)))
+        own = list(clip_identities_by_window(self.dataset))
+        # The training data may be far larger than the memory, so only the common clips are kept.
+        seen = set(chain.from_iterable(own)).intersection(chain.from_iterable(clip_identities_by_window(trained)))
+        return sum(not seen.isdisjoint(identities) for identities in own)
 
     def measure_loss(self, order: Order, progress: Callable[[int, int], None], *, overwrite: bool) -> HeldOutLoss:
         """Computes the loss of a model on the clips and stores it, or reads the stored loss if no input has changed.
@@ -222,15 +225,10 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
     return VideoLoader.Config(dataset=dataset, max_samples_per_batch=1)
 
 
-def clip_identities_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
-    """Returns (absolute path, content hash) of the clip of each window; an unknown hash is replaced by the path."""
-    marks = [str(facts[0]) for _, facts in dataset.contents()]
-    return [(absolute_path(window.path), mark) for window, mark in zip(dataset.windows, marks, strict=True)]
-
-
-def traces(dataset: VideoDataset) -> set[str]:
-    """Returns the set of the absolute paths and the content hashes of all clips of a dataset."""
-    return {trace for traces in clip_identities_by_window(dataset) for trace in traces}
+def clip_identities_by_window(dataset: VideoDataset) -> Iterator[tuple[str, str]]:
+    """Yields (absolute path, content hash) of the clip of each window; an unknown hash is replaced by the path."""
+    for window, (_, facts) in zip(dataset.windows, dataset.contents(), strict=True):
+        yield absolute_path(window.path), str(facts[0])
 
 
 def build_task(

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.datasets.chat_dataset import record_name, unique
 from worldsmith.evaluation.answers.answer_text import normalize
 from worldsmith.evaluation.answers.parse_answers import LETTERS, parse_letter, parse_yes_no
+from worldsmith.files.lines import read_bytes
+from worldsmith.files.remote import is_remote, join_address
+from worldsmith.files.remote_folder import list_remote
+from worldsmith.models.model_files import local_path
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
-from worldsmith.tools.gaps.url_files import find, is_remote, join, local, read_bytes
 
 RESULTS = "results.json"
 WRAPPERS = ("annotations", "data", "samples", "items")
@@ -43,7 +48,7 @@ class EvaluationResults:
     @cached_property
     def files(self) -> list[str]:
         """Paths or URLs of results.json. Raises UserError if there are none, or several without `merge`."""
-        files = find(self.folder, RESULTS)
+        files = find_results(self.folder)
         if not files:
             raise UserError(f"{self.folder}: found no {RESULTS} in it; `worldsmith evaluate` writes one")
         if len(files) > 1 and not self.merge:
@@ -70,7 +75,7 @@ class EvaluationResults:
     @cached_property
     def records(self) -> list[Lineage]:
         """Lineage records of the evaluations that have one; files at remote URLs have none."""
-        places = [record_of(local(file).resolve()) for file in self.files if not is_remote(file)]
+        places = [record_of(Path(file).resolve()) for file in self.files if not is_remote(file)]
         return [read_lineage(location) for location in places if location is not None]
 
     def find_annotations(self, location: str | None, media: str | None) -> Annotations:
@@ -101,9 +106,9 @@ class EvaluationResults:
                     f"{path} {problem}: it differs from the evaluated file; to use it anyway, pass it as --kpi-ann-path"
                 )
             location = str(path)
-        root = media or (roots.pop() if len(roots) == 1 else "")
+        root = os.path.expanduser(media or "") or (roots.pop() if len(roots) == 1 else "")
         return Annotations(
-            location, root or (location.rpartition("/")[0] if is_remote(location) else str(local(location).parent))
+            location, root or (location.rpartition("/")[0] if is_remote(location) else str(local_path(location).parent))
         )
 
 
@@ -147,7 +152,7 @@ class Annotations:
         """Returns paths or URLs of the media files of the record with this key, joined with the media root."""
         record = self.by_key[key]
         listed = [path for kind in KINDS for path in as_list(record.get(kind))]
-        return [join(self.media_root, path) for path in listed if isinstance(path, str)]
+        return [join_address(self.media_root, path) for path in listed if isinstance(path, str)]
 
     def with_full_paths(self, key: str) -> dict[str, Any]:
         """Returns a copy of the record with this key, in which the media root is prepended to media paths.
@@ -158,9 +163,11 @@ class Annotations:
         for kind in KINDS:
             value = record.get(kind)
             if isinstance(value, str):
-                record[kind] = join(self.media_root, value)
+                record[kind] = join_address(self.media_root, value)
             elif isinstance(value, list):
-                record[kind] = [join(self.media_root, path) if isinstance(path, str) else path for path in value]
+                record[kind] = [
+                    join_address(self.media_root, path) if isinstance(path, str) else path for path in value
+                ]
         return record
 
 
@@ -184,7 +191,7 @@ def strip_placeholders(text: str) -> str:
 
 def read_records(location: str) -> list[Any]:
     """Returns the records of a JSON or JSON Lines file at a path or URL. Raises UserError if it has no records."""
-    text = read_bytes(location)
+    text = read_bytes(location if is_remote(location) else local_path(location))
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -198,6 +205,19 @@ def read_records(location: str) -> list[Any]:
     if not isinstance(data, list) or not any(isinstance(record, Mapping) for record in data):
         raise UserError(f"{location}: expected a list of records, or an object with one under {' or '.join(WRAPPERS)}")
     return data
+
+
+def find_results(folder: str) -> list[str]:
+    """Returns the sorted paths or URLs of the results.json at any depth in a folder; `folder` itself if it is a file.
+
+    Raises:
+        RemoteError: If a URL cannot be reached.
+    """
+    if not is_remote(folder):
+        path = local_path(folder)
+        return [str(path)] if path.is_file() else sorted(map(str, path.rglob(RESULTS)))
+    names = [name for name in list_remote(folder) if name in (".", RESULTS) or name.endswith(f"/{RESULTS}")]
+    return sorted(folder if name == "." else join_address(folder, name) for name in names)
 
 
 def read_rows(file: str) -> list[Mapping[str, Any]]:

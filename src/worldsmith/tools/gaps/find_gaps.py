@@ -7,12 +7,17 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
+from worldsmith.files.atomic import replacing
 from worldsmith.files.errors import require_libraries
+from worldsmith.files.remote import RemoteError, file_exists, is_remote
+from worldsmith.files.remote_folder import write_remote
+from worldsmith.models.model_files import local_path
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.tools.gaps.evaluation_results import (
     Annotations,
@@ -23,7 +28,6 @@ from worldsmith.tools.gaps.evaluation_results import (
     find_gap,
     text_of,
 )
-from worldsmith.tools.gaps.url_files import exists, is_remote, local, write_bytes
 
 SHOWN = 5
 """Examples that an error names."""
@@ -136,7 +140,11 @@ class FindGaps(Action):
         if not config.gaps_parquet.endswith(".json"):
             require_libraries("an output whose name does not end with .json", "gaps", "pyarrow")
         for location in (config.gaps_parquet, self.summary, config.annotations_out):
-            if location is not None and not config.force and exists(location):
+            if (
+                location is not None
+                and not config.force
+                and file_exists(location if is_remote(location) else str(local_path(location)))
+            ):
                 raise FileExistsError(f"{location} already exists: choose another name, or use --force")
 
     def lines(self, facts: Mapping[str, Any]) -> Iterator[str]:
@@ -170,7 +178,7 @@ class FindGaps(Action):
             inputs.append(Input("dataset", self.annotations.location, {"records": len(self.annotations.by_key)}))
         for location in (config.gaps_parquet, config.annotations_out):
             if location and not is_remote(location):
-                write_lineage(local(location), action="gaps", settings=to_dict(config), inputs=inputs)
+                write_lineage(local_path(location), action="gaps", settings=to_dict(config), inputs=inputs)
 
 
 def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mode: Mode) -> list[dict[str, Any]]:
@@ -218,7 +226,7 @@ def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mo
                 "media_exists": all_exist(media),
                 "results_file": answer.file,
                 "row": answer.number,
-                "evaluation": None if is_remote(answer.file) else ids.get(local(answer.file).resolve().parent),
+                "evaluation": None if is_remote(answer.file) else ids.get(Path(answer.file).resolve().parent),
             }
         )
     if lost and annotations is not None:
@@ -263,8 +271,8 @@ def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) 
 def all_exist(media: Sequence[str]) -> bool | None:
     """Returns whether all media files exist; None if the list is empty or a storage location is not reachable."""
     try:
-        return all(map(exists, media)) if media else None
-    except UserError:
+        return all(map(file_exists, media)) if media else None
+    except RemoteError:
         return None
 
 
@@ -278,6 +286,16 @@ def slices_of(row: Mapping[str, Any]) -> list[str]:
 def write_json(location: str, data: Any) -> None:
     """Writes data as JSON to `location`, a path or a URL."""
     write_bytes(location, (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def write_bytes(location: str, data: bytes) -> None:
+    """Writes a file at a path or URL, and its parent folders; RemoteError if a storage cannot be written."""
+    if is_remote(location):
+        return write_remote(location, data)
+    path = local_path(location)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as aside:
+        aside.write_bytes(data)
 
 
 def write_table(location: str, rows: Sequence[Mapping[str, Any]]) -> None:

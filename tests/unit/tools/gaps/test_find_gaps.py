@@ -13,6 +13,7 @@ from pyarrow import parquet
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
+from worldsmith.files.remote import RemoteError
 from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
 from worldsmith.tools.gaps.find_gaps import COLUMNS, FindGaps
 
@@ -256,7 +257,7 @@ def test_places_behind_urls() -> None:
 
 
 def test_a_place_of_another_kind_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"abfs://bucket/out: this type of URL needs another Python package: .*adlfs"):
+    with pytest.raises(RemoteError, match=r"abfs://bucket/out needs a library that is not installed: .*adlfs"):
         FindGaps.Config(results_dir="abfs://bucket/out", gaps_parquet=f"{tmp_path}/g.parquet").build().run()
 
 
