@@ -161,22 +161,18 @@ def find_config(name: str) -> dict[str, Any] | None:
             is looked up in the table of released models.
 
     Returns:
-        The content; None if the folder has no config.json, the store cannot be read, or the repository is neither
-        cached nor in the table.
+        The content; None if there is no config.json, or the repository is neither cached nor in the table.
 
     Raises:
         UserError: If config.json cannot be read or has implausible sizes.
     """
-    if in_store(name):
-        with suppress(OSError):  # reported by `check_files`
-            stored = fetch_folder(name, (("config.json",),), field="model_name")
-            return None if stored is None else read_settings(stored)
-        return None
     from huggingface_hub.constants import HF_HUB_CACHE
 
     hub, folder = hub_name(name), local_path(name) if is_local(name) else None
     if folder is None and hub is not None and Path(HF_HUB_CACHE, f"models--{hub.repo.replace('/', '--')}").is_dir():
         folder = cached(hub, ("config.json",))
+    with suppress(OSError):  # reported by `check_files`
+        folder = fetch_folder(name, (("config.json",),), field="model_name") if in_store(name) else folder
     file = None if folder is None else folder / "config.json"
     return published_config(name) if file is None else read_settings(file.parent) if file.is_file() else None
 
