@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from huggingface_hub import constants
@@ -52,10 +55,20 @@ class Hub:
         if "/resolve/" in path:
             return files.get(path.partition("/resolve/")[2].partition("/")[2])
         if "/tree/" in path:
-            entries = [{"type": "file", "path": f, "size": len(b), "oid": f} for f, b in files.items()]
-            return json.dumps(entries).encode()
+            return json.dumps(self.entries(files, files)).encode()
         siblings = [{"rfilename": f, "size": self.sizes.get(f, len(b))} for f, b in files.items()]
         return json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
+
+    @staticmethod
+    def entries(files: Mapping[str, bytes], wanted: Iterable[str]) -> list[dict[str, Any]]:
+        """What is said of the files and folders with these paths; nothing of those that do not exist."""
+        commit = {"id": COMMIT, "title": "", "date": "2026-01-01T00:00:00.000Z"}
+        known = {"lastCommit": commit}
+        folders = {path.rpartition("/")[0] for path in files} - {""}
+        return [
+            *({"type": "directory", "path": f, "oid": f, **known} for f in wanted if f in folders),
+            *({"type": "file", "path": f, "size": len(files[f]), "oid": f, **known} for f in wanted if f in files),
+        ]
 
 
 @contextmanager
@@ -81,12 +94,29 @@ def serving_hub(
                 body = b""
             else:
                 status, headers = 200, {"ETag": f'"{path.rpartition("/")[2]}"', "X-Repo-Commit": COMMIT}
+            found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+            if found and status == 200:
+                size, first = len(body), int(found[1])
+                status, body = 206, body[first : int(found[2] or size) + 1]
+                headers = {**headers, "Content-Range": f"bytes {first}-{first + len(body) - 1}/{size}"}
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "HEAD":
                 self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            """The facts of some files, as `paths-info`."""
+            form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            files = next((files for name, files in repos.items() if f"/{name}/" in self.path), None)
+            body = b"" if files is None else json.dumps(hub.entries(files, form["paths"])).encode()
+            self.send_response(404 if files is None else 200)
+            if files is None:
+                self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             pass
