@@ -317,3 +317,35 @@ def test_a_vae_file_in_the_original_layout_is_downloaded_with_its_config(store: 
     assert config.find().read_bytes() == b"weights"
     with pytest.raises(FileNotFoundError, match=r"s3://bucket/sat/absent\.pt: the store has no such folder"):
         CogVideoXVAE.Config(vae_path="s3://bucket/sat/absent.pt").check_files()
+
+
+def test_questions_are_asked_about_media_in_a_store(
+    chats: Path, store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder, an archive and one file each give the answers of those on disk."""
+    with tarfile.open(tmp_path / "media.tar", "w") as archive:
+        for file in sorted((chats / "data").glob("*.mp4")):
+            archive.add(file, file.name)
+    store.put("media.tar", (tmp_path / "media.tar").read_bytes())
+    how = ["--prompt", "What is it?", "--max-new-tokens", "3", "--dtype", "float32"]
+    places = {
+        str(chats / "data"): "s3://bucket/chats/data",
+        str(tmp_path / "media.tar"): "s3://bucket/media.tar",
+        str(chats / "data/chat0.mp4"): "s3://bucket/chats/data/chat0.mp4",
+    }
+    for near, far in places.items():
+        answers = []
+        for media in (near, far):
+            out = tmp_path / "answers.json"
+            assert main(["infer", str(chats / "model"), "--media", media, *how, "--out", str(out)]) == 0
+            answers.append([(Path(one["media"][0]).name, one["full_response"]) for one in outcomes(out)])
+            out.unlink()
+        assert answers[0] == answers[1] != []
+    capsys.readouterr()
+    assert main(["infer", str(chats / "model"), "--video", "s3://bucket/chats/data/absent.mp4", *how]) == 2
+    assert "s3://bucket/chats/data/absent.mp4 is not a file" in capsys.readouterr().err
+
+
+def outcomes(out: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(out.read_text())["answers"]
+    return found

@@ -12,7 +12,6 @@ from worldsmith.dialects.cosmos_rl.rules import (
     number_format,
     put_frames,
     put_total_pixels,
-    refuse_remote,
     refuse_remote_output,
 )
 from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed, read_key_rules, renamed
@@ -74,13 +73,6 @@ def device(t: SpecTranslation) -> None:
         )
 
 
-@computed("media")
-def media_files(t: SpecTranslation) -> None:
-    """Sets the path of media files in `t` from the spec's `media`; adds a problem for an object store or the hub."""
-    if not refuse_remote(t, "media"):
-        t.move("media", "media", "renamed")
-
-
 @computed("results_dir")
 def answers_file(t: SpecTranslation) -> None:
     """Sets the output file in `t` to results.json in the spec's `results_dir`; adds a problem for an object store."""
@@ -94,7 +86,8 @@ FORM = SpecForm(
     "inference",
     InferenceSpec,
     (
-        *(model_rule("model_path"), inference_frames, device, media_files, answers_file),
+        *(model_rule("model_path"), inference_frames, device, answers_file),
+        renamed("media", "media"),
         renamed("torch_dtype", "dtype", number_format),
         *read_key_rules("cosmos_rl", "inference", "any_result"),
     ),

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Range, Share
 from worldsmith.config.declare.search import Example, Popular
-from worldsmith.dialects.cosmos_rl.rules import LLAVA, model_rule, refuse_remote, refuse_remote_output
+from worldsmith.dialects.cosmos_rl.rules import LLAVA, model_rule, refuse_remote_output
 from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed, format_value, read_key_rules
 
 CALIBRATION, LENGTH = "calibration_dataset.", "max_sequence_length"
@@ -132,8 +132,6 @@ def calibration(t: SpecTranslation) -> None:
         why = f"no calibration data is set: without --method gptq, {scheme} rounds each weight to the nearest value"
         keys = f"set data with {file}=FILE, or dataset.annotation_path=FILE, for GPTQ, which loses less accuracy"
         t.report(file, "approximated", f"{why}; {keys}", warn=True)
-        return
-    if refuse_remote(t, file, f"{CALIBRATION}media_dir"):
         return
     t.put("method", "gptq", source=file)
     for use in uses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from worldsmith.dialects.cosmos_rl.rules import LLAVA, move_unless_empty, refuse_remote
+from worldsmith.dialects.cosmos_rl.rules import LLAVA, move_unless_empty
 from worldsmith.dialects.translation import SpecTranslation, computed, format_value
 
 RatePolicy = Literal["optional", "require", "probe"]
@@ -31,8 +31,6 @@ def questions(t: SpecTranslation) -> None:
         put_datasets(t)
         if t.is_stated(f"{ONE}.{RATES}"):
             t.report(f"{ONE}.{RATES}", "kept", f"for each of {SEVERAL} without its own {RATES}")
-        return
-    if refuse_remote(t, f"{ONE}.annotation_path", f"{ONE}.media_dir"):
         return
     t.put("dataset.type", LLAVA, source="dataset.annotation_path")
     t.move("dataset.annotation_path", "dataset.path", "renamed")
@@ -88,8 +86,6 @@ def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
             SEVERAL, why, f"{FOLDER}=FOLDER, which contains benchmark/{names[0]}/{names[0]}_benchmark_qa_pairs.json"
         )
         return
-    if refuse_remote(t, FOLDER):
-        return
     found = {
         name: {
             "type": QA_PAIRS,
@@ -135,7 +131,7 @@ def read_dataset_table(t: SpecTranslation, name: str, table: Any) -> dict[str, A
             t.refuse(f"{where}.{key}", f"expected a string, found {format_value(table[key])}", f"{where}.{key}=TEXT")
     if len(t.problems) == before and not table.get("annotation_path"):
         t.refuse(where, "it names no annotations", f"{where}.annotation_path=FILE")
-    if len(t.problems) > before or refuse_remote(t, f"{where}.annotation_path", f"{where}.media_dir"):
+    if len(t.problems) > before:
         return None
     given = {ours: table.get(key) or "" for key, ours in FIELDS.items() if key != "system_prompt"}
     return {

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 from worldsmith.dialects.translation import KeyRule, SpecTranslation, computed
+from worldsmith.files.remote import is_remote, join_address
 from worldsmith.files.untrusted_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 
 PREFETCH = "hf_model://"
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
-COPYING = {
-    "s3": "aws s3 cp --recursive {place} FOLDER (one file: without --recursive)",
-    "gs": "gcloud storage cp -r {place} FOLDER",
-    "hf": "hf download {name} --repo-type dataset --local-dir FOLDER",
-    "http": "curl -LO {place}",
-    "https": "curl -LO {place}",
-}
-"""URL scheme -> command that copies files of this scheme to this machine."""
 RESIZED, PIXELS = ("resized_height", "resized_width"), ("min_pixels", "max_pixels", "total_pixels")
 BOUNDS = ("min_frames", "max_frames")
 LLAVA = "LlavaDataset"
@@ -44,29 +37,6 @@ def number_format(name: str) -> str:
     if name == "float16":
         raise ValueError("current models overflow or lose accuracy in float16; use bfloat16 or float32")
     return name
-
-
-def refuse_remote(t: SpecTranslation, *keys: str) -> bool:
-    """Adds a problem for each key whose path is on an object store or the hub, with the command that downloads it.
-
-    Args:
-        t: The translation, modified in place.
-        keys: Keys of the spec whose values are input paths or None.
-
-    Returns:
-        Whether there is such a key.
-    """
-    found = False
-    for key in keys:
-        place = t.get(key) or ""
-        scheme = place.partition("://")[0] if "://" in place else "file"
-        if scheme == "file" or place.startswith(PREFETCH):
-            continue
-        found = True
-        command = COPYING.get(scheme, "copy {place} to this machine")
-        fix = f"{command.format(place=place, name=place.partition('://')[2])}, then {key}=FOLDER_OR_FILE"
-        t.refuse(key, f"{scheme}:// is not supported yet: expected a path on this machine, found '{place}'", fix)
-    return found
 
 
 def refuse_remote_output(t: SpecTranslation, *keys: str) -> bool:
@@ -125,8 +95,6 @@ def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
         base: Key of the adapter's base model.
     """
     name, named = t.get(model), t.get(base)
-    if refuse_remote(t, model, base):
-        return
     if not t.get(lora):
         if is_adapter_folder(name):
             t.refuse(model, f"{name} is an adapter, and {lora} is false", f"set {lora} = true")
@@ -137,10 +105,9 @@ def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
         return
     found = named or base_of_adapter(name)
     if not found:
-        config = Path(name) / ADAPTER_CONFIG
-        why = (
-            f"{config} names no base model" if config.is_file() else f"no base model: the file {config} does not exist"
-        )
+        config = join_address(name, ADAPTER_CONFIG)
+        what = "is not read before the start" if is_remote(name.removeprefix(PREFETCH)) else "does not exist"
+        why = f"{config} names no base model" if os.path.isfile(config) else f"no base model: the file {config} {what}"
         t.refuse(base, why, f"set {base} to the model that was fine-tuned")
         return
     t.move(model, "adapter", "renamed", convert=normalize_model_name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -17,9 +18,11 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import Part, Turn, say
 from worldsmith.data.conversations.media.media_processor import VideoPlan
-from worldsmith.data.conversations.media_archives import is_archive, unpacked
+from worldsmith.data.conversations.media_archives import is_archive, media_folders
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.files.atomic import write_text
+from worldsmith.files.remote import file_exists, is_remote, join_address
+from worldsmith.files.remote_folder import list_remote
 from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import write_lineage
 from worldsmith.sampling.generate_answers import Answer
@@ -131,16 +134,16 @@ class Infer(AnswerAction):
         """
         config = self.config
         if config.media is not None:
-            return [[Part(kind, source=str(file))] for file, kind in media_of(Path(config.media), config.kind)]
+            return [[Part(kind, source=file)] for file, kind in media_of(config.media, config.kind)]
         for name in (*config.image, *config.video):
-            if not Path(name).is_file():
+            if not file_exists(name):
                 raise UserError(f"{name} is not a file")
         images = [Part("image", source=name) for name in config.image]
         return [[*images, *(Part("video", source=name) for name in config.video)]]
 
 
-def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
-    """Returns the images and videos at a path, sorted, each with its media type.
+def media_of(place: str, kind: str) -> list[tuple[str, Kind]]:
+    """Returns the images and videos at a path or address, sorted, each with its media type.
 
     Args:
         place: An image or video, a folder (subfolders are not searched), or an archive, which is unpacked.
@@ -149,12 +152,17 @@ def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
     Raises:
         UserError: If there are no such files.
     """
-    if place.is_file() and is_archive(place):
-        files = sorted(unpacked(place).rglob("*"))
+    path = Path(place.removeprefix("file://"))
+    if is_archive(place) and file_exists(place):
+        files = sorted(str(file) for folder in media_folders(place) for file in folder.rglob("*") if file.is_file())
+    elif is_remote(place):
+        files = sorted(
+            place if name == "." else join_address(place, name) for name in list_remote(place, recursive=False)
+        )
     else:
-        files = sorted(place.iterdir()) if place.is_dir() else [place] if place.is_file() else []
-    found = [(file, SUFFIXES[file.suffix.lower()]) for file in files if file.suffix.lower() in SUFFIXES]
-    chosen = [(file, is_a) for file, is_a in found if kind in ("all", is_a) and file.is_file()]
+        files = sorted(str(file) for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file())
+    found = [(file, SUFFIXES.get(os.path.splitext(file)[1].lower())) for file in files]
+    chosen = [(file, is_a) for file, is_a in found if is_a is not None and kind in ("all", is_a)]
     if not chosen:
         what = "images or videos" if kind == "all" else f"{kind}s"
         raise UserError(f"{place} contains no {what}: expected files that end with {', '.join(SUFFIXES)}")

@@ -476,24 +476,29 @@ def test_the_words_of_the_gap_tool_are_keys(tmp_path: Path) -> None:
         ("evaluate", "results_dir=s3://bucket/out", "results_dir", "results_dir=FOLDER, and copy it afterwards"),
         ("quantize", "results_dir=gs://bucket/out", "results_dir", "results_dir=FOLDER, and copy it afterwards"),
         ("inference", "results_dir=s3://bucket/out", "results_dir", "results_dir=FOLDER, and copy it afterwards"),
-        ("inference", "media=s3://bucket/clip.mp4", "media", "aws s3 cp --recursive s3://bucket/clip.mp4 FOLDER"),
-        ("inference", "model_path=s3://bucket/model", "model_path", "aws s3 cp --recursive s3://bucket/model FOLDER"),
-        ("evaluate", "model.model_name=s3://bucket/model", "model.model_name", "aws s3 cp --recursive s3://bucket/mo"),
-        ("quantize", "model_path=s3://bucket/model", "model.model_path", "aws s3 cp --recursive s3://bucket/model FOL"),
-        (
-            "quantize",
-            "dataset.annotation_path=s3://bucket/a.json",
-            "calibration_dataset.annotation_path",
-            "aws s3 cp --recursive s3://bucket/a.json FOLDER",
-        ),
     ],
 )
-def test_a_path_of_an_object_store_is_refused_at_its_key(
+def test_results_in_an_object_store_are_refused_at_their_key(
     action: str, word: str, key: str, remedy: str, tmp_path: Path
 ) -> None:
     t = translated(action, SHIPPED[action], tmp_path, word)
     assert [problem.path for problem in t.problems] == [key]
     assert remedy in t.problems[0].render()
+
+
+@pytest.mark.parametrize(
+    ("action", "word", "key"),
+    [
+        ("inference", "media=s3://bucket/clips", "media"),
+        ("inference", "model_path=s3://bucket/model", "model"),
+        ("evaluate", "model.model_name=s3://bucket/model", "model"),
+        ("quantize", "model_path=s3://bucket/model", "model"),
+        ("quantize", "dataset.annotation_path=s3://bucket/a.json", "dataset"),
+    ],
+)
+def test_inputs_may_be_in_an_object_store(action: str, word: str, key: str, tmp_path: Path) -> None:
+    found, address = good(translated(action, SHIPPED[action], tmp_path, word))[key], word.partition("=")[2]
+    assert (found["path"] if isinstance(found, dict) else found) == address
 
 
 def test_a_missing_adapter_folder_is_an_error_at_its_key(tmp_path: Path) -> None:

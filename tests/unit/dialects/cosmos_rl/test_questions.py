@@ -71,14 +71,8 @@ def test_several_tables_are_a_mixed_data_set(tmp_path: Path) -> None:
         (["dataset.annotation_path=a.json"], {}, {"datasets": "~datasets or ~dataset"}),
         ([], {"datasets": ["robovqa", "av"]}, {
             "datasets": "data_dir=FOLDER, which contains benchmark/robovqa/robovqa_benchmark_qa_pairs.json"}),
-        (["datasets.environment.media_dir=gs://b/val"], {}, {
-            "datasets.environment.media_dir": "gcloud storage cp -r gs://b/val FOLDER, then "
-            "datasets.environment.media_dir=FOLDER_OR_FILE"}),
         (["~datasets"], {}, {
             "dataset.annotation_path": "set it, or add dataset.annotation_path=VALUE"}),
-        (["~datasets", "dataset.annotation_path=s3://b/a.json"], {}, {
-            "dataset.annotation_path": "aws s3 cp --recursive s3://b/a.json FOLDER (one file: without --recursive), "
-            "then dataset.annotation_path=FOLDER_OR_FILE"}),
     ],
 )  # fmt: skip
 def test_a_table_that_cannot_be_read_is_said(

@@ -177,15 +177,6 @@ MISTAKES: list[tuple[tuple[str, ...], dict[str, str]]] = [
     (("train.fp8.enable_fp8=true",), {"train.fp8.enable_fp8": "disable it"}),
     (("train.param_dtype=float16",), {"train.param_dtype": ""}),
     (
-        ("custom.dataset.annotation_path=s3://bucket/annotations.json",),
-        {
-            "custom.dataset.annotation_path": (
-                "aws s3 cp --recursive s3://bucket/annotations.json FOLDER (one file: without --recursive), "
-                "then custom.dataset.annotation_path=FOLDER_OR_FILE"
-            )
-        },
-    ),
-    (
         ("custom.dataset.annotation_path=/data/annotations.tar.gz",),
         {"custom.dataset.annotation_path": "unpack it: custom.dataset.annotation_path=FILE_OR_FOLDER"},
     ),

@@ -13,8 +13,9 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.stream.errors import DataError
-from worldsmith.dialects.cosmos_rl.rules import ARCHIVES, refuse_remote
+from worldsmith.dialects.cosmos_rl.rules import ARCHIVES
 from worldsmith.dialects.translation import SpecTranslation, computed, format_value, name_class
+from worldsmith.files.remote import is_remote
 
 TRAIN, OLD, VAL = "custom.train_dataset", "custom.dataset", "custom.val_dataset"
 PROMPTS = ("custom.system_prompt", "train.train_policy.system_prompt")
@@ -74,9 +75,6 @@ def put_files(t: SpecTranslation, key: str, loader: str) -> None:
     forms = [form for form in FORMS if t.get(f"{key}.{form}")]
     if len(forms) > 1:
         t.refuse(f"{key}.{forms[1]}", f"{key}.{forms[0]} names other data", f"~{key}.{forms[1]} or ~{key}.{forms[0]}")
-        return
-    names = ("annotation_path", "path", "dataset_root", "media_path", "media_root")
-    if refuse_remote(t, *(f"{key}.{name}" for name in names)):
         return
     source, to = f"{key}.{forms[0]}", f"{loader}.dataset"
     given = t.get(source).removeprefix("file://")
@@ -218,9 +216,7 @@ def put_named_dataset(t: SpecTranslation, key: str, loader: str) -> None:
     """
     source = f"{key}.local_dir" if t.get(f"{key}.local_dir") else f"{key}.name"
     folder, to = t.get(source), f"{loader}.dataset"
-    if refuse_remote(t, source):
-        return
-    if not os.path.isdir(folder):
+    if not is_remote(folder) and not os.path.isdir(folder):
         why, fix = f"'{folder}' is not a folder on this machine, and runs do not download datasets", ADVICE
         if re.fullmatch(r"[\w.-]+/[\w.-]+", folder):
             download = f"hf download {folder} --repo-type dataset --local-dir FOLDER"
