@@ -11,12 +11,13 @@ from typing import Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import flatten
+from worldsmith.data.content_fingerprint import file_fingerprint
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import content
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import append_line
-from worldsmith.files.remote import is_remote, read_remote
+from worldsmith.files.remote import is_remote, remote_facts
 from worldsmith.sampling.generate_answers import Answer
 
 FOLDER, SETTINGS = "answers", "settings.json"
@@ -104,7 +105,8 @@ def part_facts(part: Part) -> list[Any]:
 def media_fingerprint(part: Part) -> tuple[str, int]:
     """Returns (SHA-256, size in bytes) of an image or video; (file name, -1) if its file cannot be read.
 
-    An unchanged file is read once per process.
+    An unchanged file is read once per process. A remote file is not read as a whole: its fingerprint replaces the
+    SHA-256.
     """
     if not is_file(part):
         data = part.source if isinstance(part.source, bytes) else part.source.encode()
@@ -112,8 +114,8 @@ def media_fingerprint(part: Part) -> tuple[str, int]:
     file = Path(source := str(part.source))
     try:
         if is_remote(source):
-            data = read_remote(source)
-            return hashlib.sha256(data).hexdigest(), len(data)
+            mark = file_fingerprint(source)
+            return (mark, remote_facts(source).size or 0) if mark else (file.name, -1)
         return (content(file), file.stat().st_size) if file.is_file() else (file.name, -1)
     except (OSError, ValueError):
         return file.name, -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +19,9 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.clips.captions import CAPTION_KEYS, LEGACY_STYLES
 from worldsmith.data.clips.clip_records import LAST, find_file, line_records
+from worldsmith.data.content_fingerprint import READERS
 from worldsmith.data.conversations.conversation import Part, Turn, say
+from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_decoder import IMAGES
@@ -27,7 +30,7 @@ from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.saved_answers import SavedAnswers, question_fingerprint
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.files.remote import is_remote
+from worldsmith.files.remote import join_address
 from worldsmith.files.write_checks import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.sampling.generate_answers import Answer
@@ -65,7 +68,7 @@ class CaptionClips(PoolAction, AnswerAction, WritingAction):
 
     class Config(PoolAction.Config, AnswerAction.Config, WritingAction.Config):
         source: str
-        """Dataset of clips: video_dataset_file.jsonl or its folder, on this machine."""
+        """Dataset of clips: path or address of video_dataset_file.jsonl or its folder."""
         out: str
         """Folder of the new dataset."""
         form: Literal["text", "json"] = "text"
@@ -140,9 +143,7 @@ class CaptionClips(PoolAction, AnswerAction, WritingAction):
     def read(self) -> UncaptionedClips:
         """Reads the dataset file. Raises DataError or UserError if it cannot be read or has no usable window."""
         file = find_file(self.config.source)
-        if is_remote(file):
-            raise UserError(f"{file}: clips in an object store are not captioned; copy them to this machine")
-        if Path(self.config.out, FILE).resolve() == Path(file).resolve():
+        if absolute_path(join_address(self.config.out, FILE)) == absolute_path(file):
             raise UserError(f"--out {self.config.out} is the folder of {file}, which would be replaced: choose another")
         clips = UncaptionedClips(file)
         clips.add_records(self.prompt)
@@ -157,7 +158,7 @@ class UncaptionedClips:
 
     file: str
     records: list[dict[str, Any]] = field(default_factory=list)
-    """Records of the clips, with the absolute paths of the clips."""
+    """Records of the clips, with the absolute paths or addresses of the clips."""
     questions: dict[str, tuple[Turn, ...]] = field(default_factory=dict)
     """Key "UUID_wINDEX" of each window → conversation whose answer is the caption."""
     left_out: list[str] = field(default_factory=list)
@@ -169,10 +170,7 @@ class UncaptionedClips:
             if isinstance(record, Rejection):
                 self.left_out.append(f"{record.key}: {record.reason}: {record.detail}")
                 continue
-            if is_remote(record.path):
-                self.left_out.append(f"{record.facts['uuid']}: {record.path} is in an object store")
-                continue
-            path = str(Path(record.path).resolve())
+            path = absolute_path(record.path)
             self.records.append({**record.facts, "vision_path": path})
             for number, window in enumerate(record.facts["t2w_windows"]):
                 key = window_key(record.facts, number)
@@ -188,7 +186,8 @@ class UncaptionedClips:
     @cached_property
     def marks(self) -> dict[str, str]:
         """Fingerprint of the conversation of each window; another one if the clip, the window or the prompt changed."""
-        return {key: question_fingerprint(turns) for key, turns in self.questions.items()}
+        with ThreadPoolExecutor(READERS) as pool:
+            return dict(zip(self.questions, pool.map(question_fingerprint, self.questions.values())))
 
     def saved(self, answers: SavedAnswers) -> tuple[dict[str, str], list[str]]:
         """Returns the saved captions by window, and the windows that failed, with the reason."""

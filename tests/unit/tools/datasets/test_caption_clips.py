@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -15,8 +16,10 @@ from tiny_runs import moving_gradient
 
 from worldsmith.cli.main import main
 from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.content_fingerprint import remote_fingerprint
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.stream.errors import SampleError
+from worldsmith.files import remote
 from worldsmith.sampling.generate_answers import Answer
 from worldsmith.sampling.write_media import write_mp4
 from worldsmith.tools.datasets.caption_clips import check_caption
@@ -173,14 +176,27 @@ def test_a_dataset_of_another_command_is_not_replaced(capsys: pytest.CaptureFixt
     assert Path("other/video_dataset_file.jsonl").read_text() == ""
 
 
-def test_clips_in_a_store_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mixed").mkdir()
-    line = json.loads(Path("clips/video_dataset_file.jsonl").read_text().splitlines()[1])
-    records = [{**line, "vision_path": "../clips/b.mp4"}, {**line, "uuid": "far", "vision_path": "s3://bucket/b.mp4"}]
-    Path("mixed/video_dataset_file.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    assert main(["dataset", "caption", "mixed", "--model", "model", "-o", "out_mixed", *WORDS]) == 0
-    assert "skipped far: s3://bucket/b.mp4 is in an object store" in " ".join(capsys.readouterr().out.split())
-    assert list(captions("out_mixed")) == ["b"]
+def test_clips_in_a_store_get_the_captions_of_those_on_disk(
+    captioned: dict[str, list[Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A second start captions nothing again; a clip that was replaced in the store is captioned again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    memory = fsspec.filesystem("memory")
+    for file in Path("clips").iterdir():
+        memory.pipe_file(f"/clips/{file.name}", file.read_bytes())
+    words = ["dataset", "caption", "memory://clips", "--model", "model", "-o", "far", *WORDS, "--max-failures", "1"]
+    assert main(words) == 0
+    assert captions("far") == captioned
+    lines = map(json.loads, Path("far/video_dataset_file.jsonl").read_text().splitlines())
+    assert [line["vision_path"] for line in lines] == ["memory://clips/a.mp4", "memory://clips/b.mp4"]
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "3 of them from an earlier start" in capsys.readouterr().out
+    memory.pipe_file("/clips/b.mp4", Path("clips/a.mp4").read_bytes())
+    remote.remote_facts.cache_clear()
+    remote_fingerprint.cache_clear()
+    assert main(words) == 0
+    assert "2 of them from an earlier start" in capsys.readouterr().out
 
 
 def test_mistakes_are_reported_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
