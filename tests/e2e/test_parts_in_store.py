@@ -143,7 +143,7 @@ def test_conversations_in_a_store_are_evaluated_as_those_on_disk(
         assert main(["evaluate", f"{place}/model", *words]) == 0
         rows = json.loads((out / "results.json").read_text())
         (saved,) = (out / "answers").glob("*.jsonl")
-        marks = [json.loads(line).get("question") for line in saved.read_text().splitlines()]
+        marks = [json.loads(line)["asked"] for line in saved.read_text().splitlines()]
         found.append(([(row["id"], row["response"]) for row in rows], marks))
     assert found[0] == found[1]
 
@@ -315,7 +315,7 @@ def test_a_vae_file_in_the_original_layout_is_downloaded_with_its_config(store: 
         config.find()
     store.put("sat/3d-vae.json", b'{"scaling_factor": 0.7}')
     assert config.find().read_bytes() == b"weights"
-    with pytest.raises(FileNotFoundError, match=r"s3://bucket/sat/absent\.pt: the store has no such folder"):
+    with pytest.raises(FileNotFoundError, match=r"s3://bucket/sat/absent\.pt: the store has no such file"):
         CogVideoXVAE.Config(vae_path="s3://bucket/sat/absent.pt").check_files()
 
 

@@ -251,14 +251,19 @@ def fetch_folder(
     if list(found) == ["."]:
         root, _, inner = address.rpartition("/")
         beside = posixpath.splitext(inner)[0] + ".json"
-        found = {file: info for file, info in list_remote(root, recursive=False).items() if file in (inner, beside)}
+        facts = {inner: found["."], beside: list_remote(join_address(root, beside)).get(".")}
+        found = {file: info for file, info in facts.items() if info is not None}
         folder = fetch_files(root, found, address=address, field=field, download=download)
         return None if folder is None else folder / inner
     for patterns in layouts:
         if any(fnmatchcase(file, patterns[0]) for file in found):
             needed = {file: info for file, info in found.items() if any(fnmatchcase(file, one) for one in patterns)}
             return fetch_files(address, needed, address=address, field=field, download=download)
-    lacks = f"no {' or '.join(patterns[0] for patterns in layouts)} in it" if found else "the store has no such folder"
+    lacks = (
+        f"no {' or '.join(patterns[0] for patterns in layouts)} in it"
+        if found
+        else "the store has no such file or folder"
+    )
     raise FileNotFoundError(f"{field} {SECRETS.sub('', address)}: {lacks}")
 
 
@@ -273,7 +278,7 @@ def fetch_files(
         address: Address of the model, for the key in the cache and for messages.
         field: Config field or argument that contains the address; begins error messages.
         download: Whether the files may be downloaded.
-        key: Files which have not been replaced since an earlier download if that is used; None: all of `files`.
+        key: Files whose replacement in the store causes a new download; None: all of `files`.
 
     Returns:
         Path of the folder; None if it is not in the cache and `download` is False.

@@ -58,6 +58,7 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
     Raises:
         FileNotFoundError: If the files are neither local, nor in the cache, nor on the hub or in the store.
         RemoteError: If the store cannot be reached or denies access.
+        UserError: If the disk has too little free space for a model of a store.
     """
     if in_store(name):
         return find_layout(name, (file_patterns,), field=field)

@@ -18,7 +18,15 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World
-from worldsmith.models.model_files import Contents, SubstituteComponent, cached, hub_name, is_local
+from worldsmith.files.remote import in_store
+from worldsmith.models.model_files import (
+    Contents,
+    SubstituteComponent,
+    cached,
+    find_layout_without_download,
+    hub_name,
+    is_local,
+)
 from worldsmith.tasks.registry import task_of
 from worldsmith.tasks.task import Task
 
@@ -79,12 +87,13 @@ def find_missing_files(section: Any, part: SubstituteComponent) -> str | None:
     `section`: config section; `part`: its `substitute()`, which names the config field and the file patterns.
     """
     name = getattr(section, part.field)
-    if is_local(name):
+    if is_local(name) or in_store(name):
         try:
             section.check_files()
+            is_here = is_local(name) or find_layout_without_download(name, part.places, field=part.field) is not None
         except (OSError, ValueError, UserError) as error:
             return str(error)
-        return None
+        return None if is_here else "not on this machine"
     hub = hub_name(name)
     found = hub is not None and any(cached(hub, patterns) is not None for patterns in part.places)
     return None if found else "not on this machine"

@@ -21,6 +21,7 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.plain import flatten, to_dict
 from worldsmith.config.tree.read_config import from_dict, from_yaml
 from worldsmith.config.yaml.yaml_text import read_yaml
+from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World
 from worldsmith.models.parameter_names import native_parameters
@@ -85,7 +86,7 @@ def require_same_config(world: World, config: RunConfig) -> None:
 
 def require_same_dataset(world: World, dataset: StreamDataset) -> None:
     """Raises UserError on all ranks if their datasets differ. Collective."""
-    found = world.gather((dataset.fingerprint, f"{len(dataset)} samples in {Path(dataset.name).absolute()}"))
+    found = world.gather((dataset.fingerprint, f"{len(dataset)} samples in {absolute_path(dataset.name)}"))
     lines = [
         f"  process {rank}: {text}" for rank, (fingerprint, text) in enumerate(found) if fingerprint != found[0][0]
     ]

@@ -139,8 +139,8 @@ def test_weights_that_cannot_be_read_are_reported_before_the_start(
     store.put("secret/config.json", b"{}")
     store.fail(denied="secret")
     for place, problem in {
-        "s3://bucket/absent": "the store has no such folder",
-        "s3://absent/x": "the store has no such folder",
+        "s3://bucket/absent": "the store has no such file or folder",
+        "s3://absent/x": "the store has no such file or folder",
         "s3://bucket/secret": "denies access",
         "s3://bucket/broken/run": "the store has no complete checkpoint there",
     }.items():

@@ -211,15 +211,19 @@ def media_folders(root: str) -> Sequence[Path]:
             downloaded.
 
     Raises:
-        DataError: If an archive cannot be unpacked for another reason than damage, or if all archives are damaged.
+        DataError: If an archive is missing, cannot be unpacked for another reason than damage, or if all are damaged.
+        RemoteError: If the storage cannot be reached or denies access.
+        UserError: If the disk has too little free space for an archive of a store.
     """
     folders: list[Path] = []
     damaged: list[DamagedArchiveError] = []
     archives = [root] if is_archive(root) else list(filter(file_exists, (join_address(root, name) for name in USUAL)))
     for archive in archives:
-        local = fetch_folder(archive, field="media_root") if is_remote(archive) else None
         try:
-            folders.append(unpacked(Path(archive) if local is None else local))
+            local = fetch_folder(archive, field="media_root") if is_remote(archive) else None
+            folders.append(unpacked(local or Path(archive)))
+        except FileNotFoundError as error:
+            raise DataError(str(error)) from None
         except DamagedArchiveError as error:
             damaged.append(error)
     if damaged and not folders:

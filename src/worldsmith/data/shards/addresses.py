@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
@@ -137,7 +138,7 @@ def is_read_whole(path: str) -> bool:
 
 def absolute_path(path: str) -> str:
     """Returns a local path as an absolute path without links; an address of a remote file is returned unchanged."""
-    return path if is_remote(path) else str(Path(path).resolve())
+    return path if is_remote(path) else os.path.realpath(path)
 
 
 def read_range(file: str, start: int, stop: int) -> bytes:

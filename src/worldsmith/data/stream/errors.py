@@ -39,7 +39,7 @@ def prefixing(name: str) -> Iterator[None]:
     try:
         yield
     except SampleError as error:
-        is_named = error.detail.startswith(name)
+        is_named = error.detail.startswith((f"{name}:", f"{name} "))
         raise SampleError(error.reason, error.detail if is_named else f"{name}: {error.detail}") from None
 
 

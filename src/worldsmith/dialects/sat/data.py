@@ -11,6 +11,7 @@ from worldsmith.dialects.sat.keys import ARGS, DATA, NETWORK, TEXT, VAE
 from worldsmith.dialects.sat.model import NET
 from worldsmith.dialects.sat.targets import FOLDER
 from worldsmith.dialects.translation import SpecTranslation, computed
+from worldsmith.files.remote import is_remote
 
 DATASET = "dataloader_train.dataset."
 SIZE, FRAMES = f"{DATA}params.video_size", f"{DATA}params.max_num_frames"
@@ -190,8 +191,8 @@ def move_path(t: SpecTranslation, key: str, to: str, expected: str = "PATH") -> 
 
 
 def is_missing(path: str) -> bool:
-    """Returns whether `path` is neither an existing path nor formed like the name of a hub repository."""
-    return not os.path.exists(path) and not (HUB.fullmatch(path) and not path.startswith("."))
+    """Returns whether `path` is not an existing path, an address, or formed like the name of a hub repository."""
+    return not is_remote(path) and not os.path.exists(path) and not (HUB.fullmatch(path) and not path.startswith("."))
 
 
 def count_clips(path: str) -> int:

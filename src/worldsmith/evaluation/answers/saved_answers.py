@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import flatten
-from worldsmith.data.content_fingerprint import file_fingerprint
+from worldsmith.data.content_fingerprint import READERS, file_fingerprint
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.files.atomic import write_text
-from worldsmith.files.fingerprint import content
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import append_line
 from worldsmith.files.remote import is_remote, remote_facts
@@ -102,23 +103,34 @@ def part_facts(part: Part) -> list[Any]:
     return [part.kind, part.text, *media_fingerprint(part), part.fps, part.resized, *frames]
 
 
-def media_fingerprint(part: Part) -> tuple[str, int]:
-    """Returns (SHA-256, size in bytes) of an image or video; (file name, -1) if its file cannot be read.
+def question_fingerprints(questions: Iterable[tuple[str, Sequence[Turn]]]) -> dict[str, str]:
+    """Returns the fingerprint of each question by its key; media files are read in several threads."""
+    keys, turns = zip(*questions) if (questions := list(questions)) else ((), ())
+    with ThreadPoolExecutor(READERS) as pool:
+        return dict(zip(keys, pool.map(question_fingerprint, turns)))
 
-    An unchanged file is read once per process. A remote file is not read as a whole: its fingerprint replaces the
-    SHA-256.
+
+def media_fingerprint(part: Part) -> tuple[str, int]:
+    """Returns (fingerprint of the content, size in bytes) of an image or video; (file name, -1) for an unreadable file.
+
+    The result does not depend on where a file is stored. At most 48 KiB of it are read.
     """
     if not is_file(part):
         data = part.source if isinstance(part.source, bytes) else part.source.encode()
         return hashlib.sha256(data).hexdigest(), len(data)
-    file = Path(source := str(part.source))
+    mark = file_fingerprint(source := str(part.source))
+    return (mark, media_size(part)) if mark else (os.path.basename(source), -1)
+
+
+def media_size(part: Part) -> int:
+    """Returns the size of an image or video in bytes; -1 if its file cannot be read."""
+    if not is_file(part):
+        return len(part.source)
+    source = str(part.source)
     try:
-        if is_remote(source):
-            mark = file_fingerprint(source)
-            return (mark, remote_facts(source).size or 0) if mark else (file.name, -1)
-        return (content(file), file.stat().st_size) if file.is_file() else (file.name, -1)
+        return (remote_facts(source).size or 0) if is_remote(source) else os.path.getsize(source)
     except (OSError, ValueError):
-        return file.name, -1
+        return -1
 
 
 def is_file(part: Part) -> bool:

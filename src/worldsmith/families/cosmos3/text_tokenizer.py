@@ -36,7 +36,8 @@ class TextTokenizer(Configurable):
 
     class Config(Configurable.Config):
         path: str = "${asset:tiny_tokenizer}"
-        """Folder with tokenizer.json, tokenizer_config.json and the chat template, or a hub repository's org/name."""
+        """Path or address of a folder with tokenizer.json, tokenizer_config.json and the chat template, or a hub
+        repository's org/name."""
 
         def substitute(self) -> SubstituteComponent:
             """Returns the built-in tokenizer that `worldsmith plan` uses if the files in `path` are missing."""

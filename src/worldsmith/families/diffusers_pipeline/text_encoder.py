@@ -69,7 +69,8 @@ class T5TextEncoder(Configurable):
 
     class Config(Configurable.Config):
         path: str = ""
-        """A pipeline with text_encoder/ and tokenizer/, a folder that contains both, or a hub repository."""
+        """Path or address of a pipeline with text_encoder/ and tokenizer/ or of a folder that contains both, or a hub
+        repository."""
         max_length: Count = 226
         """Number of tokens of every caption, including the end token and padding."""
         dropped_captions: Literal["zeros", "encoded"] = "zeros"

@@ -19,11 +19,11 @@ NEEDS = {"flash_attention_2": "_supports_flash_attn", "sdpa": "_supports_sdpa"}
 
 
 class BackboneConfig(Config):
-    """Source of the backbone: a model folder or hub repository."""
+    """Source of the backbone: a model folder, on this machine or in an object store, or a hub repository."""
 
     model_name: str = ""
-    """Hub name or folder with config.json (which defines the network), tokenizer, chat template and preprocessor
-    files."""
+    """Hub name, or path or address of a folder with config.json (which defines the network), tokenizer, chat template
+    and preprocessor files."""
     safetensors_path: str = ""
     """Hub name or folder of the weights, unless `checkpoint.load_path` is set. Empty: those of model_name."""
 

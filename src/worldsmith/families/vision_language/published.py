@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def published_config(name: str) -> dict[str, Any] | None:
 
 
 def find_config(name: str) -> dict[str, Any] | None:
-    """Returns the config.json content of a model folder or hub repository, without downloads.
+    """Returns the config.json content of a model folder or hub repository; only that of a store is downloaded.
 
     Args:
         name: Folder, address of a folder in a store, or hub name; a repository that is not in the Hugging Face cache
@@ -171,10 +172,17 @@ def find_config(name: str) -> dict[str, Any] | None:
     hub, folder = hub_name(name), local_path(name) if is_local(name) else None
     if folder is None and hub is not None and Path(HF_HUB_CACHE, f"models--{hub.repo.replace('/', '--')}").is_dir():
         folder = cached(hub, ("config.json",))
-    with suppress(OSError):  # reported by `check_files`
-        folder = fetch_folder(name, (("config.json",),), field="model_name") if in_store(name) else folder
+    folder = find_stored(name) if in_store(name) else folder
     file = None if folder is None else folder / "config.json"
     return published_config(name) if file is None else read_settings(file.parent) if file.is_file() else None
+
+
+@lru_cache
+def find_stored(address: str) -> Path | None:
+    """Returns a folder with the config.json of the model in a store; None if it cannot be read, now or earlier."""
+    with suppress(OSError):  # reported by `check_files`
+        return fetch_folder(address, (("config.json",),), field="model_name")
+    return None
 
 
 def find_training_obstacle(config: Mapping[str, Any]) -> str | None:

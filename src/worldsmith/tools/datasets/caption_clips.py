@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.clips.captions import CAPTION_KEYS, LEGACY_STYLES
 from worldsmith.data.clips.clip_records import LAST, find_file, line_records
-from worldsmith.data.content_fingerprint import READERS
 from worldsmith.data.conversations.conversation import Part, Turn, say
 from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import DataError
@@ -27,7 +25,7 @@ from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_decoder import IMAGES
 from worldsmith.distributed.world import take_device
 from worldsmith.evaluation.answers.answer_text import split_answer
-from worldsmith.evaluation.answers.saved_answers import SavedAnswers, question_fingerprint
+from worldsmith.evaluation.answers.saved_answers import SavedAnswers, question_fingerprints
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.remote import join_address
@@ -186,8 +184,7 @@ class UncaptionedClips:
     @cached_property
     def marks(self) -> dict[str, str]:
         """Fingerprint of the conversation of each window; another one if the clip, the window or the prompt changed."""
-        with ThreadPoolExecutor(READERS) as pool:
-            return dict(zip(self.questions, pool.map(question_fingerprint, self.questions.values())))
+        return question_fingerprints(self.questions.items())
 
     def saved(self, answers: SavedAnswers) -> tuple[dict[str, str], list[str]]:
         """Returns the saved captions by window, and the windows that failed, with the reason."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from worldsmith.actions.action import Result
 from worldsmith.config.errors import UserError
+from worldsmith.data.content_fingerprint import READERS
 from worldsmith.data.conversations.conversation import Part, Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
@@ -22,11 +24,12 @@ from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_decoder import examine
 from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, write_results
-from worldsmith.evaluation.answers.saved_answers import is_file, media_fingerprint
+from worldsmith.evaluation.answers.saved_answers import is_file, media_fingerprint, media_size
 from worldsmith.files.atomic import write_text
-from worldsmith.files.remote import is_remote, remote_facts
 from worldsmith.monitor.page.run_page import refresh_page
 
+BLOCK = 1000
+"""Number of training records that are compared at a time."""
 QUESTION, DURATION = "question", "duration"
 """Names of the slices that are computed from the question and its video; any other slice is a record field."""
 SECONDS = (2, 5, 10, 30, 60)
@@ -169,17 +172,6 @@ def record_key(turns: Sequence[Turn], answer: str, *, quick: bool = False) -> st
     return json.dumps([contents, answer])
 
 
-def media_size(part: Part) -> int:
-    """Returns the size of an image or video in bytes; -1 if its file cannot be read."""
-    if not is_file(part):
-        return len(part.source)
-    source = str(part.source)
-    try:
-        return (remote_facts(source).size or 0) if is_remote(source) else os.path.getsize(source)
-    except (OSError, ValueError):
-        return -1
-
-
 def count_repeated(records: EvaluationRecords) -> int:
     """Returns the number of usable records with the same question, media and answer as an earlier record."""
     return len(records.turns) - len({record_key(turns, records.truths[key]) for key, turns in records.turns.items()})
@@ -192,16 +184,22 @@ def count_trained_on(records: EvaluationRecords, trained: ChatDataset) -> int:
     """
     truths = records.truths
     likely = {record_key(turns, truths[key], quick=True) for key, turns in records.turns.items()}
-    found = set[str]()
-    for index in range(len(trained)):
-        try:
-            turns = trained.turns(index)
-        except SampleError:
-            continue
-        before = question(turns)
-        answer = turns[len(before)].text.strip()
-        if record_key(before, answer, quick=True) in likely:
-            found.add(record_key(before, answer))
+    found = set[str | None]()
+
+    def pairs() -> Iterator[tuple[Sequence[Turn], str]]:
+        for index in range(len(trained)):
+            with suppress(SampleError):
+                turns = trained.turns(index)
+                before = question(turns)
+                yield before, turns[len(before)].text.strip()
+
+    def match(pair: tuple[Sequence[Turn], str]) -> str | None:
+        return record_key(*pair) if record_key(*pair, quick=True) in likely else None
+
+    known = pairs()
+    with ThreadPoolExecutor(READERS) as pool:  # of a store, each media file takes requests
+        while block := list(islice(known, BLOCK)):
+            found.update(pool.map(match, block))
     return sum(record_key(turns, truths[key]) in found for key, turns in records.turns.items())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from worldsmith.config.declare.ranges import Count, Share
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.read_config import from_dict
+from worldsmith.data.content_fingerprint import READERS
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.stream.errors import DataError
@@ -28,7 +30,7 @@ from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.bert_score import BertScore
 from worldsmith.evaluation.answers.grade_answers import compare_accuracy, grade_row, measure, measure_slices
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, read_results
-from worldsmith.evaluation.answers.saved_answers import SavedAnswers, question_fingerprint
+from worldsmith.evaluation.answers.saved_answers import SavedAnswers, question_fingerprint, question_fingerprints
 from worldsmith.evaluation.answers.text_metrics import Metric
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.remote import file_exists
@@ -123,7 +125,8 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         if not self.config.force:
             SavedAnswers(Path(self.config.out)).require_same(self.answer_settings(model))
         media = exam.asked.media()
-        there = sum(map(file_exists, media))
+        with ThreadPoolExecutor(READERS) as pool:
+            there = sum(pool.map(file_exists, media))
         yield f"model    {model.folder} ({model.weights_description})"
         if model.adapter is not None:
             place = self.config.merged or Path(self.config.out) / MERGED
@@ -227,7 +230,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         first, parts = (0, 1) if config.shard is None else read_shard(config.shard)
         number, count = first + parts * world.rank, parts * world.size
         known = saved.read()
-        marks = {key: question_fingerprint(turns) for key, turns in exam.asked.shard(number, count)}
+        marks = question_fingerprints(exam.asked.shard(number, count))
         earlier = {key for key, _ in known} - {key for key, mark in known if marks.get(key) == mark}
         changed = sum(world.gather(len(earlier & marks.keys())))
         if changed and world.is_main:

@@ -140,11 +140,7 @@ class FindGaps(Action):
         if not config.gaps_parquet.endswith(".json"):
             require_libraries("an output whose name does not end with .json", "gaps", "pyarrow")
         for location in (config.gaps_parquet, self.summary, config.annotations_out):
-            if (
-                location is not None
-                and not config.force
-                and file_exists(location if is_remote(location) else str(local_path(location)))
-            ):
+            if location is not None and not config.force and is_taken(location):
                 raise FileExistsError(f"{location} already exists: choose another name, or use --force")
 
     def lines(self, facts: Mapping[str, Any]) -> Iterator[str]:
@@ -266,6 +262,11 @@ def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) 
         "media_unknown": sum(row["media_exists"] is None and bool(row["media"]) for row in gaps),
         "slices": {part: {"answers": count, "gaps": failed[part]} for part, count in sorted(parts.items())},
     }
+
+
+def is_taken(location: str) -> bool:
+    """Returns whether a file, or a local folder, exists at a path or URL."""
+    return file_exists(location) if is_remote(location) else local_path(location).exists()
 
 
 def all_exist(media: Sequence[str]) -> bool | None:

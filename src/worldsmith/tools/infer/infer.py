@@ -152,7 +152,8 @@ def media_of(place: str, kind: str) -> list[tuple[str, Kind]]:
     Raises:
         UserError: If there are no such files.
     """
-    path = Path(place.removeprefix("file://"))
+    place = place.removeprefix("file://")
+    path = Path(place)
     if is_archive(place) and file_exists(place):
         files = sorted(str(file) for folder in media_folders(place) for file in folder.rglob("*") if file.is_file())
     elif is_remote(place):

@@ -16,6 +16,8 @@ from typing import Any
 from worldsmith.config import WrongValueError
 from worldsmith.distributed.degrees import Degrees, plan_degrees
 from worldsmith.files.json_file import read_json_object
+from worldsmith.files.remote import in_store
+from worldsmith.files.remote_folder import fetch_folder
 from worldsmith.planning.plan import least_ranks, quick_plan
 from worldsmith.planning.plan_text import size, wrap_row
 from worldsmith.planning.simulation.short_run import COUNTS
@@ -226,14 +228,15 @@ def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.
         for name, number in counts.items():
             setattr(model.network, name, min(number, layers))
         return short if any(number > layers for number in counts.values()) else config  # type: ignore[no-any-return]
-    for key, name, _ in model.named_folders():
-        if not (Path(name) / CONFIG).is_file():
+    for key, name, patterns in model.named_folders():
+        place = fetch_folder(name, (patterns,), field=key) if in_store(name) else Path(name)
+        if place is None or not (place / CONFIG).is_file():
             continue
-        described = read_json_object(Path(name) / CONFIG)
+        described = read_json_object(place / CONFIG)
         fewer = reduce_config_layers(described, layers)
         if fewer != described:
             path, _, leaf = key.removeprefix("model.config.").rpartition(".")
-            setattr(attrgetter(path)(model), leaf, str(copy_model_folder(Path(name), folder / "shallow", fewer)))
+            setattr(attrgetter(path)(model), leaf, str(copy_model_folder(place, folder / "shallow", fewer)))
             return short  # type: ignore[no-any-return]
     return config
 

@@ -22,7 +22,7 @@ from worldsmith.data.data_report import DataFlag, flag_records
 from worldsmith.data.shards.addresses import absolute_path
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.files.remote import RemoteError, file_exists, is_remote, join_address
+from worldsmith.files.remote import RemoteError, file_exists, is_remote, join_address, remote_facts
 
 MAX_FPS = 1000
 LOOKED_AT = 100
@@ -88,7 +88,7 @@ class ChatFile(ChatDataset):
         """Reads all records; raises DataError if the file cannot be read. Invalid records are in `rejections`."""
         self.config = config
         self.file = self.name = self.find()
-        self.media_root = config.media_root.removeprefix("file://") or self.folder
+        self.media_root = config.media_root.removeprefix("file://").rstrip("/") or self.folder
         self.num_records = 0
         self.rejections = []
         self.media_roots = [self.media_root]
@@ -122,7 +122,7 @@ class ChatFile(ChatDataset):
     @property
     def folder(self) -> str:
         """Path or address of the folder of the dataset."""
-        return os.path.dirname(self.file)
+        return os.path.dirname(self.file) or "."
 
     def open_media(self) -> None:
         """Unpacks the media archives of the dataset at the first call, and updates the paths in `entries`.
@@ -130,19 +130,25 @@ class ChatFile(ChatDataset):
         Media paths are then relative to the unpacked folder, or to the subfolder of it that contains the files.
 
         Raises:
-            DataError: If an archive cannot be unpacked.
+            DataError: If an archive cannot be unpacked or its storage cannot be read.
+            UserError: If the disk has too little free space for an archive of a store.
         """
         if self._media_open:
             return
         self._media_open = True
         named = list(islice((file for entry in self.entries for file in entry.files), LOOKED_AT))
-        looked_at = named[:1] if is_remote(self.media_root) else named  # each look takes a request
-        if not named or (not is_archive(self.media_root) and all(map(file_exists, looked_at))):
-            return
+        is_far = is_remote(self.media_root)
+        named = [file for file in named if is_remote(file) == is_far]
+        looked_at = named[:1] if is_far else named  # in a store, each look takes a request
+        try:
+            is_plain = not named or (not is_archive(self.media_root) and all(map(file_exists, looked_at)))
+            folders = [] if is_plain else media_folders(self.media_root)
+        except RemoteError as error:
+            raise DataError(str(error)) from None
         inside = [os.path.relpath(file, self.media_root) for file in named]
-        folders = [str(choose_media_root(folder, inside)) for folder in media_folders(self.media_root)]
         if folders:
-            self.media_roots = folders if is_archive(self.media_root) else [self.media_root, *folders]
+            roots = [str(choose_media_root(folder, inside)) for folder in folders]
+            self.media_roots = roots if is_archive(self.media_root) else [self.media_root, *roots]
             self.entries = [replace(entry, files=files_of(self.parse(entry.record))) for entry in self.entries]
 
     def require_rates(self) -> None:
@@ -287,6 +293,7 @@ def find_file(path: str, name: str) -> str:
     if not path:
         raise DataError(f"dataset.path is empty: expected a file, or a folder with {name}")
     file = file_at(path, name)
+    remote_facts.cache_clear()  # files may have been replaced since this process has read another dataset
     try:
         if file_exists(file):
             return file
@@ -341,8 +348,6 @@ def stated_rate(record: Any) -> Any:
 
 def flag_media_elsewhere(dataset: ChatFile) -> Iterator[DataFlag]:
     """Yields a warning if missing media are found in a subfolder, or in the parent, of the media folder."""
-    if is_remote(dataset.media_root):
-        return
     files = list(islice(dict.fromkeys(chain.from_iterable(entry.files for entry in dataset.entries)), LOOKED_AT))
     missing = [file for file in files if not is_remote(file) and not os.path.exists(file)]
     root = find_media_root(Path(dataset.media_root), missing)

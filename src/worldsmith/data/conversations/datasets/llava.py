@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn
-from worldsmith.data.conversations.datasets.chat_file import ChatFile
+from worldsmith.data.conversations.datasets.chat_file import ChatFile, file_at
 from worldsmith.data.conversations.datasets.messages import listed_media, parse_messages
 from worldsmith.data.json_records import read_list
 from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.files.remote import file_exists
 
 TAG = re.compile(r"\n?<(image|video)>\n?")
 """Matches the placeholder of an image or a video, with surrounding line breaks."""
@@ -36,7 +37,8 @@ class LlavaDataset(ChatFile):
 
     @classmethod
     def is_at(cls, path: str) -> bool:
-        return super().is_at(path) or (path.endswith(".json") and has(path, TURNS))
+        file = file_at(path, cls.file_name)
+        return super().is_at(path) or (file.endswith(".json") and file_exists(file) and has(file, TURNS))
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
         for number, record in enumerate(read_list(self.file, wrappers=WRAPPERS, single=TURNS)):

@@ -88,6 +88,8 @@ class Streamed:
 def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
     """Returns (records, their number); `records[index]` is a dict. Raises DataError if the dataset cannot be loaded."""
     require_libraries(config.path, "datasets", "datasets", error=DataError)
+    if config.streaming and is_remote(config.path):
+        raise DataError(f"{config.path} is downloaded as a whole and not streamed. Set dataset.streaming to false")
     import datasets
 
     try:

@@ -28,7 +28,7 @@ class QaPairsDataset(ChatFile):
         usual_media: ClassVar[Literal["image", "video"]] = "video"
 
     def __init__(self, config: Config) -> None:
-        self.file_name = f"{os.path.basename(config.path.rstrip('/'))}{SUFFIX}"
+        self.file_name = f"{os.path.basename(config.path.rstrip('/')).removesuffix(SUFFIX)}{SUFFIX}"
         super().__init__(config)
 
     @classmethod

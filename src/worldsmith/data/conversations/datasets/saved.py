@@ -179,10 +179,9 @@ def local_copy(path: str) -> Path:
         RemoteError: If the storage cannot be reached or denies access.
         UserError: If the disk has too little free space.
     """
-    patterns = [f"*{suffix}" for suffix in FILES]
-    found = (
-        fetch_folder(path, [(one, *patterns) for one in patterns], field="dataset.path") if is_remote(path) else None
-    )
+    data = [f"*{suffix}" for suffix in FILES]
+    layouts = [(one, *data, "README.md") for one in data]  # README.md names the subsets
+    found = fetch_folder(path, layouts, field="dataset.path") if is_remote(path) else None
     return Path(path.removeprefix("file://")) if found is None else found
 
 

@@ -16,7 +16,7 @@ from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.shards.addresses import absolute_path, open_clip
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.atomic import replacing
-from worldsmith.files.remote import file_exists, is_remote
+from worldsmith.files.remote import file_exists, is_remote, remote_facts
 from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
 
 if TYPE_CHECKING:
@@ -177,10 +177,11 @@ def copy_media(source: str, folder: Path, run: Path) -> str:
     file = absolute_path(source)
     copy = folder / MEDIA / hashlib.blake2b(os.fsencode(file), digest_size=4).hexdigest() / Path(source).name
     if not copy.exists():
+        if is_remote(source) and (remote_facts(source).size or 0) > LARGEST:
+            return source
+        if not is_remote(source) and os.path.getsize(source) > LARGEST:
+            return os.path.relpath(file, run)
         with open_clip(source) as original:
-            if original.seek(0, os.SEEK_END) > LARGEST:
-                return source if is_remote(source) else os.path.relpath(file, run)
-            original.seek(0)
             copy.parent.mkdir(parents=True, exist_ok=True)
             with replacing(copy) as aside, open(aside, "wb") as target:
                 shutil.copyfileobj(original, target)
