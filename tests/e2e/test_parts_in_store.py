@@ -27,11 +27,12 @@ from worldsmith.data.conversations.datasets.mixed import MixedDataset
 from worldsmith.data.conversations.datasets.qa_pairs import QaPairsDataset
 from worldsmith.data.conversations.datasets.saved import SavedDataset
 from worldsmith.data.conversations.media.image_patches import read_image
-from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files import remote
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.models.video_vae.wan_files import find_vae, require_vae
 from worldsmith.tools.check.check import find_dataset
+from worldsmith.tools.evaluate.answer_records import count_trained_on, read_records
 from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
 from worldsmith.training.preflight import check_files
 from worldsmith.training.trainer import Trainer
@@ -240,6 +241,44 @@ def test_every_layout_of_conversations_in_a_store_is_that_on_disk(
         assert type(found) is kind.Config, "as `worldsmith check` does"
 
 
+def test_a_subset_in_a_store_is_that_on_disk(
+    chats: Path, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The README of the folder names the subsets; streaming is refused."""
+    from datasets import Dataset
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    picture = {"bytes": (chats / "data/chat2.png").read_bytes(), "path": None}
+    turns = [{"from": "human", "value": "<image>\nIs it?"}, {"from": "gpt", "value": "yes"}]
+    for name in ("one", "other"):
+        rows = {"id": [name], "image": [picture], "conversations": [turns]}
+        Dataset.from_dict(rows).to_parquet(tmp_path / f"data/{name}/train-00000.parquet")
+    subsets = "".join(f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in ("one", "other"))
+    (tmp_path / "data/README.md").write_text(f"---\nconfigs:\n{subsets}---\n")
+    store.put_folder(tmp_path / "data", "subsets")
+    for kind in (LlavaOneVision, SavedDataset):
+        near = kind.Config(path=str(tmp_path / "data"), subset="other").build()
+        far = kind.Config(path="s3://bucket/subsets", subset="other").build()
+        assert samples_of(far, chats / "model") == samples_of(near, chats / "model") != []
+    with pytest.raises(DataError, match=r"Set dataset\.streaming to false"):
+        LlavaOneVision.Config(path="s3://bucket/subsets", subset="other", streaming=True).build()
+
+
+def test_a_replaced_data_set_file_is_read_again(chats: Path, store: ObjectStore) -> None:
+    records = json.loads((chats / "data/annotations.json").read_text())
+    for count in (2, 3):
+        store.put("replaced/annotations.json", json.dumps(records[:count]).encode())
+        assert len(LlavaDataset.Config(path="s3://bucket/replaced").build()) == count
+
+
+def test_training_data_in_a_store_is_found_again_in_an_evaluation_on_disk(chats: Path, store: ObjectStore) -> None:
+    near = LlavaDataset.Config(path=str(chats / "data")).build()
+    far = LlavaDataset.Config(path="s3://bucket/chats/data").build()
+    for asked, trained in ((near, far), (far, near), (far, far)):
+        records = read_records(asked, limit=None, task_field="", slices=[])
+        assert count_trained_on(records, trained) == len(near) > 0
+
+
 def test_frame_rates_are_added_to_conversations_in_a_store(chats: Path, store: ObjectStore, tmp_path: Path) -> None:
     texts = {}
     for name, source in {"near": str(chats / "data"), "far": "s3://bucket/chats/data"}.items():
@@ -264,17 +303,25 @@ def test_media_that_cannot_be_read_are_rejected_and_addresses_may_be_absolute(
     turns = [{"from": "human", "value": "<image>\nIs it?"}, {"from": "gpt", "value": "yes"}]
     records = [{"id": name, "image": f"s3://bucket/{name}", "conversations": turns} for name in names]
     (tmp_path / "annotations.json").write_text(json.dumps(records))
+    (tmp_path / "here.png").write_bytes(picture)
+    records.append({"id": "here", "image": "here.png", "conversations": turns})
+    records.append({"id": "unknown", "image": "foo://bucket/a.png", "conversations": turns})
+    (tmp_path / "annotations.json").write_text(json.dumps(records))
+    store.requests()
     dataset = LlavaDataset.Config(path=str(tmp_path)).build()
+    assert list(dataset.flags()) == []
+    assert store.requests() == [], "records are checked without a request for each"
     loader = ChatLoader.Config(dataset=dataset.config, max_sequence_length=500, num_workers=0, max_bad_fraction=1)
     processor = loader.processor.build(folder=chats / "model")
     packs = loader.build(processor=processor).first_pass()
-    assert [sample.key for pack in packs for sample in pack] == ["media/good.png"]
-    reasons = {}
-    for index, name in enumerate(names[1:], start=1):
-        with pytest.raises(Exception, match=r"missing_file|truncated|empty_file|unreadable.*denies access") as found:
+    assert sorted(sample.key for pack in packs for sample in pack) == ["here", "media/good.png"]
+    reasons = []
+    for index in (1, 2, 3, 4, 6):
+        with pytest.raises(SampleError) as found:
             processor.encode(dataset.turns(index))
-        reasons[name] = found.value.reason
-    assert list(reasons.values()) == ["missing_file", "truncated", "empty_file", "unreadable"]
+        reasons.append(found.value.reason)
+        assert ("denies access" in found.value.detail) == (index == 4)
+    assert reasons == ["missing_file", "truncated", "empty_file", "unreadable", "unreadable"]
     assert (read_image("s3://bucket/media/good.png", (32, 32)) == read_image(picture, (32, 32))).all()
 
 
@@ -291,6 +338,10 @@ def test_parts_and_conversations_that_are_not_there_are_reported_before_the_star
     for path in ("s3://bucket/absent", "s3://absent/x", "s3://bucket/absent.json"):
         with pytest.raises(DataError, match=rf"{path}.*does not exist: expected a file, or a folder with annotations"):
             LlavaDataset.Config(path=path).build()
+    store.put_folder(chats / "data", "packed_nowhere")
+    dataset = LlavaDataset.Config(path="s3://bucket/packed_nowhere", media_root="s3://bucket/absent.tar").build()
+    with pytest.raises(DataError, match=r"s3://bucket/absent\.tar: the store has no such file"):
+        dataset.turns(0)
     with pytest.raises(DataError, match=r"cannot be loaded.*no \*\.parquet or \*\.arrow"):
         SavedDataset.Config(path="s3://bucket/nothing").build()
     store.fail(denied="bucket")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +271,14 @@ def test_a_key_that_is_given_twice_is_a_bad_record(tmp_path: Path) -> None:
     ]
     file.write_text(twice)
     assert len(LlavaDataset.Config(path=str(tmp_path)).build()) == 0
+
+
+def test_a_folder_with_the_suffix_of_a_file_is_a_dataset_and_a_pipe_is_none(tmp_path: Path) -> None:
+    build(tmp_path, chat("?", "no", id="a"))
+    (tmp_path / "annotations.json").rename(tmp_path / "x")
+    (tmp_path / "data.json").mkdir()
+    (tmp_path / "x").rename(tmp_path / "data.json/annotations.json")
+    assert LlavaDataset.is_at(str(tmp_path / "data.json"))
+    assert LlavaDataset.is_at(f"{tmp_path / 'data.json'}/")
+    os.mkfifo(tmp_path / "pipe.json")
+    assert not LlavaDataset.is_at(str(tmp_path / "pipe.json"))
