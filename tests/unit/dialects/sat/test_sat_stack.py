@@ -433,3 +433,13 @@ def test_a_model_is_sampled_as_the_stack_says() -> None:
     }  # fmt: skip
     assert outcomes(t, f"{guider}params.exp") == ["unneeded"]
     assert not t.problems
+
+
+def test_parts_of_a_stack_may_be_in_an_object_store() -> None:
+    words = {
+        "model.first_stage_config.params.ckpt_path": "model.config.tokenizer.vae_path",
+        "model.conditioner_config.params.emb_models.0.params.model_dir": "model.config.text_encoder.path",
+    }
+    t = read(*(f"{key}=s3://bucket/part" for key in words))
+    assert t.problems == []
+    assert {ours(t, path) for path in words.values()} == {"s3://bucket/part"}
