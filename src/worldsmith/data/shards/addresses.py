@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -40,7 +39,7 @@ def shard_pattern(path: str) -> str | None:
     if is_remote(path):
         address = path.rstrip("/")
         patterns = (f"{address}/train/*{TAR}", f"{address}/*{TAR}")
-        return None if ".json" in posixpath.basename(address) else next(filter(list_matches, patterns), None)
+        return None if ".json" in os.path.basename(address) else next(filter(list_matches, patterns), None)
     if path and Path(path).is_dir():
         for folder in (Path(path, "train"), Path(path)):
             if any(folder.glob(f"*{TAR}")):
@@ -121,7 +120,7 @@ def list_matches(pattern: str) -> list[str]:
 
 def short_names(files: Sequence[str]) -> list[str]:
     """Returns the shard addresses without their common folder and suffix, so that they do not depend on the storage."""
-    folders = [posixpath.dirname(file).split("/") for file in files]
+    folders = [os.path.dirname(file).split("/") for file in files]
     common = len(list(itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*folders))))
     return ["/".join(file.split("/")[common:]).removesuffix(TAR) for file in files]
 

@@ -94,7 +94,7 @@ def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
 
     try:
         found = datasets.load_dataset(
-            str(local_copy(config.path)) if is_remote(config.path) else config.path,
+            str(local_copy(config.path)),
             config.subset or None,
             split=config.split,
             revision=config.revision or None,

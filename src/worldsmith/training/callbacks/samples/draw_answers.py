@@ -177,10 +177,9 @@ def copy_media(source: str, folder: Path, run: Path) -> str:
     file = absolute_path(source)
     copy = folder / MEDIA / hashlib.blake2b(os.fsencode(file), digest_size=4).hexdigest() / Path(source).name
     if not copy.exists():
-        if is_remote(source) and (remote_facts(source).size or 0) > LARGEST:
-            return source
-        if not is_remote(source) and os.path.getsize(source) > LARGEST:
-            return os.path.relpath(file, run)
+        is_far = is_remote(source)
+        if ((remote_facts(source).size or 0) if is_far else os.path.getsize(source)) > LARGEST:
+            return source if is_far else os.path.relpath(file, run)
         with open_clip(source) as original:
             copy.parent.mkdir(parents=True, exist_ok=True)
             with replacing(copy) as aside, open(aside, "wb") as target:
