@@ -73,7 +73,7 @@ def keys(packs: Any) -> list[list[str]]:
 
 @pytest.mark.parametrize("packer", ["sequential", "pool"])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_all_ranks_together_see_each_record_once_a_pass(
     load: Callable, world_size: int, workers: int, packer: str
 ) -> None:

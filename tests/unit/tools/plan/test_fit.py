@@ -109,6 +109,7 @@ def test_what_is_chosen_is_the_best_of_all_and_fits(case: str, tmp_path: Path) -
     assert max(peaks) <= best.memory.peak + best.memory.fragmentation
 
 
+@pytest.mark.slow
 def test_adapters_that_are_proposed_for_a_reasoner_are_trained_as_planned() -> None:
     words = ["dataloader_train.max_samples_per_batch=1"]
     search = fitting("videophy2_nano_tiny", words, of_memory(64 * GIB))
