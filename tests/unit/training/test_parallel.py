@@ -114,7 +114,9 @@ def test_a_bfloat16_wan_with_float32_norms_compiles(
         assert (found - expected).norm() <= 2e-2 * expected.norm()
 
 
-@pytest.mark.parametrize("frames", [False, True], ids=["timestep", "timestep per frame"])
+@pytest.mark.parametrize(
+    "frames", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["timestep", "timestep per frame"]
+)
 def test_clips_of_all_lengths_share_one_graph(frames: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_, graphs = torch.compile, CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", lambda *args, **words: compile_(*args, backend=graphs, **words))

@@ -173,7 +173,7 @@ def first_pass(loader: ChatLoader) -> list[list[str]]:
     return keys(loader.first_pass())
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("packer", ["sequential", "pool", "padded"])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_cap_of_a_sample_leaves_out_what_a_pack_of_one_would(

@@ -309,6 +309,7 @@ def test_few_layers_and_few_packs_tell_of_many(ranks: int, packs: int) -> None:
         assert 0.999 * exact.peak <= found.peak <= exact.peak
 
 
+@pytest.mark.slow
 def test_a_mode_in_half_of_the_layers_is_estimated_from_two_modes_in_all() -> None:
     search = fitting("cogvideox_2b_tiny", [*WORDS, "model.config.network.num_layers=16"], of_memory(64 * GIB))
     name = "full in 1/2 of the layers, else selective"
