@@ -131,9 +131,7 @@ def make_config(family: str, folder: Path) -> Any:
     return pipeline_config(family, make_world(family, folder), steps=1)
 
 
-@pytest.mark.parametrize(
-    "family", ["cosmos3", "reasoner", "cogvideox", "flux", "ltx_video", pytest.param("wan22", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("family", ["cosmos3", "reasoner", "cogvideox", "flux", "ltx_video", "wan22"])
 def test_the_line_at_the_start_names_the_heads_of_the_run(
     family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
