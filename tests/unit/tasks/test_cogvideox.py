@@ -134,7 +134,6 @@ def test_batches_hold_one_shape_and_a_run_that_was_stopped_goes_on(world: Path, 
     assert tiny_runs.read_losses(tmp_path / "whole")[3:] == tiny_runs.read_losses(tmp_path / "parts")[3:]
 
 
-@pytest.mark.slow
 def test_a_run_with_images_goes_on_whether_clips_are_encoded_or_cached(world: Path, tmp_path: Path) -> None:
     """The second run reads the clips' latents that the first one left, and their first frames from the files."""
     config = tiny_cogvideox.tiny_config(world, "cogvideox_5b_i2v_tiny", steps=2)
