@@ -245,7 +245,7 @@ def robot_data() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("has_robot", [True, False])
+@pytest.mark.parametrize("has_robot", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_command_equals_the_pipeline_in_each_mode(exported, has_robot: bool, tmp_path: Path, monkeypatch) -> None:
     """`worldsmith generate`: actions in physical units and frames; without a robot, the units are the network's."""
     generator, pipeline, folder = exported

@@ -63,7 +63,9 @@ def answer(network: Any, rotary: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "adapters"), [("cogvideox_2b_tiny", False), ("cogvideox_5b_tiny", True)], ids=["2b", "5b adapters"]
+    ("recipe", "adapters"),
+    [("cogvideox_2b_tiny", False), pytest.param("cogvideox_5b_tiny", True, marks=pytest.mark.slow)],
+    ids=["2b", "5b adapters"],
 )
 def test_the_pipeline_loads_and_answers_alike(world: Path, tmp_path: Path, recipe: str, adapters: bool) -> None:
     changes: dict[str, Any] = {"lora_enabled": True, "lora_rank": 4} if adapters else {}

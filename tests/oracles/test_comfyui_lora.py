@@ -206,7 +206,9 @@ CASES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["wan", *(pytest.param(name, marks=pytest.mark.slow) for name in ("flux", "cogvideox"))]
+)
 def test_pipelines_of_diffusers_draw_the_same_with_the_file(case: str, tmp_path: Path) -> None:
     """Their own readers of files of other programs apply alpha / rank = 2; a wrong scale is seen."""
     support, recipe, pipeline_class, end, words = CASES[case]

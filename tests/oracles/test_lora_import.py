@@ -106,7 +106,9 @@ def answer(network: Any) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("make", [musubi, ai_toolkit, diffusers_file, peft_folder])
+@pytest.mark.parametrize(
+    "make", [musubi, pytest.param(ai_toolkit, marks=pytest.mark.slow), diffusers_file, peft_folder]
+)
 def test_a_run_starts_with_the_answers_that_diffusers_and_peft_give(
     world: Path, tmp_path: Path, make: Callable[[Path, Any], tuple[Path, float]]
 ) -> None:

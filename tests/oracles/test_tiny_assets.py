@@ -116,6 +116,7 @@ def natural_clips():
     return [clip.add(1).mul(127.5).round().to(torch.uint8) for clip in clips]
 
 
+@pytest.mark.slow
 def test_natural_vae_reconstructs_procedural_clips(natural_vae, natural_clips):
     values = [psnr(clip.numpy(), natural_vae.decode(natural_vae.encode(clip)).numpy()) for clip in natural_clips]
     assert np.mean(values) >= PROCEDURAL_FLOOR, f"mean {np.mean(values):.2f} dB, worst {min(values):.2f} dB"

@@ -112,7 +112,7 @@ def step_of_diffusers(world: Path, recipe: str, config: Any, clips: list[Any]) -
     return {"loss": float(loss.detach()), "gradients": {name: p.grad for name, p in network.named_parameters()}}
 
 
-@pytest.mark.parametrize("recipe", [T2V, TI2V, I2V, CLIP_I2V])
+@pytest.mark.parametrize("recipe", [T2V, TI2V, pytest.param(I2V, marks=pytest.mark.slow), CLIP_I2V])
 def test_loss_and_gradients_are_those_of_the_formula(world: Path, recipe: str) -> None:
     config = tiny_wan.tiny_config(world, recipe)
     clips = clips_of(config, world)

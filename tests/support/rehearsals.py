@@ -22,11 +22,10 @@ SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswit
 FULL = [name for name in SHIPPED if not name.endswith("_tiny") and name not in SMALL | OPEN | REFUSED.keys()]
 
 DEFAULT = {
-    *("vision_sft_nano", "vision_sft_super", "videophy2_sft_nano", "cogvideox_5b_i2v", "cogvideox_2b_lora"),
-    *("action_policy_libero_all_nano", "action_policy_droid_nano", "action_fd_droid_lora"),
-    *("flux_dev_lora", "ltx_video_2b_lora", "wan21_t2v_1b", "wan21_i2v_14b", "wan22_ti2v_5b_lora"),
+    *("videophy2_sft_nano", "action_fd_droid_lora"),
+    *("cogvideox_2b_lora", "flux_dev_lora", "ltx_video_2b_lora", "wan21_t2v_1b"),
 }
-"""One of each kind: all weights and adapters, from text and from an image, of every family."""
+"""The quickest of every family: all weights and adapters, from text, from images with actions, and answers."""
 
 
 def full_size(*families: str) -> list[str]:
@@ -35,7 +34,7 @@ def full_size(*families: str) -> list[str]:
 
 
 def rehearsals(*families: str) -> list[Any]:
-    """The same as parameters of a test: one of each kind in the default run, the others with the marker `slow`."""
+    """The same as parameters of a test: one of each family in the default run, the others with the marker `slow`."""
     return [pytest.param(name, marks=[] if name in DEFAULT else pytest.mark.slow) for name in full_size(*families)]
 
 

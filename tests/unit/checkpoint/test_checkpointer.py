@@ -101,7 +101,7 @@ def kill_during_save(folder: Path, point: int, *, background: bool) -> bool:
     return code != 0
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_kill_at_any_moment_of_a_save_leaves_a_complete_checkpoint(tmp_path: Path, background: bool) -> None:
     """Every file operation of a save is a kill point, from the first file to the removal of the oldest checkpoint."""
     outcomes: list[str] = []

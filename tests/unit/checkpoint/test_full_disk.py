@@ -50,7 +50,7 @@ assert state()[1] == "iter_000000004"
 """
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_full_disk(tmp_path: Path, background: bool) -> None:
     """Predicted before a byte is written, and met in the middle of the writing."""
     run_beside_disk(tmp_path, SCRIPT, str(background), mebibytes=4)

@@ -52,7 +52,7 @@ EDIT = st.tuples(st.integers(0, 10**6), st.integers(0, 6), st.sampled_from(PIECE
 WORDS = ["optimizer.lr=1e-4", "+optimizer.lr_multipliers.x=2", "~optimizer.lr_multipliers.head", "job.name='a b'"]
 WORDS += ["optimizer.betas=[0.1,0.2]", "scheduler={f_min: [0.5]}", "model.ema.rate=${optimizer.lr}", "experiment=small"]
 FUZZ = settings(
-    max_examples=int(os.environ.get("WORLDSMITH_FUZZ_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("WORLDSMITH_FUZZ_EXAMPLES", "50")),
 )
 
 

@@ -167,7 +167,7 @@ def test_resume_at_any_pack_continues_with_the_same_packs(
     assert head + [facts(p) for p in islice(second, 18 - cut)] == whole
 
 
-@pytest.mark.parametrize("cut", [0, 3, 7])
+@pytest.mark.parametrize("cut", [0, pytest.param(3, marks=pytest.mark.slow), 7])
 def test_resume_with_workers_equals_an_uninterrupted_run_without(resume_folder: Path, cut: int) -> None:
     """What two workers have prefetched is not in the state; resuming twice in a row stays exact."""
     whole = [facts(p) for p in islice(make(resume_folder), 12)]

@@ -32,7 +32,7 @@ def file_of(folder: Path, preset: str) -> bytes:
     return (folder / "clip.mp4").read_bytes()
 
 
-@pytest.mark.parametrize("preset", ["medium", "veryfast"])
+@pytest.mark.parametrize("preset", [pytest.param("medium", marks=pytest.mark.slow), "veryfast"])
 def test_forty_files_of_the_same_frames_are_one(tmp_path: Path, preset: str) -> None:
     assert len({file_of(tmp_path, preset) for _ in range(40)}) == 1
 

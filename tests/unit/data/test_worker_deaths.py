@@ -84,7 +84,7 @@ def test_workers_that_are_killed_change_nothing(clips: Callable, caplog: pytest.
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
-@pytest.mark.parametrize("prefetch", [1, 4])
+@pytest.mark.parametrize("prefetch", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_clip_that_kills_its_reader_is_left_out_and_named(
     clips: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, prefetch: int
 ) -> None:

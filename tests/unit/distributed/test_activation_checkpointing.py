@@ -235,8 +235,14 @@ STACK: dict[str, tuple[dict[str, Any], int, int]] = {
 """Settings, and how many attentions and matmuls run again in a layer ("half": in two layers)."""
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("case", STACK)
+@pytest.mark.parametrize(
+    ("case", "compiled"),
+    [
+        pytest.param(case, compiled, marks=[pytest.mark.slow] * (compiled and case in ("only matmuls", "half")))
+        for case in STACK
+        for compiled in (False, True)
+    ],
+)
 def test_layers_recompute_the_same_ops_compiled_or_not(case: str, compiled: bool) -> None:
     """Of every matmul two more belong to the gradients. Equal layers are one graph for all lengths in each mode."""
     settings, attentions, matmuls = STACK[case]

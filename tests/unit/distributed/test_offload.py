@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,6 +273,12 @@ COPIED = {
     "cogvideox.lora.full.offloaded.inputs_offloaded": "cogvideox.lora.full",
 }
 """Offloaded cases, and those without offload, which copy only their batches from host RAM to a GPU."""
+QUICK = {"flux.lora.offloaded", "flux.bf16.full.all", "cogvideox.lora.full.offloaded.inputs_offloaded"}
+"""Of frozen and of all weights; the last copies weights and inputs."""
+
+
+def every(cases: Iterable[str]) -> list[Any]:
+    return [pytest.param(case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in cases]
 
 
 def two_devices(*cases: str) -> dict[str, Any]:
@@ -281,64 +287,57 @@ def two_devices(*cases: str) -> dict[str, Any]:
     return found
 
 
-def test_a_plan_counts_the_copies_of_a_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", every(COPIED))
+def test_a_plan_counts_the_copies_of_a_step(case: str, tmp_path: Path) -> None:
     """To the byte, as torch's operators copy between a simulated GPU and the CPU."""
-    found = two_devices(*dict.fromkeys([*COPIED, *COPIED.values()]))
+    plain = COPIED[case]
+    found = two_devices(case, plain)
     plan_cases.use_parts(plan_cases.write_parts(tmp_path))
-    for case, plain in COPIED.items():
-        config = plan_cases.case_config(case)
-        work = simulate(config, plan_cases.case_batches(case, config), ranks=2 if "cp2" in case else 1)
-        to_device, to_host = (a - b for a, b in zip(found[case]["copies"], found[plain]["copies"], strict=True))
-        assert work.activation_copy_bytes == 2 * to_host, case
-        assert (work.to_device_bytes, work.to_host_bytes) == (to_device - to_host, 0), case
-        assert (work.to_device_bytes > 0, to_host > 0) == (".offloaded" in case, "inputs_offloaded" in case)
+    config = plan_cases.case_config(case)
+    work = simulate(config, plan_cases.case_batches(case, config), ranks=2 if "cp2" in case else 1)
+    to_device, to_host = (a - b for a, b in zip(found[case]["copies"], found[plain]["copies"], strict=True))
+    assert work.activation_copy_bytes == 2 * to_host
+    assert (work.to_device_bytes, work.to_host_bytes) == (to_device - to_host, 0)
+    assert (work.to_device_bytes > 0, to_host > 0) == (".offloaded" in case, "inputs_offloaded" in case)
 
 
-def test_no_operator_gets_tensors_of_two_devices_and_a_plan_knows_what_is_where(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", every(CASES))
+def test_no_operator_gets_tensors_of_two_devices_and_a_plan_knows_what_is_where(case: str, tmp_path: Path) -> None:
     """On a simulated GPU; a plan has no device of another kind, and finds the same peaks outside of forward passes.
 
     In these, that device has inputs in host RAM too, and no fused attention.
     """
-    found = two_devices(*CASES)
+    found = two_devices(case)[case]
     plan_cases.use_parts(plan_cases.write_parts(tmp_path))
-    configs = {case: plan_cases.case_config(case) for case in CASES}
-    planned = {
-        case: simulate(config, plan_cases.case_batches(case, config), ranks=1 + ("cp2" in case), phases=PHASES)
-        for case, config in configs.items()
-    }
-    for case, config in configs.items():
-        for phase in planned[case].phases:
-            device, host = found[case][phase.name]
-            if phase.name in ("loading", "optimizer", "average", "saving"):
-                assert phase.main_memory == pytest.approx(host, rel=1e-3, abs=TABLES), (case, phase.name)
-                assert phase.peak == pytest.approx(device, rel=1e-3, abs=TABLES), (case, phase.name)
-        degrees = plan_degrees(config.model.config.parallelism, planned[case].ranks)
-        states = state_bytes(run_table(config), config, degrees)
-        device, host = found[case]["optimizer"]
-        assert states.offloaded == pytest.approx(host, rel=0.15), case
-        if ".lora" not in case:  # else small frozen weights count as weights on the GPU
-            assert states.total == pytest.approx(device, rel=1e-3, abs=TABLES), case
-        assert states.parameters < 0.5 * states.offloaded
+    config = plan_cases.case_config(case)
+    planned = simulate(config, plan_cases.case_batches(case, config), ranks=1 + ("cp2" in case), phases=PHASES)
+    for phase in planned.phases:
+        device, host = found[phase.name]
+        if phase.name in ("loading", "optimizer", "average", "saving"):
+            assert phase.main_memory == pytest.approx(host, rel=1e-3, abs=TABLES), phase.name
+            assert phase.peak == pytest.approx(device, rel=1e-3, abs=TABLES), phase.name
+    degrees = plan_degrees(config.model.config.parallelism, planned.ranks)
+    states = state_bytes(run_table(config), config, degrees)
+    device, host = found["optimizer"]
+    assert states.offloaded == pytest.approx(host, rel=0.15)
+    if ".lora" not in case:  # else small frozen weights count as weights on the GPU
+        assert states.total == pytest.approx(device, rel=1e-3, abs=TABLES)
+    assert states.parameters < 0.5 * states.offloaded
 
 
-def test_a_plan_has_offloaded_weights_in_host_ram_and_two_layers_on_the_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["cosmos3.lora.full", pytest.param("cosmos3.bits4.full", marks=pytest.mark.slow)])
+def test_a_plan_has_offloaded_weights_in_host_ram_and_two_layers_on_the_gpu(case: str, tmp_path: Path) -> None:
     plan_cases.use_parts(plan_cases.write_parts(tmp_path))
-    peaks = {}
-    for case in (
-        "cosmos3.lora.full",
-        "cosmos3.lora.full.offloaded",
-        "cosmos3.bits4.full",
-        "cosmos3.bits4.full.offloaded",
-    ):
-        config = plan_cases.case_config(case)
-        work = simulate(config, plan_cases.case_batches(case, config), ranks=1)
+    peaks = []
+    for name in (case, f"{case}.offloaded"):
+        config = plan_cases.case_config(name)
+        work = simulate(config, plan_cases.case_batches(name, config), ranks=1)
         optimizer = next(phase for phase in work.phases if phase.name == "optimizer")
-        peaks[case] = optimizer.peak, optimizer.main_memory
-    for case in ("cosmos3.lora.full", "cosmos3.bits4.full"):
-        (device, none), (offloaded_device, host) = peaks[case], peaks[f"{case}.offloaded"]
-        assert none == 0
-        assert host > 2 * offloaded_device
-        assert device - offloaded_device == pytest.approx(host, rel=1e-3), case
+        peaks.append((optimizer.peak, optimizer.main_memory))
+    (device, none), (offloaded_device, host) = peaks
+    assert none == 0
+    assert host > 2 * offloaded_device
+    assert device - offloaded_device == pytest.approx(host, rel=1e-3)
 
 
 def test_a_plan_has_the_inputs_of_recomputed_layers_in_host_ram(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from worldsmith.planning.simulation.simulate import simulate
 from worldsmith.planning.simulation_inputs import assumed_batches, substitute_missing_components
 
 
-@pytest.mark.parametrize("every_pack", [False, True])
+@pytest.mark.parametrize("every_pack", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_step_of_five_equal_batches_is_found_from_three(every_pack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PLACES:
         monkeypatch.delenv(name, raising=False)
@@ -36,7 +36,7 @@ def test_a_step_of_five_equal_batches_is_found_from_three(every_pack: bool, monk
     assert replace(short, **but) == replace(whole, **but)
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "AdamW8bit"])
+@pytest.mark.parametrize("optimizer", [pytest.param("AdamW", marks=pytest.mark.slow), "AdamW8bit"])
 def test_a_step_is_found_from_two_encodings_and_two_updates_of_a_size(
     optimizer: Literal["AdamW", "AdamW8bit"], monkeypatch: pytest.MonkeyPatch
 ) -> None:

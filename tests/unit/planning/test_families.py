@@ -20,8 +20,9 @@ from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
 from worldsmith.planning.simulation_inputs import assumed_batches, substitute_missing_components
 from worldsmith.planning.work import StepWork
 
-TINY = ["cogvideox_5b_i2v_tiny", "llava_ov_tiny"]
+TINY = ["cogvideox_5b_i2v_tiny"]
 SLOW_TINY = [
+    "llava_ov_tiny",
     "vision_sft_tiny",
     "cogvideox1_5_5b_i2v_tiny",
     "flux_tiny",

@@ -28,6 +28,9 @@ ROOT = Path(__file__).parents[3]
 SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]
 EXAMPLES = [str(path) for path in sorted((ROOT / "examples/toml/sft_config").glob("*.toml"))]
 SOURCES = [*SHIPPED, *EXAMPLES]
+QUICK = {"moving_shapes", "action_fd_droid_lora", *(name for name in SHIPPED if name.endswith("_tiny"))}
+EVERY = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SHIPPED]
+"""In the default run, what has a test per shipped recipe is shown of the tiny ones and of two others."""
 CHANGED = [
     'job.name=it\'s "a" b\\c',
     "optimizer.lr=3e-5",
@@ -151,7 +154,7 @@ def test_a_stack_of_files_becomes_one_that_leads_to_the_same_run(
     assert "did you mean 'trainer.max_iter'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_tree_of_no_recipe_becomes_a_module_that_writes_it_whole(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +175,7 @@ def test_a_tree_is_the_same_after_dict_yaml_and_json(name: str, tmp_path: Path) 
     assert same(loaded(source(convert(loaded(name), "json").text, tmp_path, "tree.json")).raw, tree)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", EVERY)
 def test_what_the_toml_cannot_say_is_refused_or_given_as_words(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

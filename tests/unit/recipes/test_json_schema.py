@@ -109,7 +109,7 @@ def test_both_accept_every_shipped_document(kind: str, tmp_path: Path) -> None:
         schema_of(kind).validate(document)
 
 
-@pytest.mark.parametrize("kind", ["toml", "tree"])
+@pytest.mark.parametrize("kind", ["toml", pytest.param("tree", marks=pytest.mark.slow)])
 def test_both_judge_mutated_documents_alike(kind: str, tmp_path: Path) -> None:
     """150 seeded mutants per front door; each mutation, which knows a generator's keys, says which verdict is right."""
     dice, schema = random.Random(20), schema_of(kind)

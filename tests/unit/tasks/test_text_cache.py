@@ -37,7 +37,7 @@ def losses(config: Any, folder: Path) -> list[float]:
     return [trainer.training_step(batches).loss for _ in range(4)]
 
 
-@pytest.mark.parametrize("dropped", ["zeros", "encoded"])
+@pytest.mark.parametrize("dropped", [pytest.param("zeros", marks=pytest.mark.slow), "encoded"])
 def test_a_run_over_what_was_encoded_ahead_needs_no_encoder(
     world: Path, tmp_path: Path, dropped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def test_training_is_the_same_to_the_bit_with_and_without(
     assert drawn
 
 
+@pytest.mark.slow
 def test_a_resumed_run_draws_again_what_it_does_again(world: Path, whole: Path, tmp_path: Path) -> None:
     Trainer(video_run(world, steps=2, on_start=True), run_folder=tmp_path).train()
     later = tmp_path / NAME / "step_000000003"
@@ -323,6 +324,7 @@ def test_without_an_interval_a_run_draws_at_both_ends_and_trains_as_without(
     assert "samples      before the first step, after the last step; at most 3 % of the run's time: " in caplog.text
 
 
+@pytest.mark.slow
 def test_the_start_says_when_samples_come(world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def said(**settings: Any) -> list[str]:
         caplog.clear()
@@ -352,7 +354,7 @@ def held_out_run(world: Path, tmp_path: Path, **settings: Any) -> Trainer.Config
     return config
 
 
-@pytest.mark.parametrize("count", [4, 3, 1])
+@pytest.mark.parametrize("count", [pytest.param(4, marks=pytest.mark.slow), 3, pytest.param(1, marks=pytest.mark.slow)])
 def test_half_of_the_captions_are_of_training_clips_and_half_held_out(world: Path, tmp_path: Path, count: int) -> None:
     Trainer(held_out_run(world, tmp_path, samples=count), run_folder=tmp_path / "run").train()
     samples = read(tmp_path / "run")
@@ -375,6 +377,7 @@ def test_captions_that_are_trained_on_are_not_called_held_out(world: Path, tmp_p
     assert [s["source"] for s in read(tmp_path / "run")] == ["training caption"] * 2
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_without_an_interval_keeps_its_first_samples(
     world: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -388,6 +391,7 @@ def test_a_run_that_goes_on_without_an_interval_keeps_its_first_samples(
     require_same_end(tmp_path, whole, step=4)
 
 
+@pytest.mark.slow
 def test_the_time_decides_how_often_samples_are_drawn(
     world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -438,6 +442,7 @@ def test_what_fails_in_decoding_ends_no_run(
     require_same_end(tmp_path, whole, step=4)
 
 
+@pytest.mark.slow
 def test_a_forward_pass_that_fails_leaves_no_trace_in_the_training(
     world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -191,7 +191,7 @@ def test_a_profile_is_a_chrome_trace_of_the_steps_that_were_asked_for(world: Pat
         assert all({"ts", "dur", "pid", "tid"} <= event.keys() for event in events if event.get("ph") == "X")
 
 
-@pytest.mark.parametrize("abort", [False, True])
+@pytest.mark.parametrize("abort", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_first_step_that_hangs_is_shown(world: Path, tmp_path: Path, abort: bool) -> None:
     """In a process of its own, whose first step sleeps in a function of this name."""
     script = f"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -62,9 +64,21 @@ def test_matmuls_inside_blocks_that_are_compiled_in_pieces_are_not_kept() -> Non
     config.check()
 
 
-@pytest.mark.parametrize("frames", [False, True], ids=["timestep", "timestep per frame"])
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("mode", ["none", "full", "selective"])
+QUICK = {("selective", False, False), ("full", True, True)}
+"""One of trained and one of frozen norms, with a timestep and with one per frame."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "lora", "frames"),
+    [
+        pytest.param(
+            *(mode, lora, frames),
+            id=f"{mode}-{lora}-timestep{' per frame' * frames}",
+            marks=[pytest.mark.slow] * ((mode, lora, frames) not in QUICK),
+        )
+        for mode, lora, frames in product(("none", "full", "selective"), (False, True), (False, True))
+    ],
+)
 def test_a_bfloat16_wan_with_float32_norms_compiles(
     lora: bool, mode: str, frames: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +114,9 @@ def test_a_bfloat16_wan_with_float32_norms_compiles(
         assert (found - expected).norm() <= 2e-2 * expected.norm()
 
 
-@pytest.mark.parametrize("frames", [False, True], ids=["timestep", "timestep per frame"])
+@pytest.mark.parametrize(
+    "frames", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["timestep", "timestep per frame"]
+)
 def test_clips_of_all_lengths_share_one_graph(frames: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_, graphs = torch.compile, CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", lambda *args, **words: compile_(*args, backend=graphs, **words))

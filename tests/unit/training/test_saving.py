@@ -145,7 +145,7 @@ def partly_frozen(world: Path, **checkpoint: object) -> Trainer.Config:
     return config
 
 
-@pytest.mark.parametrize("start", ["scratch", "load_path"])
+@pytest.mark.parametrize("start", ["scratch", pytest.param("load_path", marks=pytest.mark.slow)])
 def test_checkpoints_of_trained_weights_resume_bit_for_bit(
     world: Path, whole: Path, tmp_path: Path, start: str
 ) -> None:

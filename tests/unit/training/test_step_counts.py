@@ -127,7 +127,7 @@ def make_task(config: Any, world: World) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("mode", ["full", "none"])
+@pytest.mark.parametrize("mode", ["full", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_pack_is_copied_once_whatever_the_number_of_its_samples(
     case: str, mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

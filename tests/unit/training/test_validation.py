@@ -90,7 +90,7 @@ def test_training_is_the_same_to_the_bit_with_and_without(
     assert texts[0] == texts[1] != []
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_validates_as_an_uninterrupted_one(
     world: Path, whole: Path, tmp_path: Path, workers: int
 ) -> None:

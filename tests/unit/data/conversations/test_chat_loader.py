@@ -73,7 +73,7 @@ def keys(packs: Any) -> list[list[str]]:
 
 @pytest.mark.parametrize("packer", ["sequential", "pool"])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_all_ranks_together_see_each_record_once_a_pass(
     load: Callable, world_size: int, workers: int, packer: str
 ) -> None:
@@ -173,7 +173,7 @@ def first_pass(loader: ChatLoader) -> list[list[str]]:
     return keys(loader.first_pass())
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("packer", ["sequential", "pool", "padded"])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_cap_of_a_sample_leaves_out_what_a_pack_of_one_would(

@@ -142,6 +142,7 @@ def test_processes_share_the_windows(captioned: dict[str, list[Any]], capsys: py
     assert captions("two") == captioned
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ray_gives_the_same_captions(captioned: dict[str, list[Any]], capsys: pytest.CaptureFixture[str]) -> None:
     caption("ray", capsys, "--on", "ray", "--batch-size", "1", "--max-failures", "1")

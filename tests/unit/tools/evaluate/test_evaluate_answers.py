@@ -351,6 +351,7 @@ def test_rates_that_a_spec_requires_stop_it_before_the_model_is_loaded(
     assert "optional" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_spec_starts_its_processes(
     world: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,7 @@ def test_videos_from_first_frames_are_compared_with_the_clips(folder: Path, caps
     assert list(real.shape) == [3, line["height"], line["width"]]
 
 
-@pytest.mark.parametrize("place", ["--processes 2", "--on ray"])
+@pytest.mark.parametrize("place", ["--processes 2", pytest.param("--on ray", marks=pytest.mark.slow)])
 def test_processes_generate_the_same_videos(folder: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Although this process has computed the loss with several threads, which a copy of it would not have."""
     threads = torch.get_num_threads()
@@ -208,7 +208,10 @@ def test_mistakes_are_said_before_anything_is_generated(folder: Path, capsys: py
     [
         ("cogvideox", {"loss": 6, "motion": 1, "flicker": 1, "sharpness": 1}, {"clip", "fvd", "continuation"}),
         ("flux", {"loss": 7, "sharpness": 1}, {"clip", "fvd", "continuation", "motion"}),
-        ("wan22", {"loss": 6, "motion": 1, "flicker": 1, "sharpness": 1}, {"clip", "fvd", "continuation"}),
+        pytest.param(
+            *("wan22", {"loss": 6, "motion": 1, "flicker": 1, "sharpness": 1}, {"clip", "fvd", "continuation"}),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_every_family_is_measured(

@@ -30,7 +30,12 @@ def measure(run: Path, dataset: Path, out: Path, *, overwrite: bool = False, **c
     return HeldOutClips(str(dataset), one.model).measure_loss(one, lambda *_: None, overwrite=overwrite).losses
 
 
-@pytest.mark.parametrize("family", ["cosmos3", *FAMILIES])
+QUICK = {"cosmos3", "ltx_video"}
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in ("cosmos3", *FAMILIES)]
+)
 def test_the_mean_is_that_of_the_validation(tmp_path: Path, family: str) -> None:
     if family == "cosmos3":
         world = tiny_runs.make_world(tmp_path / "world", clips=3)

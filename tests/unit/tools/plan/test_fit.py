@@ -109,6 +109,7 @@ def test_what_is_chosen_is_the_best_of_all_and_fits(case: str, tmp_path: Path) -
     assert max(peaks) <= best.memory.peak + best.memory.fragmentation
 
 
+@pytest.mark.slow
 def test_adapters_that_are_proposed_for_a_reasoner_are_trained_as_planned() -> None:
     words = ["dataloader_train.max_samples_per_batch=1"]
     search = fitting("videophy2_nano_tiny", words, of_memory(64 * GIB))
@@ -308,6 +309,7 @@ def test_few_layers_and_few_packs_tell_of_many(ranks: int, packs: int) -> None:
         assert 0.999 * exact.peak <= found.peak <= exact.peak
 
 
+@pytest.mark.slow
 def test_a_mode_in_half_of_the_layers_is_estimated_from_two_modes_in_all() -> None:
     search = fitting("cogvideox_2b_tiny", [*WORDS, "model.config.network.num_layers=16"], of_memory(64 * GIB))
     name = "full in 1/2 of the layers, else selective"

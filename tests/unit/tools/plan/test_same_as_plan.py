@@ -69,7 +69,7 @@ CASES = {
 }
 
 
-SLOW = {"two ranks"}
+SLOW = {"two ranks", "no layer is left out", "the VAE is in each step", "weights and inputs in host RAM"}
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
@@ -162,6 +162,7 @@ def test_a_run_without_a_latent_cache_cannot_be_encoded_first(recipe: str, word:
     assert not any(ENCODED in setting.words for setting in search.settings)
 
 
+@pytest.mark.slow
 def test_degrees_of_more_gpus_are_changed() -> None:
     words = ["model.config.parallelism.data_parallel_shard_degree=8"]
     found = find_fits(fitting("wan21_t2v_tiny", words, GPU, 2))

@@ -71,7 +71,7 @@ def test_local_records(folder: Path, streaming: bool) -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_all_ranks_together_see_each_record_once_a_pass(
     folder: Path, streaming: bool, world_size: int, workers: int
 ) -> None:
