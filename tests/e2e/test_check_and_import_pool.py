@@ -100,7 +100,7 @@ def test_the_same_dataset_is_imported(name: str, tmp_path: Path, monkeypatch: py
         assert imported(tmp_path / "out") == alone
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [PLACES[0], pytest.param(PLACES[1], marks=pytest.mark.slow)])
 def test_a_file_whose_reading_breaks_is_counted(
     place: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -314,6 +314,7 @@ class Run:
         return [process.pid for process in psutil.Process(launcher).children(recursive=True)]
 
 
+@pytest.mark.slow
 def test_a_real_run_outlives_its_launcher(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the meeting point of the processes is gone then, and they have a save to do."""
     run = Run(tmp_path, monkeypatch)

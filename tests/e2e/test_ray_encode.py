@@ -73,7 +73,7 @@ def processes_on_ray() -> list[psutil.Process]:
 
 
 @pytest.mark.usefixtures("ray_of_two")
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_bytes_as_by_local_processes_and_nothing_twice(
     world: Path,
     by_local: dict[str, bytes],

@@ -181,6 +181,7 @@ def test_twelve_random_kills_and_damages_in_one_run(runs: Runs) -> None:
     kill_often(runs, "random", kills=12, workers=[0, 0, 0, 0, 2], seed=1)
 
 
+@pytest.mark.slow
 def test_a_reasoner_that_is_killed_and_damaged_at_random(reasoner_runs: Runs) -> None:
     kill_often(reasoner_runs, "random", kills=4, workers=[0, 2], seed=3)
 
