@@ -39,9 +39,7 @@ def test_the_site_builds_without_warnings_and_contains_every_page(tmp_path: Path
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page for page in RUN]
-)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page for page in RUN])
 def test_the_commands_of_a_page(page: str, tmp_path: Path, programs: str) -> None:
     """Trainings of 20 steps end after three."""
     for index, name in enumerate(("my_videos/horse", "my_videos/train", "my_videos/val/kitten")):

@@ -329,6 +329,7 @@ def test_a_real_run_outlives_its_launcher(start: Start, tmp_path: Path, monkeypa
     assert f"stopped and saved after step {run.saved()} (SIGTERM)" in logs[0]
 
 
+@pytest.mark.slow
 def test_the_partner_of_a_rank_that_is_killed_says_so_in_one_line(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def sleeper(folder: Path) -> Callable[[int], int]:
     return work
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_of_two")
 def test_a_killed_process_is_replaced_and_no_item_is_lost(tmp_path: Path) -> None:
     found = []
