@@ -180,7 +180,9 @@ def test_a_temporary_folder_that_is_gone_changes_no_exit_code(
     assert end(launcher) == 75, (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize("meeting", [[], ["--rdzv-backend", "static", "--master-port"]])
+@pytest.mark.parametrize(
+    "meeting", [[], pytest.param(["--rdzv-backend", "static", "--master-port"], marks=pytest.mark.slow)]
+)
 def test_restarts_meet_anew(start: Start, tmp_path: Path, meeting: list[str]) -> None:
     meeting = [*meeting, str(free_port())] if meeting else []
     words = ["launch", *meeting, "--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.1"]

@@ -160,7 +160,11 @@ def test_several_machines_need_the_address_of_the_first(recorders: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "script", [pytest.param("llava_ov", marks=pytest.mark.slow), "llava_ov_mapstyle_dataloader", "videophy2_super"]
+    "script",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llava_ov", "llava_ov_mapstyle_dataloader")),
+        "videophy2_super",
+    ],
 )
 def test_a_reasoners_script_plans_with_a_tiny_backbone_and_local_data(
     script: str, folder: Path, monkeypatch: pytest.MonkeyPatch
