@@ -1,4 +1,4 @@
-"""Every benchmark (the longest ones in the slow run) runs to its end at its smallest size and prints its figures; what the figures are is not tested."""
+"""Benchmarks run to their end at their smallest size and print their figures; what the figures are is not tested."""
 
 from __future__ import annotations
 
