@@ -55,7 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     runs.close()
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_weights_and_state_are_the_same_bits_on_any_number_of_ranks(ranks: int, tmp_path: Path) -> None:
     launch(Path(eight_bit_ranks.__file__), ranks, [str(tmp_path)])
     found, expected = torch.load(tmp_path / f"{ranks}.pt"), eight_bit_ranks.take_steps(eight_bit_ranks.make_network())
@@ -65,7 +65,9 @@ def test_weights_and_state_are_the_same_bits_on_any_number_of_ranks(ranks: int, 
     assert codes == {f"{layer}.weight.{name}" for layer in "012" for name in ("exp_avg", "exp_avg_sq")}
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("AdamW8bit", 1), ("both", 2), ("adapters", 1)])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("AdamW8bit", 1), pytest.param("both", 2, marks=pytest.mark.slow), ("adapters", 1)]
+)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(runs: Started, name: str, ranks: int) -> None:
     whole, parts = runs.run(name, ranks), f"{name}_parts"
     for steps in (3, STEPS):

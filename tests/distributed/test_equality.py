@@ -17,6 +17,10 @@ from launch import launch, without_inductor
 
 from worldsmith.distributed.world import World
 
+FEW_ON_FOUR = {"cp_2_hsdp_2_2_frozen_full", "cp_2_hsdp_2_2_frozen_every_pack"}
+"""Four ranks of the default run: replicas, shards and shared packs at once."""
+LONG = SLOW | {"compiled"} | (set(CASES[4]) - FEW_ON_FOUR)
+"""Cases of the slow run, which have launches of their own; the default run compiles without inductor."""
 REFERENCES = ("qwen", "edge", "frozen", "lora", "dropout", "windows", "actions")
 
 
@@ -31,7 +35,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     launched: dict[tuple[int, bool], Path] = {}
 
     def get(ranks: int, slow: bool = False) -> dict[str, Any]:
-        names = [name for name in CASES[ranks] if (name in SLOW) == slow]
+        names = [name for name in CASES[ranks] if (name in LONG) == slow]
         if (ranks, slow) not in launched:
             folder = launched[ranks, slow] = tmp_path_factory.mktemp(f"ranks_{ranks}")
             launch(Path(equality.__file__), ranks, [str(folder), *names])
@@ -43,7 +47,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def cases(ranks: int) -> list[Any]:
     names = [name for name in CASES[ranks] if name not in REFERENCES and name not in CHECKS]
-    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
+    return [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in names]
 
 
 def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -62,7 +66,13 @@ def test_one_rank(name: str, references: dict[str, Any]) -> None:
     require_equal(equality.run_case(case, World()), references[case.reference])
 
 
-@pytest.mark.parametrize("name", ["compiled_full", "compiled_selective", "compiled_matmuls"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("compiled_full", "compiled_selective")),
+        "compiled_matmuls",
+    ],
+)
 def test_layers_are_compiled_with_their_recomputation(name: str, references: dict[str, Any]) -> None:
     with without_inductor():
         found = equality.run_case(CASES[1][name], World())
@@ -71,12 +81,12 @@ def test_layers_are_compiled_with_their_recomputation(name: str, references: dic
 
 @pytest.mark.parametrize("name", cases(2))
 def test_two_ranks(name: str, results: Any, references: dict[str, Any]) -> None:
-    require_equal(results(2, name in SLOW)[name], references[CASES[2][name].reference])
+    require_equal(results(2, name in LONG)[name], references[CASES[2][name].reference])
 
 
 @pytest.mark.parametrize("name", cases(4))
 def test_four_ranks(name: str, results: Any, references: dict[str, Any]) -> None:
-    require_equal(results(4)[name], references[CASES[4][name].reference])
+    require_equal(results(4, name in LONG)[name], references[CASES[4][name].reference])
 
 
 @pytest.mark.parametrize(

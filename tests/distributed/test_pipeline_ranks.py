@@ -84,7 +84,7 @@ def test_one_rank(case: str, worlds: Path, reference: Any) -> None:
     require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
 
 
-@pytest.mark.parametrize("case", ["ltx_video.aot_matmuls", "wan.aot_full"])
+@pytest.mark.parametrize("case", ["ltx_video.aot_matmuls", pytest.param("wan.aot_full", marks=pytest.mark.slow)])
 def test_layers_are_compiled_with_their_recomputation(case: str, worlds: Path, reference: Any) -> None:
     require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
 
@@ -127,6 +127,7 @@ def offloaded(worlds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_offloaded_weights_change_no_bit_on_two_ranks(family: str, offloaded: Path) -> None:

@@ -41,17 +41,21 @@ ON_RANKS = {
     4: ["packed", "packed_4", "padded", "padded_4", "replicated", "frozen_recomputed"],
 }
 ON_RANKS[2] = [name for name in ON_RANKS[2] if name in CASES]
+LONG = {"packed_4", "padded_4", "recomputed", "windows", "aot_matmuls", "qwen3", "deepseek_v3", "llama4_text"}
+"""Cases on two ranks of the slow run, which have a launch of their own."""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folders: dict[int, Path] = {}
+    folders: dict[tuple[int, bool], Path] = {}
 
     def get(ranks: int, name: str) -> dict[str, Any]:
-        if ranks not in folders:
-            folders[ranks] = tmp_path_factory.mktemp(f"ranks_{ranks}")
-            launch(Path(reasoner_ranks.__file__), ranks, [str(folders[ranks]), *ON_RANKS[ranks]])
-        result: dict[str, Any] = torch.load(folders[ranks] / f"{name}.pt", weights_only=False)
+        key = ranks, ranks == 2 and name in LONG
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp(f"ranks_{ranks}")
+            names = [each for each in ON_RANKS[ranks] if (ranks == 2 and each in LONG) == key[1]]
+            launch(Path(reasoner_ranks.__file__), ranks, [str(folders[key]), *names])
+        result: dict[str, Any] = torch.load(folders[key] / f"{name}.pt", weights_only=False)
         assert result["sharded"]
         return result
 
@@ -124,14 +128,22 @@ def test_one_rank(name: str, plain: Any, tmp_path: Path) -> None:
     require_equal(reasoner_ranks.run_case(CASES[name], World(), tmp_path), plain(name))
 
 
-@pytest.mark.parametrize("name", ["aot_full", "aot_selective", "aot_matmuls", "aot_adapters"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("aot_full", "aot_selective", "aot_adapters")),
+        "aot_matmuls",
+    ],
+)
 def test_layers_are_compiled_with_their_recomputation(name: str, plain: Any, tmp_path: Path) -> None:
     with without_inductor():
         found = reasoner_ranks.run_case(CASES[name], World(), tmp_path)
     require_equal(found, plain(name))
 
 
-@pytest.mark.parametrize("name", ON_RANKS[2])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in ON_RANKS[2]]
+)
 def test_two_ranks(name: str, results: Any, plain: Any) -> None:
     require_equal(results(2, name), plain(name))
 
@@ -150,6 +162,7 @@ def require_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_RANKS[4])
 def test_four_ranks(name: str, results: Any, plain: Any) -> None:
     require_equal(results(4, name), plain(name))

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end at its smallest size and prints its figures; what the figures are is not tested."""
+"""Benchmarks run to their end at their smallest size and print their figures; what the figures are is not tested."""
 
 from __future__ import annotations
 
@@ -39,8 +39,14 @@ RATIO = r"ratio \d+\.\d\d"
         ("reasoner_step.py", ["--quick", "--samples", "4"], [RATIO, r"grows by \d+ MiB", r"value: \d\.\de-0[5-9]"]),
         ("reasoner_peers.py", ["--quick", "--samples", "6"], [RATIO, r"images: .* \d+ supervised"]),
         ("plan_memory.py", ["--quick"], [r"\| full \| no \| \d+ \| \d+ \| (1\.0|0\.9[5-9])"]),
-        ("large_dataset.py", ["--quick"], [r"in memory +500 records", r"second start +2,000 records"]),
-        ("elastic_restart.py", ["--quick"], [r"a process is killed: \d+ s", r"a launcher is killed: \d+ s"]),
+        pytest.param(
+            "large_dataset.py", ["--quick"], [r"in memory +500 records", r"second start +2,000 records"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "elastic_restart.py", ["--quick"], [r"a process is killed: \d+ s", r"a launcher is killed: \d+ s"],
+            marks=[pytest.mark.slow, pytest.mark.timeout(900)],
+        ),
         ("gpu/nano_step.py", ["--tiny", "--steps", "1"], [r"\| LoRA, 2 layers, \d+ short clips \|", "long clips"]),
     ],
 )  # fmt: skip

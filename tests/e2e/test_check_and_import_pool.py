@@ -83,7 +83,7 @@ def imported(out: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("name", ["sidecar", "lerobot_v3"])
+@pytest.mark.parametrize("name", ["sidecar", pytest.param("lerobot_v3", marks=pytest.mark.slow)])
 def test_the_same_dataset_is_imported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     SOURCES[name][0](tmp_path / "source")
@@ -100,7 +100,7 @@ def test_the_same_dataset_is_imported(name: str, tmp_path: Path, monkeypatch: py
         assert imported(tmp_path / "out") == alone
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [PLACES[0], pytest.param(PLACES[1], marks=pytest.mark.slow)])
 def test_a_file_whose_reading_breaks_is_counted(
     place: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ DEMOS = {
     "cogvideox_demo": ["demo_pipeline.sh", "cogvideox_demo"],
     "wan_demo": ["demo_pipeline.sh", "wan_demo"],
 }
-QUICK = ["moving_shapes", "cogvideox_demo", pytest.param("wan_demo", marks=pytest.mark.slow)]
+QUICK = ["moving_shapes", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cogvideox_demo", "wan_demo"))]
 LAST_LINE = re.compile(r"adherence (\d\.\d\d) \(untrained (\d\.\d\d)\) over (\d+) prompts")
 
 

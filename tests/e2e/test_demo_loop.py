@@ -38,6 +38,7 @@ def commands(folder: Path) -> list[list[str]]:
     return [shlex.split(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_loop_lead_from_data_to_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {name: found for name, found in registered().items() if found.module.startswith("worldsmith.")}

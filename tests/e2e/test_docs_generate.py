@@ -62,6 +62,7 @@ def save_robot(folder: Path) -> None:
     export_pipeline(model, folder, dtype="float32", source=ExportSource(robots={"": data}))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

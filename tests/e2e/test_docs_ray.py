@@ -82,6 +82,7 @@ def stored(folder: str) -> list[bytes]:
     return [system.cat_file(name) for name in system.find(folder)]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(
     store: object_store.ObjectStore,
     cluster: str,

@@ -19,6 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "run_page.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_guide_and_of_the_page(tmp_path: Path, programs: str) -> None:
     (script,) = re.findall(r"^```bash\n(.*?)^```", TEXT, flags=re.M | re.S)

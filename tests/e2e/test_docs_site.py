@@ -19,6 +19,8 @@ RUN = (
     "one_gpu", "eight_gpus", "debug_memory", "from_torchtitan", "from_diffusers",
 )  # fmt: skip
 """Pages whose commands are executed here; other test files execute those of the other pages."""
+SLOW = {"tutorial_reasoner", "tutorial_lora"}
+"""Pages whose commands other tests of the default run execute at a smaller size."""
 
 
 def blocks(page: str, language: str) -> str:
@@ -37,7 +39,7 @@ def test_the_site_builds_without_warnings_and_contains_every_page(tmp_path: Path
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page for page in RUN])
 def test_the_commands_of_a_page(page: str, tmp_path: Path, programs: str) -> None:
     """Trainings of 20 steps end after three."""
     for index, name in enumerate(("my_videos/horse", "my_videos/train", "my_videos/val/kitten")):

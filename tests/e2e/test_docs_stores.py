@@ -91,6 +91,7 @@ def test_the_commands_that_train_from_a_store(store: ObjectStore, environment: d
     assert sum(path.is_file() for path in cached) >= 4
 
 
+@pytest.mark.slow
 def test_the_commands_with_checkpoints_in_a_store(store: ObjectStore, environment: dict[str, str]) -> None:
     """The run continues on a machine without its folder; what was uploaded is exported, and the export generates."""
     train, use = blocks("checkpoints.md", "Checkpoints in an object store")

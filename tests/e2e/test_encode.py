@@ -109,6 +109,7 @@ def test_two_commands_fill_one_cache_at_the_same_time(
     assert kept(tmp_path / "cache") == by_training
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_processes_of_a_launch_share_the_work(world: Path, by_training: dict[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(to_yaml(config_for(world, tmp_path / "cache")))

@@ -35,7 +35,11 @@ def videos(out: Path) -> list[torch.Tensor]:
     return [read_mp4(out / name / "vision.mp4")[0].float() for name in NAMES]
 
 
-@pytest.mark.parametrize("words", [["--processes", "2"], ["--on", "ray"]], ids=["processes", "ray"])
+@pytest.mark.parametrize(
+    "words",
+    [["--processes", "2"], pytest.param(["--on", "ray"], marks=pytest.mark.slow)],
+    ids=["processes", "ray"],
+)
 def test_the_same_videos_and_nothing_twice(
     run_folder: Path, alone: list[torch.Tensor], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_run_on_clips_in_google_storage_equals_the_one_on_disk(store: GoogleSt
     assert downloads(store, "clips") == []
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_another_machine_as_if_undisturbed(
     store: GoogleStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,8 +11,13 @@ from import_sources import SOURCES, clip, write
 
 from worldsmith.cli.main import main
 
+SLOW = {"captions", "table", "pictures", "sidecar", "lerobot_v2"}
+"""Sources that the default run imports, in tests/unit/tools/datasets/imports, and does not train on."""
 
-@pytest.mark.parametrize("name", SOURCES)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SOURCES]
+)
 def test_a_source_is_imported_checked_and_trained_on(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -180,7 +180,9 @@ def test_a_temporary_folder_that_is_gone_changes_no_exit_code(
     assert end(launcher) == 75, (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize("meeting", [[], ["--rdzv-backend", "static", "--master-port"]])
+@pytest.mark.parametrize(
+    "meeting", [[], pytest.param(["--rdzv-backend", "static", "--master-port"], marks=pytest.mark.slow)]
+)
 def test_restarts_meet_anew(start: Start, tmp_path: Path, meeting: list[str]) -> None:
     meeting = [*meeting, str(free_port())] if meeting else []
     words = ["launch", *meeting, "--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.1"]
@@ -314,6 +316,7 @@ class Run:
         return [process.pid for process in psutil.Process(launcher).children(recursive=True)]
 
 
+@pytest.mark.slow
 def test_a_real_run_outlives_its_launcher(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the meeting point of the processes is gone then, and they have a save to do."""
     run = Run(tmp_path, monkeypatch)
@@ -328,6 +331,7 @@ def test_a_real_run_outlives_its_launcher(start: Start, tmp_path: Path, monkeypa
     assert f"stopped and saved after step {run.saved()} (SIGTERM)" in logs[0]
 
 
+@pytest.mark.slow
 def test_the_partner_of_a_rank_that_is_killed_says_so_in_one_line(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,7 +159,13 @@ def test_several_machines_need_the_address_of_the_first(recorders: Path) -> None
     assert said[1:12] == ["launch", *rendezvous, "--nproc-per-node", "8"]
 
 
-@pytest.mark.parametrize("script", ["llava_ov", "llava_ov_mapstyle_dataloader", "videophy2_super"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llava_ov", "llava_ov_mapstyle_dataloader")),
+        "videophy2_super",
+    ],
+)
 def test_a_reasoners_script_plans_with_a_tiny_backbone_and_local_data(
     script: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

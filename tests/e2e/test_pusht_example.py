@@ -220,6 +220,7 @@ def serving(command: str, folder: Path, environment: dict[str, str]) -> Iterator
     assert process.returncode == 130  # interrupted
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_page(tmp_path: Path) -> None:
     """The commands of docs/robot_guide.md run as they stand, and the server of docs/policy.md answers."""

@@ -73,7 +73,7 @@ def processes_on_ray() -> list[psutil.Process]:
 
 
 @pytest.mark.usefixtures("ray_of_two")
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_bytes_as_by_local_processes_and_nothing_twice(
     world: Path,
     by_local: dict[str, bytes],
@@ -103,6 +103,7 @@ def sleeper(folder: Path) -> Callable[[int], int]:
     return work
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_of_two")
 def test_a_killed_process_is_replaced_and_no_item_is_lost(tmp_path: Path) -> None:
     found = []

@@ -158,6 +158,7 @@ def kill_twice(runs: Runs, workers: int) -> None:
     require_equal(runs, name)
 
 
+@pytest.mark.slow
 def test_the_validation_curve_of_a_reasoner_is_one_on_two_ranks_and_after_a_resume(reasoner_runs: Runs) -> None:
     """To the last bit where the readers of the data change at a resume; to rounding on two ranks."""
     job = {"accumulate": 2, "samples": 1, "steps": 4, "validate": 1}
@@ -181,6 +182,7 @@ def test_twelve_random_kills_and_damages_in_one_run(runs: Runs) -> None:
     kill_often(runs, "random", kills=12, workers=[0, 0, 0, 0, 2], seed=1)
 
 
+@pytest.mark.slow
 def test_a_reasoner_that_is_killed_and_damaged_at_random(reasoner_runs: Runs) -> None:
     kill_often(reasoner_runs, "random", kills=4, workers=[0, 2], seed=3)
 

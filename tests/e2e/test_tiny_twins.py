@@ -13,7 +13,9 @@ from tiny_runs import make_long_clips, read_checkpoint, read_losses
 
 from worldsmith.cli.main import main
 
-TWINS = ["vision_sft_nano_tiny", "vision_sft_super_tiny", "vision_sft_edge_tiny"]
+SLOW = ["vision_sft_nano_tiny", "vision_sft_edge_tiny"]
+QUICKEST = "vision_sft_super_tiny"
+"""The twin of the default run; it trains adapters."""
 LAYERS = 2
 QUICK = [
     *("--trainer.cpu_threads", "1", "--trainer.grad_accum_iter", "1", "--model.config.compile.enabled", "false"),
@@ -43,7 +45,7 @@ def train(twin: str, name: str, *words: str) -> Path:
     return Path("outputs/train/worldsmith/sft") / name
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", [*(pytest.param(name, marks=pytest.mark.slow) for name in SLOW), QUICKEST])
 def test_a_twin_trains_from_a_base_resumes_and_is_exported(
     twin: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

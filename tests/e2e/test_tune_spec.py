@@ -97,6 +97,7 @@ def test_three_trials_are_runs_of_the_spec_and_the_best_can_be_pasted(
     assert pasted == load(str(study / "best.yaml")).tree
 
 
+@pytest.mark.slow
 def test_trials_of_two_processes_start_from_the_weights_of_a_parent(
     world: Path,
     study: Path,
