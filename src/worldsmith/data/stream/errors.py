@@ -34,7 +34,7 @@ class SampleError(ValueError):
 def prefixing(name: str) -> Iterator[None]:
     """Context manager that prefixes the detail of a `SampleError` with `name`, such as the file that caused it.
 
-    A detail that begins with `name` stays as it is.
+    A detail that begins with `name` is not changed.
     """
     try:
         yield
