@@ -189,6 +189,15 @@ def file_exists(address: str) -> bool:
     return True
 
 
+def file_size(address: str) -> int:
+    """Returns the size of a local or remote file in bytes; 0 if its server does not state it.
+
+    Raises:
+        OSError: If the file does not exist or its storage cannot be read.
+    """
+    return (remote_facts(address).size or 0) if is_remote(address) else os.path.getsize(address)
+
+
 def read_remote(address: str, start: int = 0, size: int | None = None) -> bytes:
     """Returns the content of a remote file, or a part of it, from the cache or the storage.
 

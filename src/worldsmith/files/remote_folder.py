@@ -247,21 +247,21 @@ def fetch_folder(
         UserError: If the disk has too little free space.
     """
     address = full_address(name)
-    found = list_remote(address)
-    if list(found) == ["."]:
-        root, _, inner = address.rpartition("/")
-        beside = posixpath.splitext(inner)[0] + ".json"
-        facts = {inner: found["."], beside: list_remote(join_address(root, beside)).get(".")}
-        found = {file: info for file, info in facts.items() if info is not None}
-        folder = fetch_files(root, found, address=address, field=field, download=download)
-        return None if folder is None else folder / inner
+    files = list_remote(address)
+    if list(files) == ["."]:
+        root, _, name = address.rpartition("/")
+        config = posixpath.splitext(name)[0] + ".json"
+        listed = {name: files["."], config: list_remote(join_address(root, config)).get(".")}
+        needed = {file: info for file, info in listed.items() if info is not None}
+        folder = fetch_files(root, needed, address=address, field=field, download=download)
+        return None if folder is None else folder / name
     for patterns in layouts:
-        if any(fnmatchcase(file, patterns[0]) for file in found):
-            needed = {file: info for file, info in found.items() if any(fnmatchcase(file, one) for one in patterns)}
+        if any(fnmatchcase(file, patterns[0]) for file in files):
+            needed = {file: info for file, info in files.items() if any(fnmatchcase(file, one) for one in patterns)}
             return fetch_files(address, needed, address=address, field=field, download=download)
     lacks = (
         f"no {' or '.join(patterns[0] for patterns in layouts)} in it"
-        if found
+        if files
         else "the store has no such file or folder"
     )
     raise FileNotFoundError(f"{field} {SECRETS.sub('', address)}: {lacks}")

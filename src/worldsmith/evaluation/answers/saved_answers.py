@@ -18,7 +18,7 @@ from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import append_line
-from worldsmith.files.remote import is_remote, remote_facts
+from worldsmith.files.remote import file_size
 from worldsmith.sampling.generate_answers import Answer
 
 FOLDER, SETTINGS = "answers", "settings.json"
@@ -126,9 +126,8 @@ def media_size(part: Part) -> int:
     """Returns the size of an image or video in bytes; -1 if its file cannot be read."""
     if not is_file(part):
         return len(part.source)
-    source = str(part.source)
     try:
-        return (remote_facts(source).size or 0) if is_remote(source) else os.path.getsize(source)
+        return file_size(str(part.source))
     except (OSError, ValueError):
         return -1
 

@@ -79,7 +79,7 @@ def find_vae(name: str) -> Path:
 
 
 def is_local_file(name: str) -> bool:
-    """Returns whether `vae_path` has the suffix of a file in the original layout, and no address."""
+    """Returns whether `vae_path` is the local path of a file such as Wan2.2_VAE.pth, and no folder or address."""
     return name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME) and not in_store(name)
 
 

@@ -229,14 +229,14 @@ def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.
             setattr(model.network, name, min(number, layers))
         return short if any(number > layers for number in counts.values()) else config  # type: ignore[no-any-return]
     for key, name, patterns in model.named_folders():
-        place = fetch_folder(name, (patterns,), field=key) if in_store(name) else Path(name)
-        if place is None or not (place / CONFIG).is_file():
+        source = fetch_folder(name, (patterns,), field=key) if in_store(name) else Path(name)
+        if source is None or not (source / CONFIG).is_file():
             continue
-        described = read_json_object(place / CONFIG)
+        described = read_json_object(source / CONFIG)
         fewer = reduce_config_layers(described, layers)
         if fewer != described:
             path, _, leaf = key.removeprefix("model.config.").rpartition(".")
-            setattr(attrgetter(path)(model), leaf, str(copy_model_folder(place, folder / "shallow", fewer)))
+            setattr(attrgetter(path)(model), leaf, str(copy_model_folder(source, folder / "shallow", fewer)))
             return short  # type: ignore[no-any-return]
     return config
 

@@ -181,8 +181,8 @@ def local_copy(path: str) -> Path:
     """
     data = [f"*{suffix}" for suffix in FILES]
     layouts = [(one, *data, "README.md") for one in data]  # README.md names the subsets
-    found = fetch_folder(path, layouts, field="dataset.path") if is_remote(path) else None
-    return Path(path.removeprefix("file://")) if found is None else found
+    copy = fetch_folder(path, layouts, field="dataset.path") if is_remote(path) else None
+    return copy or Path(path.removeprefix("file://"))
 
 
 def select_splits(config: SavedDataset.Config, available: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.shards.addresses import absolute_path, open_clip
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.atomic import replacing
-from worldsmith.files.remote import file_exists, is_remote, remote_facts
+from worldsmith.files.remote import file_size, is_remote
 from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
 
 if TYPE_CHECKING:
@@ -161,8 +161,9 @@ def is_streamed(dataset: Any) -> bool:
 def media_of(turns: Sequence[Turn]) -> str | None:
     """Returns the path or address of the last image or video in the question; None without one."""
     parts = [part for turn in question(turns) for part in turn.parts if part.kind != "text"]
-    files = [part.source for part in parts if isinstance(part.source, str) and file_exists(part.source)]
-    return files[-1] if files else None
+    sources = [part.source for part in parts if isinstance(part.source, str)]
+    # A remote file exists: the question has been answered.
+    return next((source for source in reversed(sources) if is_remote(source) or os.path.isfile(source)), None)
 
 
 def copy_media(source: str, folder: Path, run: Path) -> str:
@@ -177,9 +178,8 @@ def copy_media(source: str, folder: Path, run: Path) -> str:
     file = absolute_path(source)
     copy = folder / MEDIA / hashlib.blake2b(os.fsencode(file), digest_size=4).hexdigest() / Path(source).name
     if not copy.exists():
-        is_far = is_remote(source)
-        if ((remote_facts(source).size or 0) if is_far else os.path.getsize(source)) > LARGEST:
-            return source if is_far else os.path.relpath(file, run)
+        if file_size(source) > LARGEST:
+            return source if is_remote(source) else os.path.relpath(file, run)
         with open_clip(source) as original:
             copy.parent.mkdir(parents=True, exist_ok=True)
             with replacing(copy) as aside, open(aside, "wb") as target:
