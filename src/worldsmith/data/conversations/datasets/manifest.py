@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Literal
@@ -67,7 +68,7 @@ class ManifestDataset(ChatFile):
             raise SampleError("bad_record", f"expected strings under {', '.join(missing)}")
         file = join_address(self.folder, str(found["conversation"]))
         try:
-            if not is_remote(file) and not os.path.isfile(file):  # nor a pipe, which would be waited for
+            if not is_remote(file) and not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would be waited for
                 raise FileNotFoundError("it is not a file")
             text = read_bytes(file)
         except (OSError, ValueError) as error:
