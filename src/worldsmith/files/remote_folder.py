@@ -9,6 +9,7 @@ import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -223,18 +224,105 @@ def cache_key(address: str, files: Listing) -> str:
     return hashlib.sha256(repr((address, sorted(facts, key=str))).encode()).hexdigest()[:24]
 
 
+@dataclass(frozen=True)
+class RemoteModel:
+    """The needed files of a model in a store, and their folder in the cache of models on this machine."""
+
+    address: str
+    """Address of the model, for messages and for the key in the cache."""
+    root: str
+    """Address of the remote folder."""
+    files: Listing
+    """The needed files, as from `list_remote`."""
+    inner: str = ""
+    """Path of the model relative to the folder, such as the name of a file."""
+    key: Listing | None = None
+    """Files whose replacement in the store causes a new download; None: all of `files`."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all needed files."""
+        return sum(info["size"] for info in self.files.values())
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the files in the cache; it exists only after a complete download."""
+        key = cache_key(self.address, self.files if self.key is None else self.key)
+        return cache_folder("models") / key / self.root.rpartition("/")[2]
+
+    def cached(self) -> Path | None:
+        """Returns the path of the model in the cache; None if it is not there."""
+        return self.folder / self.inner if self.folder.exists() else None
+
+    def fetch(self, field: str) -> Path:
+        """Returns the path of the model in the cache; one process of the machine downloads it if needed.
+
+        Args:
+            field: Config field or argument that contains the address; begins error messages.
+
+        Raises:
+            RemoteError: If a file cannot be read.
+            UserError: If the disk has too little free space.
+        """
+
+        def download(folder: Path) -> None:
+            free = shutil.disk_usage(folder).free
+            if self.bytes > free:
+                raise UserError(
+                    f"{field} {SECRETS.sub('', self.address)}: expected {self.bytes / 2**20:.1f} MiB free in "
+                    f"{cache_folder('models')}, found {free / 2**20:.1f} MiB. Free disk space, or set XDG_CACHE_HOME "
+                    "to a folder on a larger disk"
+                )
+            download_files(self.root, folder, {file: [info["size"]] for file, info in self.files.items()})
+
+        return build_once(self.folder, self.cached, download)
+
+
+def find_remote(name: str, layouts: Sequence[Sequence[str]] = (("*",),), *, field: str) -> RemoteModel:
+    """Finds the needed files of a model folder, or of one file, in a store; downloads nothing.
+
+    A file needs the file of the same name and the suffix .json, too, if it exists: that may contain its config.
+
+    Args:
+        name: Address of the folder or file.
+        layouts: File patterns, one list per possible layout; of the first layout whose first pattern matches a file,
+            all matching files are needed.
+        field: Config field or argument that contains `name`; begins error messages.
+
+    Raises:
+        FileNotFoundError: If the store has no such folder, or no file of any layout.
+        RemoteError: If the storage cannot be reached or denies access.
+    """
+    address = full_address(name)
+    files = list_remote(address)
+    if list(files) == ["."]:
+        root, _, name = address.rpartition("/")
+        config = posixpath.splitext(name)[0] + ".json"
+        listed = {name: files["."], config: list_remote(join_address(root, config)).get(".")}
+        needed = {file: info for file, info in listed.items() if info is not None}
+        return RemoteModel(address, root, needed, inner=name)
+    for patterns in layouts:
+        if any(fnmatchcase(file, patterns[0]) for file in files):
+            needed = {file: info for file, info in files.items() if any(fnmatchcase(file, one) for one in patterns)}
+            return RemoteModel(address, address, needed)
+    lacks = (
+        f"no {' or '.join(patterns[0] for patterns in layouts)} in it"
+        if files
+        else "the store has no such file or folder"
+    )
+    raise FileNotFoundError(f"{field} {SECRETS.sub('', address)}: {lacks}")
+
+
 def fetch_folder(
     name: str, layouts: Sequence[Sequence[str]] = (("*",),), *, field: str, download: bool = True
 ) -> Path | None:
     """Returns the local copy of a model folder, or of one file, in a store; it is downloaded once per machine.
 
-    It is downloaded again if a file in the store was replaced. A file is downloaded together with a file of the same
-    name and the suffix .json, which may contain its config.
+    It is downloaded again if a file in the store was replaced.
 
     Args:
         name: Address of the folder or file.
-        layouts: File patterns, one list per possible layout; of the first layout whose first pattern matches a file,
-            all matching files are downloaded.
+        layouts: File patterns, one list per possible layout, as for `find_remote`.
         field: Config field or argument that contains `name`; begins error messages.
         download: Whether it may be downloaded; False: it is only checked that it exists.
 
@@ -246,61 +334,5 @@ def fetch_folder(
         RemoteError: If the storage cannot be reached or denies access.
         UserError: If the disk has too little free space.
     """
-    address = full_address(name)
-    files = list_remote(address)
-    if list(files) == ["."]:
-        root, _, name = address.rpartition("/")
-        config = posixpath.splitext(name)[0] + ".json"
-        listed = {name: files["."], config: list_remote(join_address(root, config)).get(".")}
-        needed = {file: info for file, info in listed.items() if info is not None}
-        folder = fetch_files(root, needed, address=address, field=field, download=download)
-        return None if folder is None else folder / name
-    for patterns in layouts:
-        if any(fnmatchcase(file, patterns[0]) for file in files):
-            needed = {file: info for file, info in files.items() if any(fnmatchcase(file, one) for one in patterns)}
-            return fetch_files(address, needed, address=address, field=field, download=download)
-    lacks = (
-        f"no {' or '.join(patterns[0] for patterns in layouts)} in it"
-        if files
-        else "the store has no such file or folder"
-    )
-    raise FileNotFoundError(f"{field} {SECRETS.sub('', address)}: {lacks}")
-
-
-def fetch_files(
-    root: str, files: Listing, *, address: str, field: str, download: bool = True, key: Listing | None = None
-) -> Path | None:
-    """Returns the folder in the cache of models with files of a remote folder; one process downloads them if needed.
-
-    Args:
-        root: Address of the remote folder.
-        files: The files, as from `list_remote`.
-        address: Address of the model, for the key in the cache and for messages.
-        field: Config field or argument that contains the address; begins error messages.
-        download: Whether the files may be downloaded.
-        key: Files whose replacement in the store causes a new download; None: all of `files`.
-
-    Returns:
-        Path of the folder; None if it is not in the cache and `download` is False.
-
-    Raises:
-        RemoteError: If a file cannot be read.
-        UserError: If the disk has too little free space.
-    """
-    target = cache_folder("models") / cache_key(address, files if key is None else key) / root.rpartition("/")[2]
-    sizes = {file: [info["size"]] for file, info in files.items()}
-
-    def find() -> Path | None:
-        return target if target.exists() else None
-
-    def fetch(folder: Path) -> None:
-        needed, free = sum(size for (size,) in sizes.values()), shutil.disk_usage(folder).free
-        if needed > free:
-            raise UserError(
-                f"{field} {SECRETS.sub('', address)}: expected {needed / 2**20:.1f} MiB free in "
-                f"{cache_folder('models')}, found {free / 2**20:.1f} MiB. Free disk space, or set XDG_CACHE_HOME to a "
-                "folder on a larger disk"
-            )
-        download_files(root, folder, sizes)
-
-    return build_once(target, find, fetch) if download else find()
+    found = find_remote(name, layouts, field=field)
+    return found.fetch(field) if download else found.cached()

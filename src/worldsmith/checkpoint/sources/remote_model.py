@@ -8,7 +8,7 @@ from worldsmith.checkpoint.run.find_checkpoint import BEST, BEST_POINTER, NAME, 
 from worldsmith.checkpoint.sources.verify import WEIGHTS
 from worldsmith.files.checksum_manifest import MANIFEST
 from worldsmith.files.remote import SECRETS, full_address, in_store, join_address
-from worldsmith.files.remote_folder import fetch_files, fetch_folder, list_remote, read_remote_text
+from worldsmith.files.remote_folder import RemoteModel, find_remote, list_remote, read_remote_text
 
 CHECKPOINTS = "checkpoints"
 RECORDS = (".yaml", ".json", ".jsonl", ".txt")
@@ -32,11 +32,36 @@ def pinned(name: str) -> str:
     return join_address(run, f"{CHECKPOINTS}/{checkpoint}") if NAME.fullmatch(checkpoint) else address
 
 
-def fetch_model(name: str, *, field: str, download: bool = True) -> Path | None:
-    """Returns the local copy of a model in a store: of a run, one of its checkpoints, another folder, or a file.
+def find_model(name: str, *, field: str) -> RemoteModel:
+    """Finds a model in a store: of a run, one of its checkpoints, another folder, or a file; downloads nothing.
 
-    It is downloaded once per machine, and again if a file in the store was replaced. Of a checkpoint, only the weights
-    and the records of its run are downloaded.
+    Of a checkpoint, only the weights and the records of its run are needed.
+
+    Args:
+        name: Address.
+        field: Config field or argument that contains `name`; begins error messages.
+
+    Raises:
+        FileNotFoundError: If the store has no such model.
+        RemoteError: If the storage cannot be reached or denies access.
+    """
+    address = pinned(name)
+    run, _, checkpoint = address.rpartition(f"/{CHECKPOINTS}/")
+    if not NAME.fullmatch(checkpoint):
+        return find_remote(address, field=field)
+    weights = {file: info for file, info in list_remote(address).items() if file.startswith((*WEIGHTS, MANIFEST))}
+    if MANIFEST not in weights:
+        raise FileNotFoundError(f"{field} {SECRETS.sub('', address)}: the store has no complete checkpoint there")
+    inner = f"{CHECKPOINTS}/{checkpoint}"
+    files = {file: info for file, info in list_remote(run, recursive=False).items() if file.endswith(RECORDS)}
+    key = {f"{inner}/{file}": info for file, info in weights.items()}
+    return RemoteModel(address, run, files | key, inner=inner, key=key)
+
+
+def fetch_model(name: str, *, field: str, download: bool = True) -> Path | None:
+    """Returns the local copy of a model in a store, as `find_model` finds it.
+
+    It is downloaded once per machine, and again if a file in the store was replaced.
 
     Args:
         name: Address.
@@ -51,18 +76,8 @@ def fetch_model(name: str, *, field: str, download: bool = True) -> Path | None:
         RemoteError: If the storage cannot be reached or denies access.
         UserError: If the disk has too little free space.
     """
-    address = pinned(name)
-    run, _, checkpoint = address.rpartition(f"/{CHECKPOINTS}/")
-    if not NAME.fullmatch(checkpoint):
-        return fetch_folder(address, field=field, download=download)
-    weights = {file: info for file, info in list_remote(address).items() if file.startswith((*WEIGHTS, MANIFEST))}
-    if MANIFEST not in weights:
-        raise FileNotFoundError(f"{field} {SECRETS.sub('', address)}: the store has no complete checkpoint there")
-    inner = f"{CHECKPOINTS}/{checkpoint}"
-    files = {file: info for file, info in list_remote(run, recursive=False).items() if file.endswith(RECORDS)}
-    key = {f"{inner}/{file}": info for file, info in weights.items()}
-    found = fetch_files(run, files | key, address=address, field=field, download=download, key=key)
-    return None if found is None else found / inner
+    found = find_model(name, field=field)
+    return found.fetch(field) if download else found.cached()
 
 
 def fetched(name: str, *, field: str) -> str:

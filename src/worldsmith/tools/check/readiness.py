@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.checkpoint.sources.open_weights import FILES as WEIGHTS
+from worldsmith.checkpoint.sources.remote_model import find_model
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import has_wandb_login
 from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.distributed.degrees import Degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
+from worldsmith.files.remote import SECRETS, cache_folder, in_store
+from worldsmith.files.remote_folder import find_remote
 from worldsmith.files.write_checks import nearest_folder, require_writable
-from worldsmith.models.hub import LOOKED, TOKEN, HubName, MissingPartError, ask_hub, has_token
+from worldsmith.models.hub import TOKEN, HubName, MissingPartError, ask_hub, has_token
 from worldsmith.models.model import Model
 from worldsmith.models.model_files import cached, hub_name, is_local
 from worldsmith.models.weights.weight_table import table_of
@@ -51,7 +54,7 @@ class Needs:
     machine: dict[str, Any] = field(default_factory=dict)
     """GPU names (`gpus`), bytes of memory that a process needs before activations (`needed`), free bytes (`free`)."""
     hub: list[dict[str, Any]] = field(default_factory=list)
-    """Model components on the hub: config `field`, repository `name`, `state` and, unless cached, download `bytes`."""
+    """Models on the hub or in a store: config `field`, `name`, `state` and, unless cached, `bytes` to download."""
     credentials: dict[str, bool] = field(default_factory=dict)
     """Whether each credential that the run may need, such as `WANDB_API_KEY`, is set."""
     remarks: list[str] = field(default_factory=list)
@@ -80,7 +83,7 @@ class Needs:
             yield labeled_line("machine", f"{gpus}; {needed}; free: {format_bytes(machine['free'])}")
         for place in self.hub:
             there = f", {format_bytes(place['bytes'])} to download" if "bytes" in place else ""
-            yield labeled_line("hub", f"{place['name']} is {place['state']}{there} ({place['field']})")
+            yield labeled_line("models", f"{place['name']} is {place['state']}{there} ({place['field']})")
         if self.credentials:
             states = (f"{name} {'is set' if there else 'is not set'}" for name, there in self.credentials.items())
             yield labeled_line("credentials", ", ".join(states))
@@ -109,7 +112,7 @@ def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Nee
 
 
 def inspect_hub(needs: Needs, tree: Any) -> None:
-    """Adds the model components on the hub to `needs`; adds a problem if the disk is too small for their download.
+    """Adds the model components on the hub or in a store to `needs`; adds a problem if a disk is too small for them.
 
     `tree` is the config of the run. Components that a problem in `needs` already lists as not available are not queried
     on the hub again.
@@ -117,32 +120,51 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError
 
-    for name, hub, patterns in names_on_hub(tree):
-        fact: dict[str, Any] = {"field": name, "name": str(hub), "state": "not available"}
-        if cached(hub, patterns) is not None:
+    caches = {
+        "on the hub": ("download", Path(constants.HF_HUB_CACHE), "Hugging Face cache", "HF_HOME"),
+        "in the store": ("store_download", cache_folder("models"), "cache of models", "XDG_CACHE_HOME"),
+    }
+    for name, value, patterns in named_models(tree):
+        fact: dict[str, Any] = {"field": name, "name": SECRETS.sub("", str(value)), "state": "not available"}
+        if isinstance(value, HubName) and cached(value, patterns) is not None:
             fact["state"] = "in the cache"
-        elif not any(f"{hub}: {LOOKED}" in problem for problem in needs.problems):
+        elif not any(f"{fact['name']}: " in problem for problem in needs.problems):
             with suppress(HTTPError, OSError, MissingPartError):  # not required if a run continues without it
-                fact |= {"bytes": ask_hub(hub, patterns).bytes, "state": "on the hub"}
+                fact |= missing_files(name, value, patterns)
         needs.hub.append(fact)
-    if not needs.hub:
-        return
-    needs.credentials[TOKEN] = has_token()
-    wanted = sum(fact.get("bytes", 0) for fact in needs.hub)
-    if any(fact["state"] == "on the hub" for fact in needs.hub):
-        home = Path(constants.HF_HUB_CACHE)
-        needs.writable(home, "the Hugging Face cache ")
-        free = shutil.disk_usage(nearest_folder(home)).free
-        needs.disk |= {"download": wanted, "download_free": free}
+        if isinstance(value, HubName):
+            needs.credentials[TOKEN] = has_token()
+    for state, (key, home, what, variable) in caches.items():
+        sizes = [fact["bytes"] for fact in needs.hub if fact["state"] == state]
+        if not sizes:
+            continue
+        needs.writable(home, f"the {what} ")
+        wanted, free = sum(sizes), shutil.disk_usage(nearest_folder(home)).free
+        needs.disk |= {key: wanted, f"{key}_free": free}
         if wanted > free:
             needs.problems.append(
-                f"downloads need {format_bytes(wanted)}, but the disk of the Hugging Face cache {home} has "
-                f"{format_bytes(free)} free. Free disk space, or set HF_HOME to a folder on another disk"
+                f"downloads need {format_bytes(wanted)}, but the disk of the {what} {home} has {format_bytes(free)} "
+                f"free. Free disk space, or set {variable} to a folder on another disk"
             )
 
 
-def names_on_hub(tree: Any) -> Iterator[tuple[str, HubName, Sequence[str]]]:
-    """Yields (config field, hub repository, glob patterns of the required files) of each component on the hub.
+def missing_files(field: str, model: HubName | str, patterns: Sequence[str]) -> dict[str, Any]:
+    """Returns `state`, and `bytes` unless the model of a store is in the cache, as in `Needs.hub`; downloads nothing.
+
+    Args:
+        field: Config field that names the model; begins error messages.
+        model: Repository of the hub, or address of a store.
+        patterns: Shell patterns of the required files.
+    """
+    if isinstance(model, HubName):
+        return {"bytes": ask_hub(model, patterns).bytes, "state": "on the hub"}
+    is_start = patterns is WEIGHTS  # which may be those of a run
+    found = find_model(model, field=field) if is_start else find_remote(model, (patterns,), field=field)
+    return {"state": "in the cache"} if found.cached() else {"bytes": found.bytes, "state": "in the store"}
+
+
+def named_models(tree: Any) -> Iterator[tuple[str, HubName | str, Sequence[str]]]:
+    """Yields (config field, hub repository or address, glob patterns of the required files) of models to download.
 
     `tree` is the config of the run.
     """
@@ -150,9 +172,9 @@ def names_on_hub(tree: Any) -> Iterator[tuple[str, HubName, Sequence[str]]]:
     named: list[tuple[str, str, Sequence[str]]] = [] if start is None else [(start.field, start.path, WEIGHTS)]
     named += tree.model.config.named_folders()
     for name, value, patterns in named:
-        hub = None if is_local(value) else hub_name(value)
-        if hub is not None:
-            yield name, hub, patterns
+        found = value if in_store(value) else None if is_local(value) else hub_name(value)
+        if found is not None:
+            yield name, found, patterns
 
 
 def inspect_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ranks: int) -> None:

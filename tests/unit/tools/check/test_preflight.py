@@ -14,16 +14,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import reasoner_runs
 from hub_server import serving_hub
 
+from worldsmith.checkpoint.sources.remote_model import fetch_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
+from worldsmith.files.remote_folder import RemoteModel
 from worldsmith.tools.check.check import CheckData
 from worldsmith.training.run_folder import ROOT_VARIABLES
 
@@ -295,6 +298,32 @@ def test_weights_of_the_hub(world: Path, tmp_path: Path, monkeypatch: pytest.Mon
         assert "HF_TOKEN is set" in text
         assert "hf_hidden" not in text + json.dumps(facts)
         assert len(hub.asked) == 2
+
+
+def test_weights_of_a_store(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their download is counted until they are in the cache, and must fit on its disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    field = "model.config.policy.backbone.safetensors_path"
+    config = run_of(world, tmp_path, on(field, "memory://weights"))
+    files = fsspec.filesystem("memory")
+    weights = world / "model/model.safetensors"
+    files.pipe_file("/weights/model.safetensors", weights.read_bytes())
+    size = weights.stat().st_size
+    facts, code, text = check(config, headers=True)
+    stored = {"field": field, "name": "memory://weights", "state": "in the store", "bytes": size}
+    assert (code, facts["hub"], facts["disk"]["store_download"], facts["credentials"]) == (0, [stored], size, {})
+    assert "memory://weights is in the store" in text
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteModel, "bytes", 2**60)
+        facts, code, _ = check(config, headers=True)
+    assert code == 2
+    assert "downloads need 1073741824.00 GiB, but the disk of the cache of models" in facts["problems"][0]
+    fetch_model("memory://weights", field=field)
+    facts, code, _ = check(config, headers=True)
+    assert (code, facts["hub"]) == (0, [{"field": field, "name": "memory://weights", "state": "in the cache"}])
+    files.rm("/weights", recursive=True)
+    facts, code, _ = check(config, headers=True)
+    assert (code, facts["hub"][0]["state"], len(facts["problems"])) == (2, "not available", 1)
 
 
 def test_a_run_that_is_too_large(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
