@@ -11,8 +11,9 @@ from worldsmith.config.declare.configurable import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
+from worldsmith.files.remote import RemoteError, in_store
 from worldsmith.files.untrusted_folder import load_from_folder
-from worldsmith.models.model_files import find_local
+from worldsmith.models.model_files import find_local, local_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,7 @@ class BertScore(Configurable):
 
     class Config(Configurable.Config):
         model: str = "microsoft/deberta-xlarge-mnli"
-        """Folder of a text encoder, or a hub name that is in the Hugging Face cache."""
+        """Folder of a text encoder, its address in an object store, or a hub name that is in the Hugging Face cache."""
         layers: Count | None = None
         """Index of the layer whose states are compared; null: the layer that bert-score recommends for the model."""
         device: str = "cpu"
@@ -70,7 +71,9 @@ class BertScore(Configurable):
         self.config = config
 
     def find_folder(self) -> Path | None:
-        """Returns the folder of the encoder; None if the default encoder is not on this machine. Downloads no files.
+        """Returns the folder of the encoder; None if the default encoder is not on this machine.
+
+        Downloads files only from an object store.
 
         Raises:
             UserError: If an encoder other than the default one is not on this machine, or if the layer is unknown or
@@ -78,13 +81,15 @@ class BertScore(Configurable):
         """
         name = self.config.model
         try:
-            found = find_local(name, file_patterns=FILES, field="bertscore.model")
-        except FileNotFoundError as error:
+            find = local_folder if in_store(name) else find_local
+            found = find(name, file_patterns=FILES, field="bertscore.model")
+        except (FileNotFoundError, RemoteError) as error:
             raise UserError(str(error)) from None
         if not isinstance(found, Path) or not any(any(found.glob(pattern)) for pattern in WEIGHTS):
             if name == BertScore.Config().model:
                 return None
-            raise UserError(f"bertscore.model {name}: its weights are not on this machine. Run `hf download {name}`")
+            where = "in the store" if in_store(name) else f"on this machine. Run `hf download {name}`"
+            raise UserError(f"bertscore.model {name}: its weights are not {where}")
         if self.layer is None:
             known = ", ".join(LAYERS)
             raise UserError(f"bertscore.model {name}: the best layer is unknown (known: {known}); set bertscore.layers")

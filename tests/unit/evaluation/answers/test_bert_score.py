@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fsspec
 import pytest
 from text_encoders import write_text_encoder
 
@@ -52,6 +53,22 @@ def test_only_the_default_encoder_may_be_missing(encoder: str, monkeypatch: pyte
         BertScore.Config(model="./nowhere", layers=1).build().find_folder()
     with pytest.raises(UserError, match=r"expected at most 2, .* found 3"):
         BertScore.Config(model=encoder, layers=3).build().find_folder()
+
+
+def test_an_encoder_in_a_store_gives_the_scores_of_that_on_disk(
+    encoder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    files = fsspec.filesystem("memory")
+    for file in Path(encoder).iterdir():
+        files.pipe_file(f"/encoder/{file.name}", file.read_bytes())
+    stored = BertScore.Config(model="memory://encoder", layers=1).build()
+    assert stored.compare(ANSWERS, TRUTHS) == BertScore.Config(model=encoder, layers=1).build().compare(ANSWERS, TRUTHS)
+    with pytest.raises(UserError, match="no such file or folder"):
+        BertScore.Config(model="memory://other", layers=1).build().find_folder()
+    files.rm("/encoder/model.safetensors")
+    with pytest.raises(UserError, match="its weights are not in the store"):
+        BertScore.Config(model="memory://encoder", layers=1).build().find_folder()
 
 
 def test_the_layer_of_a_known_encoder_is_known_by_the_name_of_its_folder() -> None:
