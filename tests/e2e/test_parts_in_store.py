@@ -393,6 +393,10 @@ def test_questions_are_asked_about_media_in_a_store(
             out.unlink()
         assert answers[0] == answers[1] != []
     capsys.readouterr()
+    shown = "s3://bucket/chats/data/chat0.mp4", f"file://{chats / 'data/chat0.mp4'}"
+    answers = [(main(["infer", str(chats / "model"), "--video", v, *how]), capsys.readouterr().out) for v in shown]
+    assert answers[0] == answers[1]
+    assert answers[0][0] == 0
     assert main(["infer", str(chats / "model"), "--video", "s3://bucket/chats/data/absent.mp4", *how]) == 2
     assert "s3://bucket/chats/data/absent.mp4 is not a file" in capsys.readouterr().err
 

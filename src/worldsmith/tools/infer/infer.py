@@ -135,11 +135,12 @@ class Infer(AnswerAction):
         config = self.config
         if config.media is not None:
             return [[Part(kind, source=file)] for file, kind in media_of(config.media, config.kind)]
-        for name in (*config.image, *config.video):
-            if not file_exists(name):
-                raise UserError(f"{name} is not a file")
-        images = [Part("image", source=name) for name in config.image]
-        return [[*images, *(Part("video", source=name) for name in config.video)]]
+        named: list[tuple[Kind, str]] = [("image", name) for name in config.image]
+        named += [("video", name) for name in config.video]
+        parts = [Part(kind, source=name.removeprefix("file://")) for kind, name in named]
+        if missing := [part.source for part in parts if not file_exists(str(part.source))]:
+            raise UserError(f"{missing[0]!s} is not a file")
+        return [parts]
 
 
 def media_of(place: str, kind: str) -> list[tuple[str, Kind]]:
