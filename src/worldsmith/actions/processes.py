@@ -114,7 +114,7 @@ def run_messages(
                 yield kind, number, value
     finally:
         for process in processes:
-            process.terminate()
+            process.kill()  # a process that has just been forked may still have a handler of ours for SIGTERM
         for process in processes:
             process.join()
 
