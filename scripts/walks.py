@@ -105,9 +105,11 @@ class Tracer:
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self.stacks: dict[str, list[str]] = {}
+        self.names = {arrival.rpartition(":")[2].rpartition(".")[2] for arrival in walk.arrivals}
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        if event != "call" or not frame.f_code.co_filename.startswith(str(PACKAGE)):
+        code = frame.f_code
+        if event != "call" or code.co_name not in self.names or not code.co_filename.startswith(str(PACKAGE)):
             return
         name, walk = function_name(frame), self.walk
         if name not in walk.arrivals or name in self.stacks:
@@ -159,7 +161,7 @@ def run(*arguments: str) -> None:
 
 def trace_walks() -> dict[str, dict[str, str]]:
     """Traces all walks in the current folder; returns the files of each, with their first functions."""
-    run("dataset", "moving-shapes", "shapes", "--clips", "4", "--val-clips", "0")
+    run("dataset", "moving-shapes", "shapes", "--clips", "4", "--val-clips", "0", "--num-frames", "5")
     os.environ["DATASET_PATH"] = "shapes"
     Path("run.toml").write_text(TOML, encoding="utf-8")
     order = ("A value in a TOML becomes a field", "A clip becomes a loss", "A checkpoint becomes an export",

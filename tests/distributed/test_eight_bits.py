@@ -66,7 +66,8 @@ def test_weights_and_state_are_the_same_bits_on_any_number_of_ranks(ranks: int, 
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"), [("AdamW8bit", 1), pytest.param("both", 2, marks=pytest.mark.slow), ("adapters", 1)]
+    ("name", "ranks"),
+    [("AdamW8bit", 1), *(pytest.param(*other, marks=pytest.mark.slow) for other in (("both", 2), ("adapters", 1)))],
 )
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(runs: Started, name: str, ranks: int) -> None:
     whole, parts = runs.run(name, ranks), f"{name}_parts"

@@ -84,7 +84,8 @@ def test_one_rank(case: str, worlds: Path, reference: Any) -> None:
     require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
 
 
-@pytest.mark.parametrize("case", ["ltx_video.aot_matmuls", pytest.param("wan.aot_full", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ltx_video.aot_matmuls", "wan.aot_full"])
 def test_layers_are_compiled_with_their_recomputation(case: str, worlds: Path, reference: Any) -> None:
     require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
 

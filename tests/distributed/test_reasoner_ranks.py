@@ -128,13 +128,8 @@ def test_one_rank(name: str, plain: Any, tmp_path: Path) -> None:
     require_equal(reasoner_ranks.run_case(CASES[name], World(), tmp_path), plain(name))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("aot_full", "aot_selective", "aot_adapters")),
-        "aot_matmuls",
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["aot_full", "aot_selective", "aot_adapters", "aot_matmuls"])
 def test_layers_are_compiled_with_their_recomputation(name: str, plain: Any, tmp_path: Path) -> None:
     with without_inductor():
         found = reasoner_ranks.run_case(CASES[name], World(), tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import state_ranks
 from launch import launch
 
-FEW = {3: ["wan.masters.trained", "vision_language.AdamW8bit"]}
+FEW = {3: ["wan.masters.trained"]}
 OTHERS = ("plain", "adapters.trained", "every_pack", "AdamW8bit")
 MANY = {
     2: [f"{family}.{variant}" for family in state_ranks.FAMILIES for variant in ("plain", "bfloat16", "adapters32")],

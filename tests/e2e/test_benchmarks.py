@@ -33,11 +33,20 @@ RATIO = r"ratio \d+\.\d\d"
         ("encode.py", ["--quick"], [RATIO, "2 files: equal, byte for byte"]),
         ("async_save.py", ["--quick"], [r"in background: +\d+\.\d\d s", r"standing still is \d+% of it"]),
         ("monitor_cost.py", ["--quick"], [r"a step with +\d+\.\d ms: [+-]\d+\.\d\d%", r"CPU time +[+-]"]),
-        ("checkpoint_bytes.py", ["--quick"], [r"adapters +\d+\.\d\d", r"trained +\d+\.\d\d", "CogVideoX all"]),
-        ("cogvideox_step.py", ["--quick"], [r"recipe: +\d+\.\d\d samples/s", r"takes \d+\.\d\d times as long"]),
+        pytest.param(
+            "checkpoint_bytes.py", ["--quick"], [r"adapters +\d+\.\d\d", r"trained +\d+\.\d\d", "CogVideoX all"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "cogvideox_step.py", ["--quick"], [r"recipe: +\d+\.\d\d samples/s", r"takes \d+\.\d\d times as long"],
+            marks=pytest.mark.slow,
+        ),
         ("chat_data.py", ["--quick"], [RATIO, "equal to the last bit", r"16000 tokens: \d\d\.\d\d % full in order"]),
         ("reasoner_step.py", ["--quick", "--samples", "4"], [RATIO, r"grows by \d+ MiB", r"value: \d\.\de-0[5-9]"]),
-        ("reasoner_peers.py", ["--quick", "--samples", "6"], [RATIO, r"images: .* \d+ supervised"]),
+        pytest.param(
+            "reasoner_peers.py", ["--quick", "--samples", "6"], [RATIO, r"images: .* \d+ supervised"],
+            marks=pytest.mark.slow,
+        ),
         ("plan_memory.py", ["--quick"], [r"\| full \| no \| \d+ \| \d+ \| (1\.0|0\.9[5-9])"]),
         pytest.param(
             "large_dataset.py", ["--quick"], [r"in memory +500 records", r"second start +2,000 records"],
@@ -64,6 +73,7 @@ def test_benchmark_runs(script, words, expected, monkeypatch, capsys):
     assert not [text for text in expected if not re.search(text, printed)], printed
 
 
+@pytest.mark.slow
 def test_the_gpu_measurements_run_on_tiny_networks(tmp_path: Path) -> None:
     """Every case has its row, with the plan of the same step."""
     words = [sys.executable, str(FOLDER / "gpu/day.py"), "--tiny", "-o", str(tmp_path)]

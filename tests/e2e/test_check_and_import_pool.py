@@ -48,6 +48,7 @@ def test_the_check_on_ray_reports_what_local_workers_report(tmp_path: Path) -> N
     assert report(on="ray", workers=2) == local
 
 
+@pytest.mark.slow
 def test_a_sample_that_is_too_slow_on_ray_is_skipped(tmp_path: Path) -> None:
     """A sample may be ready before the process waits for it; then it is in time."""
     config = tiny_runs.tiny_config(tiny_runs.make_world(tmp_path / "world", clips=2))

@@ -24,7 +24,7 @@ TOML = ROOT / "examples/toml/sft_config/falling_objects.toml"
 MEASURE = ROOT / "examples/measure_reasoner.py"
 LAST_LINE = re.compile(r"yes/no accuracy \d\.\d\d · plausibility within one \d\.\d\d, Pearson -?\d\.\d\d")
 # Enough to know eight clips by heart; what is learned of others takes the whole demo.
-SMALL = ["trainer.max_iter=100", "scheduler.warm_up_steps=[5]", "dataloader_train.max_samples_per_batch=8"]
+SMALL = ["trainer.max_iter=80", "scheduler.warm_up_steps=[5]", "dataloader_train.max_samples_per_batch=8"]
 
 
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

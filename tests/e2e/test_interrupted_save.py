@@ -28,7 +28,7 @@ def wait_for(found: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("in_background", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_second_ctrl_c_ends_a_run_that_saves(tmp_path: Path, in_background: bool) -> None:
     """Whether the save is that of the stop itself, or one in the background for which it has to wait."""
     config = toy_runs.toy_config(toy_runs.make_world(tmp_path / "world"), steps=100_000)

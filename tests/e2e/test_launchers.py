@@ -219,6 +219,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_dry_run_plans_the_whole_super_for_eight_processes(tmp_path: Path) -> None:
     """The real program: network on the meta device, data, tokenizer and VAE for real."""
     make_long_clips(tmp_path / "data")

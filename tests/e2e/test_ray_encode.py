@@ -151,6 +151,7 @@ def fail() -> Callable[[int], int]:
     raise RuntimeError("no CUDA")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_of_two")
 def test_what_a_process_refuses_is_raised() -> None:
     with pytest.raises(UserError, match="the disk is full"):

@@ -65,6 +65,7 @@ def test_killed_after_a_save_and_during_the_last_one(runs: Runs, workers: int) -
     kill_twice(runs, workers)
 
 
+@pytest.mark.slow
 def test_dropout_draws_the_same_masks_after_a_kill_with_other_workers(runs: Runs) -> None:
     """Killed in the middle of an epoch, after a save and between two; the uninterrupted run without dropout differs."""
     lora = {"lora_enabled": True, "lora_rank": 2, "lora_target_modules": "0", "lora_dropout": 0.25}

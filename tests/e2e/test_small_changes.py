@@ -61,6 +61,7 @@ def test_a_metric_with_a_network_is_one_file_and_one_line(package: Path) -> None
     run_script("contributed_metric.py", package)
 
 
+@pytest.mark.slow
 def test_a_setting_of_the_optimizer_is_written_in_one_place(package: Path) -> None:
     field, option = python_blocks("architecture.md", "A value in a TOML becomes a field")
     optimizer = package / "worldsmith/training/optimizer.py"

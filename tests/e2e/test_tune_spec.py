@@ -62,6 +62,7 @@ def study(world: Path) -> Path:
     return world / "results/tune"
 
 
+@pytest.mark.slow
 def test_three_trials_are_runs_of_the_spec_and_the_best_can_be_pasted(
     world: Path, study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,7 @@ from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
 
 ON_ONE = ["cosmos3.bits4", "vision_language.full.fill50", "cogvideox.selective.lora", "flux", "wan.lora.dropout"]
 ON_ONE += ["vision_language.adamw8bit"]
-ON_TWO = ["cosmos3.bf16.adamw8bit", "flux.float8"]
+ON_TWO = ["flux.float8"]
 ALL_ON_ONE = [
     ".".join(filter(None, parts))
     for parts in product(FAMILIES, ("", "full", "selective"), ("", "lora"), ("", "fill50", "fill20"))
@@ -39,7 +39,7 @@ ALL_ON_ONE = [
 ALL_ON_TWO = [
     *(f"{family}.{mode}" for family in FAMILIES for mode in ("bf16", "full.lora", "twice")),
     *("cosmos3.cp2.full.twice", "cosmos3.twice.every_pack", "cosmos3.bf16.bits4", "wan.bits4.full"),
-    *("cosmos3.bf16.average", "wan.twice.every_pack"),
+    *("cosmos3.bf16.average", "cosmos3.bf16.adamw8bit", "wan.twice.every_pack"),
 ]
 ALL_ON_FOUR = [
     *("cosmos3.hsdp.bf16.full", "cosmos3.hsdp.cp2", "cosmos3.cp2.bf16.lora", "cosmos3.twice.average", "wan.hsdp"),

@@ -34,27 +34,31 @@ def full_size(*families: str) -> list[str]:
 
 
 def rehearsals(*families: str) -> list[Any]:
-    """The same as parameters of a test: one of each family in the default run, the others with the marker `slow`."""
-    return [pytest.param(name, marks=[] if name in DEFAULT else pytest.mark.slow) for name in full_size(*families)]
+    """(Recipe, ranks) as parameters of a test: one of each family on 2 ranks by default, all on 8 with `slow`."""
+    names = full_size(*families)
+    return [
+        *((name, 2) for name in names if name in DEFAULT),
+        *(pytest.param(name, 8, marks=pytest.mark.slow) for name in names),
+    ]
 
 
 def rehearsed(name: str, monkeypatch: pytest.MonkeyPatch, ranks: int = 8) -> Rehearsal:
-    """With one layer of each kind: all of them are alike. More ranks than a recipe asks for are replicas."""
+    """With one layer of each kind: all of them are alike. Above 8 ranks there are replicas, below it fewer shards."""
     for place in PLACES:
         monkeypatch.setenv(place, f"/nowhere/{place.lower()}")
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    words = [] if ranks == 8 else ["model.config.parallelism.data_parallel_replicate_degree=-1"]
-    config = resolve(load(name, words).tree)
+    words = [f"data_parallel_shard_degree={ranks}"] if ranks < 8 else ["data_parallel_replicate_degree=-1"]
+    config = resolve(load(name, [f"model.config.parallelism.{word}" for word in words if ranks != 8]).tree)
     parallelism = config.model.config.parallelism
     if parallelism.data_parallel_shard_degree == -1:
         parallelism.data_parallel_replicate_degree = 1
     return rehearse(config, ranks, layers=1)
 
 
-def check_eight(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe is sound on 8 ranks."""
-    done = rehearsed(name, monkeypatch)
+def check_recipe(name: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe is sound on this number of ranks."""
+    done = rehearsed(name, monkeypatch, ranks)
     assert [str(finding) for finding in done.findings] == []
-    assert len(done.records) == 8
-    assert done.resumed[0] == 8
+    assert len(done.records) == ranks
+    assert done.resumed[0] == ranks
     assert done.exports.written

@@ -64,8 +64,8 @@ def test_matmuls_inside_blocks_that_are_compiled_in_pieces_are_not_kept() -> Non
     config.check()
 
 
-QUICK = {("selective", False, False), ("full", True, True)}
-"""One of trained and one of frozen norms, with a timestep and with one per frame."""
+QUICK = {("selective", False, False)}
+"""Trained norms break the graph; whole layers, as of adapters, take half a minute to compile."""
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,7 @@ def test_what_was_found_before_a_search_is_interrupted_is_its_answer() -> None:
     assert "interrupted after" in lines
 
 
+@pytest.mark.slow
 def test_clips_are_smaller_only_where_nothing_else_fits_and_that_is_said() -> None:
     words = ["dataloader_train.dataset.num_video_frames=49", "dataloader_train.dataset.resolution=256", *WORDS]
     words += ["dataloader_train.max_samples_per_batch=1"]

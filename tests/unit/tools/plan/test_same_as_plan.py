@@ -69,10 +69,8 @@ CASES = {
 }
 
 
-SLOW = {"two ranks", "no layer is left out", "the VAE is in each step", "weights and inputs in host RAM"}
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_few_layers_tell_what_a_plan_says(case: str) -> None:
     recipe, words, ranks = CASES[case]
     assert_same(fitting(recipe, words, GPU, ranks))
