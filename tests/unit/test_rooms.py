@@ -20,7 +20,7 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 61_555,
+    "code_lines": 61_565,
     "core_code_lines": 33_660,
     "longest_file": 325,
     "import_percent": 8.9,

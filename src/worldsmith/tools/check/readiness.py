@@ -27,6 +27,7 @@ from worldsmith.models.model import Model
 from worldsmith.models.model_files import cached, hub_name, is_local
 from worldsmith.models.weights.weight_table import table_of
 from worldsmith.monitor.short_text import format_bytes
+from worldsmith.planning.simulation_inputs import sections
 from worldsmith.tools.check.inspect_data import labeled_line
 from worldsmith.training.preflight import (
     build_optimizer,
@@ -115,7 +116,7 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
     """Adds the model components on the hub or in a store to `needs`; adds a problem if a disk is too small for them.
 
     `tree` is the config of the run. Components that a problem in `needs` already lists as not available are not queried
-    on the hub again.
+    in the store or on the hub again.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError
@@ -124,13 +125,11 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
         "on the hub": ("download", Path(constants.HF_HUB_CACHE), "Hugging Face cache", "HF_HOME"),
         "in the store": ("store_download", cache_folder("models"), "cache of models", "XDG_CACHE_HOME"),
     }
-    for name, value, patterns in named_models(tree):
+    for name, value, places in named_models(tree):
         fact: dict[str, Any] = {"field": name, "name": SECRETS.sub("", str(value)), "state": "not available"}
-        if isinstance(value, HubName) and cached(value, patterns) is not None:
-            fact["state"] = "in the cache"
-        elif not any(f"{fact['name']}: " in problem for problem in needs.problems):
+        if not any(f"{fact['name']}: " in problem for problem in needs.problems):
             with suppress(HTTPError, OSError, MissingPartError):  # not required if a run continues without it
-                fact |= missing_files(name, value, patterns)
+                fact |= missing_files(name, value, places)
         needs.hub.append(fact)
         if isinstance(value, HubName):
             needs.credentials[TOKEN] = has_token()
@@ -148,33 +147,41 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
             )
 
 
-def missing_files(field: str, model: HubName | str, patterns: Sequence[str]) -> dict[str, Any]:
-    """Returns `state`, and `bytes` unless the model of a store is in the cache, as in `Needs.hub`; downloads nothing.
+def missing_files(field: str, model: HubName | str, places: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Returns `state` and, unless the model is in the cache, `bytes`, as in `Needs.hub`; downloads nothing.
 
     Args:
         field: Config field that names the model; begins error messages.
         model: Repository of the hub, or address of a store.
-        patterns: Shell patterns of the required files.
+        places: Shell patterns of the required files, one list per possible layout.
     """
     if isinstance(model, HubName):
-        return {"bytes": ask_hub(model, patterns).bytes, "state": "on the hub"}
-    is_start = patterns is WEIGHTS  # which may be those of a run
-    found = find_model(model, field=field) if is_start else find_remote(model, (patterns,), field=field)
+        if any(cached(model, patterns) is not None for patterns in places):
+            return {"state": "in the cache"}
+        for patterns in places[:-1]:
+            with suppress(MissingPartError):
+                return {"bytes": ask_hub(model, patterns).bytes, "state": "on the hub"}
+        return {"bytes": ask_hub(model, places[-1]).bytes, "state": "on the hub"}
+    is_start = places == (WEIGHTS,)  # which may be those of a run
+    found = find_model(model, field=field) if is_start else find_remote(model, places, field=field)
     return {"state": "in the cache"} if found.cached() else {"bytes": found.bytes, "state": "in the store"}
 
 
-def named_models(tree: Any) -> Iterator[tuple[str, HubName | str, Sequence[str]]]:
-    """Yields (config field, hub repository or address, glob patterns of the required files) of models to download.
+def named_models(tree: Any) -> Iterator[tuple[str, HubName | str, Sequence[Sequence[str]]]]:
+    """Yields the pretrained models and parts of models that the config of a run, `tree`, names and that are not local.
 
-    `tree` is the config of the run.
+    Each is (config field, hub repository or address, glob patterns of the required files per possible layout).
     """
     start = tree.initial_weights()
-    named: list[tuple[str, str, Sequence[str]]] = [] if start is None else [(start.field, start.path, WEIGHTS)]
-    named += tree.model.config.named_folders()
-    for name, value, patterns in named:
-        found = value if in_store(value) else None if is_local(value) else hub_name(value)
+    named: list[tuple[str, str, Sequence[Sequence[str]]]] = []
+    named += [] if start is None else [(start.field, start.path, (WEIGHTS,))]
+    for where, section in sections(tree.model.config, "model.config"):
+        if (part := section.substitute()) is not None:
+            named.append((f"{where}.{part.field}", getattr(section, part.field), part.places))
+    for key, name, places in named:
+        found = name if in_store(name) else None if is_local(name) else hub_name(name)
         if found is not None:
-            yield name, found, patterns
+            yield key, found, places[-1:] if isinstance(found, HubName) and found.inner else places
 
 
 def inspect_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ranks: int) -> None:

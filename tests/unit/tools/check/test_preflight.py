@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -22,12 +23,14 @@ from hub_server import serving_hub
 from worldsmith.checkpoint.sources.remote_model import fetch_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
+from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.config_draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.files.remote_folder import RemoteModel
 from worldsmith.tools.check.check import CheckData
+from worldsmith.tools.check.readiness import Needs, inspect_hub
 from worldsmith.training.run_folder import ROOT_VARIABLES
 
 Records = list[dict[str, Any]]
@@ -455,3 +458,31 @@ def test_media_that_lie_one_folder_off(world: Path, tmp_path: Path) -> None:
     assert (found["count"], found["of"]) == (5, 5)
     assert f"set media_root = '{world / 'data'}'" in found["said"]
     assert "5 of 5 images and videos were not found" in text
+
+
+def test_all_parts_of_a_pipeline_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """VAE and text encoder, on the hub, in a store and on this machine; of each only the files that a run needs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    vae = {"vae/config.json": b"{}", "vae/diffusion_pytorch_model.safetensors": bytes(100), "vae/notes.md": bytes(5)}
+    encoder = {"text_encoder/config.json": b"{}", "text_encoder/model.safetensors": bytes(70)}
+    repos = {"org/both": {**vae, **encoder, "transformer/model.safetensors": bytes(999)}}
+    files = fsspec.filesystem("memory")
+    for name, content in repos["org/both"].items():
+        files.pipe_file(f"/both/{name}", content)
+    config = get_recipe("cogvideox_2b_tiny").model
+    named = {"vae_path": "model.config.tokenizer.vae_path", "path": "model.config.text_encoder.path"}
+    with serving_hub(repos, monkeypatch, tmp_path / "hub"):
+        for encoder_path, state in (("memory://both", "in the store"), ("org/both", "on the hub")):
+            config.config.tokenizer.vae_path, config.config.text_encoder.path = "org/both", encoder_path
+            needs = Needs()
+            inspect_hub(needs, SimpleNamespace(model=config, initial_weights=lambda: None))
+            assert needs.hub == [
+                {"field": named["vae_path"], "name": "org/both", "state": "on the hub", "bytes": 102},
+                {"field": named["path"], "name": encoder_path, "state": state, "bytes": 72},
+            ]
+            downloads = (needs.disk["download"], needs.disk.get("store_download", 0))
+            assert downloads == ((102, 72) if state == "in the store" else (174, 0))
+            assert needs.problems == []
+    own = get_recipe("cogvideox_2b_tiny")
+    inspect_hub(needs := Needs(), own)
+    assert needs.hub == []
