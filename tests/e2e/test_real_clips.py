@@ -68,7 +68,7 @@ def test_broken_files_beside_real_clips_are_listed_and_the_rest_trains(tmp_path:
     (folder / "video_dataset_file.jsonl").write_text("\n".join(lines) + "\n")
 
     metrics, rejected = train(
-        tmp_path, folder.parent, 6, "dataloader_train.dataset.num_video_frames=17", "dataloader_train.shuffle=false"
+        tmp_path, folder.parent, 6, "dataloader_train.dataset.frame_buckets=[17]", "dataloader_train.shuffle=false"
     )
     assert len(metrics) == 6
     assert all(math.isfinite(entry["loss"]) for entry in metrics)
