@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from worldsmith.config import Configurable, UserError
 from worldsmith.data.stream.errors import DataError
+from worldsmith.files.remote import in_store, is_remote
 
 
 class ColoredLine(str):
@@ -54,12 +55,22 @@ class Action(Configurable, ABC):
     """Config fields that the positional arguments set, in this order."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Short flags of fields: ``-o`` → ``out``."""
+    writes_to_stores: ClassVar[bool] = False
+    """Whether the field of the flag ``-o`` may be the address of an object store."""
 
     class Config(Configurable.Config):
         pass
 
     def __init__(self, config: Config) -> None:
+        """Raises UserError if the results would be written to an address to which the command cannot write."""
         self.config: Any = config
+        field = self.aliases.get("-o", "")
+        out = getattr(config, field, None)
+        if isinstance(out, str) and out.startswith("file://"):
+            setattr(config, field, out.removeprefix("file://"))
+        elif isinstance(out, str) and is_remote(out) and not (self.writes_to_stores and in_store(out)):
+            stores = " or an address that begins with s3:// or gs://" if self.writes_to_stores else ""
+            raise UserError(f"-o {out}: expected a path on this machine{stores}")
 
     @abstractmethod
     def run(self) -> Result:

@@ -101,7 +101,7 @@ def run_messages(
                 number, process = running[pipe]
                 try:
                     kind, value = pipe.recv()
-                except EOFError:
+                except (EOFError, OSError):  # at the end of the process, or within a message
                     process.join()
                     code = process.exitcode
                     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

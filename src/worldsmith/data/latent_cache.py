@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.data.content_fingerprint import file_fingerprint
 from worldsmith.files.atomic import replacing
+from worldsmith.files.errors import SECRETS
 from worldsmith.files.lines import read_bytes
 from worldsmith.files.remote import file_exists, is_remote, join_address, remote_facts
 from worldsmith.files.remote_folder import write_remote
@@ -176,7 +177,7 @@ class EncodedCache:
             log.warning(
                 "cache %s cannot be read or written: %s. Each %s that is not cached is encoded in every epoch. "
                 "Check permissions and free disk space",
-                self.folder, error.strerror or error, self.what,
+                SECRETS.sub("", self.folder), error.strerror or error, self.what,
             )  # fmt: skip
 
     def _remove_damaged(self, path: str, why: str) -> None:

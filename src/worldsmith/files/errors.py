@@ -2,16 +2,23 @@
 
 import importlib.util
 import re
+from typing import Any
 
 CODE = re.compile(r"\[E(1\d\d)\] ")
 """Matches the error code of a message: the id of its explanation in `tools/explain/patterns/5_own.toml`."""
+SECRETS = re.compile(r"(?<=://)[^/\s@'\"]+@|\?[^\s'\"]*(?:Signature|token|sig|key)=[^\s'\"]*", re.IGNORECASE)
+"""Matches credentials in an address: before the host, or in a signed URL."""
 
 
 class CodedError(Exception):
     """Base class of exceptions whose message may begin with an error code, such as `[E103] `.
 
     `worldsmith explain` explains the code. As part of the message, it also appears in logs and in other processes.
+    Credentials in addresses are removed from the message.
     """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(SECRETS.sub("", value) if isinstance(value, str) else value for value in args))
 
     @property
     def code(self) -> int | None:

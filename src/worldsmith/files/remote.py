@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from worldsmith.files.atomic import replacing
-from worldsmith.files.errors import UserError
+from worldsmith.files.errors import SECRETS, UserError
 from worldsmith.files.locks import lock, unlock
 
 T = TypeVar("T")
@@ -45,8 +45,6 @@ LOCAL = ("file://", "local://")
 EXTRAS = {"s3": "pip install 'worldsmith[s3]'", "gs": "pip install 'worldsmith[gcs]'"}
 VERSIONS = ("ETag", "etag", "VersionId", "generation", "blob_id", "LastModified", "mtime", "created")
 """Values of fsspec's `info` that change when a file is replaced; each storage has some of them."""
-SECRETS = re.compile(r"(?<=://)[^/\s@'\"]+@|\?[^\s'\"]*(?:Signature|token|sig|key)=[^\s'\"]*", re.IGNORECASE)
-"""Matches credentials in an address: before the host, or in a signed URL."""
 DENIED = re.compile(r"Forbidden|Access ?Denied|NoCredentials|InvalidAccessKey|SignatureDoesNotMatch")
 """Matches errors of authentication that are not a PermissionError and have no HTTP status."""
 

@@ -29,20 +29,11 @@ class HubName:
         return f"{self.repo}{f'@{self.revision}' if self.revision else ''}{f'/{self.inner}' if self.inner else ''}"
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Number and total size of the files in a hub repository that match the patterns of a request."""
-
-    files: int
-    bytes: int
-    """Total size of the files in bytes, as stated by the hub."""
-
-
 class MissingPartError(Exception):
     """Raised if a hub repository exists but lacks a required file."""
 
 
-def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
+def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> dict[str, int]:
     """Checks that the hub would serve files; requests the file list and the header of the largest matching file.
 
     The header is requested because the file list of a gated repository is public, but its files are not.
@@ -52,7 +43,7 @@ def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
         file_patterns: Shell patterns relative to the folder; a file must match the first one.
 
     Returns:
-        Number and total size of the matching files.
+        Size in bytes of each matching file by its path in the repository, as stated by the hub.
 
     Raises:
         MissingPartError: If no file matches the first pattern.
@@ -63,12 +54,12 @@ def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
     info = HfApi().model_info(hub.repo, revision=hub.revision, timeout=SECONDS, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
     first, *_ = patterns = patterns_from_root(hub, file_patterns)
-    found = [file for file in sizes if matches_pattern(file, patterns)]
+    found = {file: size for file, size in sizes.items() if matches_pattern(file, patterns)}
     if not any(matches_pattern(file, (first, hub.inner)) for file in found):
         raise MissingPartError(f"the repository lacks '{first}'")
     largest = max(found, key=lambda file: (sizes[file], matches_pattern(file, (first,))))
     get_hf_file_metadata(hf_hub_url(hub.repo, largest, revision=hub.revision), timeout=SECONDS)
-    return Offer(len(found), sum(sizes[file] for file in found))
+    return found
 
 
 def patterns_from_root(hub: HubName, file_patterns: Sequence[str]) -> list[str]:

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 SCHEME = "hf://"
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HUB_NAME = re.compile(
-    rf"(?!.*(?:--|\.\.))(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^/@\s]+))?(?:/(?P<inner>[^@\s]+?))?/?"
+    rf"(?!.*(?:--|\.\.))(?P<repo>{_PART}/{_PART}(?<![.-])(?<!\.git))(?:@(?P<revision>[^/@\s]+))?(?:/(?P<inner>[^@\s]+?))?/?"
 )
 
 

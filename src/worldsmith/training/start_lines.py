@@ -15,6 +15,7 @@ from worldsmith.checkpoint.sources.warm_start import compare_weights, open_with_
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.attention_kernels import describe_kernels
 from worldsmith.distributed.world import World, local_size, present_device
+from worldsmith.files.errors import SECRETS
 from worldsmith.files.locks import in_use
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import in_simulation
@@ -51,7 +52,7 @@ def start_lines(run: TrainingRun, batch: Any) -> Iterator[str]:
     config, task, loader = run.config, run.task, run.state.loader
     yield f"run folder   {run.run_folder}{describe_start(config, run.resumed)}"
     if run.uploads.address is not None:
-        yield f"store        checkpoints are uploaded to {run.uploads.address}{run.uploads.downloaded}"
+        yield f"store        checkpoints are uploaded to {SECRETS.sub('', run.uploads.address)}{run.uploads.downloaded}"
     for callback in run.callbacks.values():
         yield from callback.start_lines(run)
     yield from model_lines(config, run.model.network, task, run.state.optimizer)
@@ -138,7 +139,8 @@ def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, c
         yield f"note         {lost}"
     address = store_address(config.checkpoint, config.job, run_folder)
     if address is not None and (newer := newer_stored(address, run_folder)) is not None:
-        yield f"note         the run downloads {newer} from {address} and resumes from it, not as described here"
+        store = SECRETS.sub("", address)
+        yield f"note         the run downloads {newer} from {store} and resumes from it, not as described here"
     user = in_use(run_folder)
     if user is not None:
         yield f"note         the run folder is in use, so starting the run now would fail: {user}"

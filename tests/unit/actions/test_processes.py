@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -50,11 +53,51 @@ def test_one_that_is_killed_is_said() -> None:
         run_in_processes(work, 2, lambda done: None)
 
 
+def test_one_that_is_killed_while_it_sends_its_result_is_said() -> None:
+    def send_a_part(pipe: Connection, message: bytes) -> None:
+        os.write(pipe.fileno(), bytes(message)[:10])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work(number: int, count: int, done: Callable[[int], None]) -> None:
+        Connection._send = send_a_part  # type: ignore[attr-defined]  # of this process
+
+    with pytest.raises(WorkerProcessError, match="process 0 was killed by SIGKILL"):
+        run_in_processes(work, 1, lambda done: None)
+
+
 class Pool(PoolAction):
     """A command that does nothing itself."""
 
     def run(self) -> Result:
         return Result()
+
+
+class Write(Pool):
+    """A command that writes."""
+
+    aliases: ClassVar[Mapping[str, str]] = {"-o": "out"}
+
+    class Config(Pool.Config):
+        out: str | None = None
+
+
+class WriteAnywhere(Write):
+    """A command that writes to stores, too."""
+
+    writes_to_stores = True
+
+
+@pytest.mark.parametrize("out", ["s3://bucket/out", "hf://org/out", "https://me:secret@host/out"])
+def test_results_are_not_written_to_a_folder_named_like_an_address(out: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^-o \w+://[^@]*: expected a path on this machine$"):
+        Write.Config(out=out).build()
+    if out.startswith("hf:"):
+        with pytest.raises(UserError, match=r"or an address that begins with s3:// or gs://$"):
+            WriteAnywhere.Config(out=out).build()
+    else:
+        assert WriteAnywhere.Config(out=out).build().config.out == out
+    assert Write.Config(out=f"file://{tmp_path}/out").build().config.out == f"{tmp_path}/out"
+    assert Write.Config(out=None).build().config.out is None
 
 
 def make_reporter(number: int) -> Callable[[int], tuple[int, int, int]]:

@@ -8,7 +8,7 @@ import pytest
 
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import ConfigError, Problem
-from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.distributed.coordination_group import PeerError, portable
 from worldsmith.files.errors import CodedError, UserError
 
@@ -23,6 +23,13 @@ def fail(kind: type[CodedError]) -> None:
 def test_the_code_is_that_of_the_message(kind: type[CodedError]) -> None:
     assert kind("[E110] no room").code == 110
     assert kind("no room").code is kind().code is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_message_has_credentials(kind: type[CodedError]) -> None:
+    told = str(kind("ftp://me:secret@host/a.mp4 and https://host/b.mp4?X-Amz-Signature=secret cannot be read"))
+    assert told == "ftp://host/a.mp4 and https://host/b.mp4 cannot be read"
+    assert SampleError("unreadable", "ftp://me:secret@host/a.mp4").detail == "ftp://host/a.mp4"
 
 
 @pytest.mark.parametrize("kind", KINDS)

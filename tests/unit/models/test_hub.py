@@ -9,7 +9,7 @@ from hub_server import serving_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError
 
-from worldsmith.models.hub import HubName, Offer, ask_hub
+from worldsmith.models.hub import HubName, ask_hub
 from worldsmith.models.model_files import find_without_download, local_folder
 
 FILES = {
@@ -25,9 +25,9 @@ TOKEN = "hf_secret"
 
 def test_the_head_of_the_largest_wanted_file_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with serving_hub(REPOS, monkeypatch, tmp_path) as hub:
-        assert ask_hub(HubName("open/model"), PATTERNS) == Offer(files=2, bytes=9)
+        assert ask_hub(HubName("open/model"), PATTERNS) == {"config.json": 2, "model.safetensors": 7}
         assert hub.asked == ["GET /api/models/open/model", "HEAD /open/model/resolve/main/model.safetensors"]
-        assert ask_hub(HubName("open/model", "v1", "old"), ("*.bin",)) == Offer(files=1, bytes=13)
+        assert ask_hub(HubName("open/model", "v1", "old"), ("*.bin",)) == {"old/model.bin": 13}
         assert hub.asked[2:] == ["GET /api/models/open/model/revision/v1", "HEAD /open/model/resolve/v1/old/model.bin"]
         assert find_without_download("open/model", file_patterns=PATTERNS) is None
         assert (

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hub_server import COMMIT, serving_hub
 from huggingface_hub import constants
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -143,6 +144,13 @@ def test_every_hub_name_reads_back(org: str, name: str, revision: str | None, in
 def test_no_text_breaks_the_reader(text: str) -> None:
     found = hub_name(text)
     assert found is None or found.repo.count("/") == 1
+
+
+@pytest.mark.parametrize("name", ["org/name.git", "org/name.", "org/name-", "org/a--b", "org/a..b"])
+def test_names_that_the_hub_rejects_are_no_hub_names(name: str) -> None:
+    with pytest.raises(HFValidationError):
+        validate_repo_id(name)
+    assert hub_name(name) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import itertools
 import os
@@ -43,7 +44,7 @@ def shard_pattern(path: str) -> str | None:
     if path and Path(path).is_dir():
         for folder in (Path(path, "train"), Path(path)):
             if any(folder.glob(f"*{TAR}")):
-                return f"{folder}/*{TAR}"
+                return f"{glob.escape(str(folder))}/*{TAR}"
     return None
 
 
@@ -61,6 +62,8 @@ def find_shards(pattern: str) -> list[str]:
             f"{pattern}: a compressed tar cannot be read at random positions; decompress it to {TAR} "
             "(compression hardly makes video smaller)"
         )
+    if not is_remote(pattern) and os.path.isfile(pattern):  # whose name may contain signs of a pattern
+        return [pattern]
     found = list(dict.fromkeys(file for one in limited(braces(pattern), pattern) for file in list_matches(one)))
     if not found:
         raise DataError(f"no shard matches {pattern}")

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from worldsmith.files.errors import CodedError
+from worldsmith.files.errors import SECRETS, CodedError
 
 READ_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 """Values of errno which mean that a file cannot be read. Other values are problems of the process (EMFILE), or are set
@@ -21,13 +21,12 @@ class SampleError(ValueError):
 
     Args:
         reason: Short slug by which errors are counted, such as "missing_file".
-        detail: Message for users.
+        detail: Message for users; credentials in addresses are removed.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
+        self.reason, self.detail = reason, SECRETS.sub("", detail)
+        super().__init__(f"{reason}: {self.detail}")
 
 
 @contextmanager

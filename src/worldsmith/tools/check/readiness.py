@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from worldsmith.checkpoint.sources.open_weights import FILES as WEIGHTS
 from worldsmith.checkpoint.sources.remote_model import find_model
@@ -19,7 +19,7 @@ from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.distributed.degrees import Degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
-from worldsmith.files.remote import SECRETS, cache_folder, in_store
+from worldsmith.files.remote import SECRETS, cache_folder, in_store, is_remote
 from worldsmith.files.remote_folder import find_remote
 from worldsmith.files.write_checks import nearest_folder, require_writable
 from worldsmith.models.hub import TOKEN, HubName, MissingPartError, ask_hub, has_token
@@ -104,7 +104,7 @@ def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Nee
     needs.problems += [f"{problem.path}: {problem.message}" for problem in check_files(tree, variables=variables)]
     needs.writable(Path(tempfile.gettempdir()), "the folder for temporary files ")
     cache = getattr(tree.dataloader_train, "latent_cache", "")
-    if cache:
+    if cache and not is_remote(cache):
         needs.writable(Path(cache), "the latent cache ")
     inspect_hub(needs, tree)
     if tree.job.wandb_mode == "online":
@@ -125,20 +125,22 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
         "on the hub": ("download", Path(constants.HF_HUB_CACHE), "Hugging Face cache", "HF_HOME"),
         "in the store": ("store_download", cache_folder("models"), "cache of models", "XDG_CACHE_HOME"),
     }
+    downloads: dict[str, dict[str, int]] = {"in the cache": {}, **{state: {} for state in caches}}
     for name, value, places in named_models(tree):
         fact: dict[str, Any] = {"field": name, "name": SECRETS.sub("", str(value)), "state": "not available"}
         if not any(f"{fact['name']}: " in problem for problem in needs.problems):
             with suppress(HTTPError, OSError, MissingPartError):  # not required if a run continues without it
-                fact |= missing_files(name, value, places)
+                fact["state"], sizes = missing_files(name, value, places)
+                downloads[fact["state"]] |= sizes  # parts of one repository may share files
+                fact |= {"bytes": sum(sizes.values())} if sizes else {}
         needs.hub.append(fact)
         if isinstance(value, HubName):
             needs.credentials[TOKEN] = has_token()
     for state, (key, home, what, variable) in caches.items():
-        sizes = [fact["bytes"] for fact in needs.hub if fact["state"] == state]
-        if not sizes:
+        if not downloads[state]:
             continue
         needs.writable(home, f"the {what} ")
-        wanted, free = sum(sizes), shutil.disk_usage(nearest_folder(home)).free
+        wanted, free = sum(downloads[state].values()), shutil.disk_usage(nearest_folder(home)).free
         needs.disk |= {key: wanted, f"{key}_free": free}
         if wanted > free:
             needs.problems.append(
@@ -147,24 +149,31 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
             )
 
 
-def missing_files(field: str, model: HubName | str, places: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Returns `state` and, unless the model is in the cache, `bytes`, as in `Needs.hub`; downloads nothing.
+def missing_files(
+    field: str, model: HubName | str, places: Sequence[Sequence[str]]
+) -> tuple[Literal["in the cache", "on the hub", "in the store"], dict[str, int]]:
+    """Returns where a model is, and the size in bytes of each file or folder to download, by a name of its own.
 
     Args:
         field: Config field that names the model; begins error messages.
         model: Repository of the hub, or address of a store.
         places: Shell patterns of the required files, one list per possible layout.
     """
-    if isinstance(model, HubName):
-        if any(cached(model, patterns) is not None for patterns in places):
-            return {"state": "in the cache"}
-        for patterns in places[:-1]:
-            with suppress(MissingPartError):
-                return {"bytes": ask_hub(model, patterns).bytes, "state": "on the hub"}
-        return {"bytes": ask_hub(model, places[-1]).bytes, "state": "on the hub"}
-    is_start = places == (WEIGHTS,)  # which may be those of a run
-    found = find_model(model, field=field) if is_start else find_remote(model, places, field=field)
-    return {"state": "in the cache"} if found.cached() else {"bytes": found.bytes, "state": "in the store"}
+    if isinstance(model, str):
+        is_start = places == (WEIGHTS,)  # which may be those of a run
+        found = find_model(model, field=field) if is_start else find_remote(model, places, field=field)
+        return ("in the store", {str(found.folder): found.bytes}) if found.cached() is None else ("in the cache", {})
+    if any(cached(model, patterns) is not None for patterns in places):
+        return "in the cache", {}
+    hub = model
+
+    def sizes(patterns: Sequence[str]) -> dict[str, int]:
+        return {f"{hub.repo}@{hub.revision}/{file}": size for file, size in ask_hub(hub, patterns).items()}
+
+    for patterns in places[:-1]:
+        with suppress(MissingPartError):
+            return "on the hub", sizes(patterns)
+    return "on the hub", sizes(places[-1])
 
 
 def named_models(tree: Any) -> Iterator[tuple[str, HubName | str, Sequence[Sequence[str]]]]:

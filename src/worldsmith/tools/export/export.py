@@ -68,6 +68,8 @@ def caption_of(folder: Path) -> str:
 class Export(WritingAction):
     """Exports a trained model for diffusers, transformers, PEFT, ComfyUI or SAT, or as native safetensors."""
 
+    writes_to_stores = True
+
     class Config(WritingAction.Config):
         out: str | None = None
         """Output folder, which may be the address of a folder in an object store; null: a folder inside the run

@@ -17,7 +17,7 @@ from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from worldsmith.data.clips.clip_records import samples_of
 from worldsmith.data.shards import addresses, tar_index
-from worldsmith.data.shards.addresses import braces, find_shards, part_address, read_clip, short_names
+from worldsmith.data.shards.addresses import braces, find_shards, part_address, read_clip, shard_pattern, short_names
 from worldsmith.data.shards.tar_index import TarIndex, index_of, read_headers
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files import remote
@@ -180,6 +180,16 @@ def test_what_cannot_be_reached_is_said(tmp_path: Path) -> None:
         find_shards("a.tar.gz")
     with pytest.raises(DataError, match="no shard matches"):
         find_shards(f"{tmp_path}/*.tar")
+
+
+def test_names_with_the_signs_of_a_pattern_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "data[1]"
+    folder.mkdir()
+    shard = folder / "clips{a,b}[2].tar"
+    shard.write_bytes(tar_bytes([("a.txt", b"one")]))
+    pattern = shard_pattern(str(folder))
+    assert pattern is not None
+    assert find_shards(pattern) == find_shards(str(shard)) == [str(shard)]
 
 
 def test_a_network_that_fails_for_a_while_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

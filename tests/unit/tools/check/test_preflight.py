@@ -461,7 +461,10 @@ def test_media_that_lie_one_folder_off(world: Path, tmp_path: Path) -> None:
 
 
 def test_all_parts_of_a_pipeline_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """VAE and text encoder, on the hub, in a store and on this machine; of each only the files that a run needs."""
+    """VAE and text encoder, on the hub, in a store and on this machine; of each only the files that a run needs.
+
+    A file that two of them need is counted once.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     vae = {"vae/config.json": b"{}", "vae/diffusion_pytorch_model.safetensors": bytes(100), "vae/notes.md": bytes(5)}
     encoder = {"text_encoder/config.json": b"{}", "text_encoder/model.safetensors": bytes(70)}
@@ -483,6 +486,10 @@ def test_all_parts_of_a_pipeline_are_counted(tmp_path: Path, monkeypatch: pytest
             downloads = (needs.disk["download"], needs.disk.get("store_download", 0))
             assert downloads == ((102, 72) if state == "in the store" else (174, 0))
             assert needs.problems == []
+        start = SimpleNamespace(field="checkpoint.load_path", path="org/both")
+        inspect_hub(needs := Needs(), SimpleNamespace(model=config, initial_weights=lambda: start))
+        assert [fact["bytes"] for fact in needs.hub] == [1173, 102, 72]
+        assert needs.disk["download"] == 1173
     own = get_recipe("cogvideox_2b_tiny")
     inspect_hub(needs := Needs(), own)
     assert needs.hub == []
