@@ -43,7 +43,11 @@ ONE_REQUEST = 50 * 2**20
 """Max size in bytes of a file that is read in one request; of a larger one, libraries request several parts at once."""
 LOCAL = ("file://", "local://")
 EXTRAS = {"s3": "pip install 'worldsmith[s3]'", "gs": "pip install 'worldsmith[gcs]'"}
-VERSIONS = ("ETag", "etag", "VersionId", "generation", "blob_id", "LastModified", "mtime", "created")
+WEB = ("http://", "https://")
+READ_ONLY = (*WEB, "hf://")
+"""Beginnings of addresses to which nothing is uploaded."""
+VERSIONS = ("ETag", "etag", "VersionId", "generation", "blob_id", "LastModified", "Last-Modified", "last_modified",
+            "modified", "modify", "mtime", "created")  # fmt: skip
 """Values of fsspec's `info` that change when a file is replaced; each storage has some of them."""
 DENIED = re.compile(r"Forbidden|Access ?Denied|NoCredentials|InvalidAccessKey|SignatureDoesNotMatch")
 """Matches errors of authentication that are not a PermissionError and have no HTTP status."""
@@ -132,15 +136,18 @@ def retry(read: Callable[[], T], address: str, access: Literal["read", "write"] 
     for attempt in range(1, attempts + 1):
         try:
             return read()
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{name} does not exist") from None
         except ImportError as error:
             fix = EXTRAS.get(address.partition("://")[0], "install it")
             raise RemoteError(f"{name} needs a library that is not installed: {fix} ({error})") from None
-        except Exception as error:  # each storage has errors of its own
-            why = SECRETS.sub("", f"{type(error).__name__}: {error}")
-            status = getattr(error, "status", getattr(error, "code", None))
-            if isinstance(error, PermissionError) or status in (401, 403) or DENIED.search(why):
+        except Exception as failure:  # each storage has errors of its own
+            is_missing = isinstance(failure, FileNotFoundError)
+            cause = (failure.__cause__ if is_missing and address.startswith(WEB) else None) or failure
+            why = SECRETS.sub("", f"{type(cause).__name__}: {cause}")
+            status = getattr(cause, "status", getattr(cause, "code", None))
+            # fsspec raises FileNotFoundError from each error of a web server, such as 503 or a refused connection.
+            if is_missing and (cause is failure or status in (404, 410)):
+                raise FileNotFoundError(f"{name} does not exist") from None
+            if isinstance(cause, PermissionError) or status in (401, 403) or DENIED.search(why):
                 raise RemoteError(
                     f"{name}: the storage denies access ({why}). Expected credentials that may {access} this address: "
                     "set them for the storage's own library (s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and "

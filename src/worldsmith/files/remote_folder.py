@@ -21,6 +21,7 @@ from worldsmith.files.errors import UserError
 from worldsmith.files.remote import (
     SECRETS,
     VERSIONS,
+    WEB,
     RemoteError,
     cache_folder,
     full_address,
@@ -59,18 +60,32 @@ def list_remote(address: str, *, recursive: bool = True) -> dict[str, dict[str, 
         fsspec's `info` of each file by its path relative to the folder; empty if the folder does not exist.
 
     Raises:
+        FileNotFoundError: If the page of a web server links to a file that does not exist.
         RemoteError: If the storage cannot be reached or denies access.
     """
 
-    def find() -> dict[str, dict[str, Any]]:
+    def find() -> tuple[Any, str, dict[str, dict[str, Any]]]:
         system, path = open_fresh(address)
         found = system.find(path, maxdepth=None if recursive else 1, detail=True)
-        return {posixpath.relpath(name, path): info for name, info in found.items() if info["type"] == "file"}
+        if not found and address.startswith(WEB):
+            system.info(path)  # `find` ignores that a server cannot be reached
+        return system, path, found
+
+    def complete(name: str) -> dict[str, Any]:
+        # Pages of web servers state no sizes, and `find` no type of a single file there.
+        is_complete = "type" in found[name] and found[name].get("size") is not None
+        return found[name] if is_complete else retry(partial(system.info, name), system.unstrip_protocol(name))
 
     try:
-        return retry(find, address)
+        system, path, found = retry(find, address)
     except FileNotFoundError:
         return {}
+    # Object stores have empty objects such as `clips/` for folders; pages of web servers have links such as `?C=M;O=A`.
+    pairs = [(name, posixpath.relpath(name, path)) for name in found if not name.endswith("/")]
+    names = {file: name for name, file in pairs if not (name.startswith(WEB) and "/?" in f"/{file}")}
+    with ThreadPoolExecutor(THREADS) as pool:
+        infos = zip(names, pool.map(complete, names.values()))
+        return {file: info for file, info in infos if info["type"] == "file"}
 
 
 def read_remote_text(address: str) -> str | None:
@@ -241,7 +256,10 @@ class RemoteModel:
 
     @property
     def bytes(self) -> int:
-        """Size of all needed files."""
+        """Size of all needed files. Raises RemoteError if the server does not state the size of a file."""
+        if unknown := [name for name, info in self.files.items() if info["size"] is None]:
+            address = SECRETS.sub("", join_address(self.root, unknown[0]))
+            raise RemoteError(f"{address}: expected its size, which the server does not state. Download it yourself")
         return sum(info["size"] for info in self.files.values())
 
     @property

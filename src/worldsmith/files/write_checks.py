@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from worldsmith.files.errors import UserError
@@ -55,18 +55,25 @@ def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def require_only(folder: Path, own: Collection[str], *, within: Collection[str] | None = None) -> None:
+def require_only(
+    folder: Path | str,
+    own: Collection[str],
+    *,
+    within: Collection[str] | None = None,
+    found: Iterable[str] | None = None,
+) -> None:
     """Raises FileExistsError if `folder` contains files other than `own`, before the folder is replaced.
 
     Args:
-        folder: Existing folder.
+        folder: Existing folder, or the address of a remote folder.
         own: Relative paths of the files that may be replaced.
         within: Names of the files and subfolders of `folder` to check; None: all.
+        found: Relative paths of the files in `folder`; None: they are listed, which only a local folder permits.
 
     Raises:
         FileExistsError: If there are other files; the message lists some of them.
     """
-    others = [name for name in files_in(folder) if name not in own]
+    others = [name for name in (files_in(Path(folder)) if found is None else found) if name not in own]
     others = [name for name in others if within is None or Path(name).parts[0] in within]
     if others:
         shown = ", ".join(others[:SHOWN]) + (f" and {len(others) - SHOWN} more" if len(others) > SHOWN else "")

@@ -102,13 +102,42 @@ def test_an_export_is_uploaded_and_read_again(
     assert main([*words, address, "--dtype", "float32"]) == 2
     assert "already has an export: replace it with --force" in capsys.readouterr().err
     store.put("exports/one/other.txt", b"not of the export")
+    assert main([*words, address, "--dtype", "float32", "--force"]) == 2
+    assert "it contains other files: other.txt. Move these files first" in capsys.readouterr().err
+    assert json.loads(read_remote_text(f"{address}/worldsmith.json"))["dtype"] == "bfloat16"
+    remove_remote(address, ["other.txt"])
     assert main([*words, address, "--dtype", "float32", "--force"]) == 0
     assert json.loads(read_remote_text(f"{address}/worldsmith.json"))["dtype"] == "float32"
-    assert read_remote_text(f"{address}/other.txt") is not None
     store.fail(denied="denied", writes=True, only_writes=True)
     assert main([*words, "s3://bucket/denied/x"]) == 2
     assert "denies access" in capsys.readouterr().err
     assert not list(cache_folder("exports").glob("*/*")), "it was not exported in vain"
+
+
+def test_an_export_overwrites_no_other_files_in_a_store(
+    run: Path, store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["export", str(run), "--format", "native", "-o"]
+    address = store.put("mine/config.json", b"of someone").rpartition("/")[0]
+    for force in ([], ["--force"]):
+        assert main([*words, address, *force]) == 2
+        assert "it contains other files: config.json. Move these files first" in capsys.readouterr().err
+    assert read_remote_text(f"{address}/config.json") == "of someone"
+    for address in ("hf://org/name", "hf:/org/name", "https://host/name", "file:///name"):
+        assert main([*words, address]) == 2
+        assert f"-o {address}: expected a folder, or an address such as s3://" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_upload_of_an_export_is_repeated(run: Path, store: ObjectStore) -> None:
+    words = ["export", str(run), "--format", "native", "-o", "s3://bucket/again/one"]
+    store.fail(denied="one/worldsmith.json", writes=True, only_writes=True)
+    assert main(words) != 0
+    assert "config.json" in list_remote("s3://bucket/again/one")
+    store.fail()
+    assert main(words) == 0
+    assert "worldsmith.json" in list_remote("s3://bucket/again/one")
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from object_store import CREDENTIALS, ObjectStore, connected, serving
 
+from worldsmith.checkpoint.run.checkpoint_store import remove_stored
 from worldsmith.files import remote
 from worldsmith.files.errors import UserError
 from worldsmith.files.locks import lock
@@ -27,6 +29,8 @@ from worldsmith.files.remote import (
     open_cached,
     read_remote,
 )
+from worldsmith.files.remote_folder import fetch_folder, list_remote
+from worldsmith.tools.infer.infer import media_of
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -259,6 +263,121 @@ def test_parts_of_a_server_without_range_requests(
         ]
         server.shutdown()
     assert asked.count("/a.jsonl") <= 2, "the first request may be for the size"
+
+
+class Pages(SimpleHTTPRequestHandler):
+    """Serves `folder` without ETags; the first requests are answered with the items of `statuses`."""
+
+    folder = Path()
+    statuses: list[int] = []
+    sends_size = True
+
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*words, directory=str(self.folder))
+
+    def send_head(self) -> Any:
+        if self.statuses:
+            return self.send_error(self.statuses.pop(0))
+        return super().send_head()
+
+    def send_header(self, name: str, value: str) -> None:
+        if name != "Content-Length" or self.sends_size:
+            super().send_header(name, value)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a web server that serves `tmp_path / "site"` by `Pages`."""
+    pytest.importorskip("aiohttp")
+    (tmp_path / "site/sub").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "PAUSE", 0.02)
+    monkeypatch.setattr(Pages, "folder", tmp_path / "site")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+    remote.remote_facts.cache_clear()
+
+
+def test_errors_of_a_web_server_are_not_missing_files(
+    site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size is requested twice in each attempt, by HEAD and by GET."""
+    (tmp_path / "site/a.mp4").write_bytes(b"1234")
+    for status in (503, 429):
+        monkeypatch.setattr(Pages, "statuses", [status] * 4)
+        remote.remote_facts.cache_clear()
+        assert read_remote(f"{site}/a.mp4") == b"1234"
+        assert Pages.statuses == []
+    monkeypatch.setattr(Pages, "statuses", [403] * 9)
+    with pytest.raises(RemoteError, match=r"b\.mp4: the storage denies access.*credentials"):
+        file_exists(f"{site}/b.mp4")
+    assert len(Pages.statuses) == 7, "it is not repeated"
+    for status in (404, 410):
+        monkeypatch.setattr(Pages, "statuses", [status] * 2)
+        assert not file_exists(f"{site}/a.mp4")
+    for call in (file_exists, list_remote):
+        with pytest.raises(RemoteError, match=r"127.0.0.1:9/a.mp4 cannot be read: .*\(4 attempts\)"):
+            call("http://127.0.0.1:9/a.mp4")
+
+
+def test_a_replaced_file_of_a_web_server_without_etags_is_read_again(site: str, tmp_path: Path) -> None:
+    for time_changed, content in ((10**9, b"old"), (10**9 + 5, b"new")):
+        (tmp_path / "site/a").write_bytes(content)
+        os.utime(tmp_path / "site/a", (time_changed,) * 2)
+        remote.remote_facts.cache_clear()
+        assert read_remote(f"{site}/a") == content
+
+
+def test_files_and_folders_of_a_web_server_are_listed_with_their_sizes(
+    site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.mp4", "sub/b.safetensors", "sub/b.json"):
+        (tmp_path / "site" / name).write_bytes(name.encode())
+    assert {name: info["size"] for name, info in list_remote(site).items()} == {
+        "a.mp4": 5, "sub/b.safetensors": 17, "sub/b.json": 10,
+    }  # fmt: skip
+    assert media_of(site, "all") == media_of(f"{site}/a.mp4", "all") == [(f"{site}/a.mp4", "video")]
+    file = fetch_folder(f"{site}/sub/b.safetensors", field="load_path")
+    assert file is not None
+    assert sorted(path.name for path in file.parent.iterdir()) == ["b.json", "b.safetensors"]
+    folder = fetch_folder(f"{site}/sub", field="load_path")
+    assert folder is not None
+    assert (folder / "b.json").read_bytes() == b"sub/b.json"
+    assert list_remote(f"{site}/absent") == {}
+    links = "".join(f'<a href="{name}">x</a>' for name in ("a.mp4", "?C=M;O=A", "gone.mp4"))
+    (tmp_path / "site/index.html").write_text(links)
+    with pytest.raises(FileNotFoundError, match=r"gone\.mp4 does not exist"):
+        list_remote(site)
+    (tmp_path / "site/gone.mp4").touch()
+    assert sorted(list_remote(site)) == ["a.mp4", "gone.mp4"]
+    monkeypatch.setattr(Pages, "sends_size", False)
+    assert media_of(site, "video") == [(f"{site}/a.mp4", "video"), (f"{site}/gone.mp4", "video")]
+    with pytest.raises(RemoteError, match=r"a\.mp4: expected its size, which the server does not state"):
+        fetch_folder(f"{site}/a.mp4", field="load_path")
+
+
+@pytest.mark.parametrize("recursive", [True, False])
+def test_markers_of_empty_folders_are_not_files(store: ObjectStore, tmp_path: Path, recursive: bool) -> None:
+    """As the console of S3 creates them."""
+    for key in ("marked/", "marked/sub/", "marked/sub/deep/", "only/"):
+        store.put(key, b"")
+    store.put("marked/a", b"1")
+    assert sorted(list_remote("s3://bucket/marked", recursive=recursive)) == ["a"]
+    assert list_remote("s3://bucket/only", recursive=recursive) == {}
+    folder = fetch_folder("s3://bucket/marked", field="load_path")
+    assert folder is not None
+    assert [path.name for path in folder.iterdir()] == ["a"]
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+        fetch_folder("s3://bucket/only", field="load_path")
+    store.put("marked/manifest.json", b"{}")
+    remove_stored("s3://bucket/marked")
+    remove_stored("s3://bucket/only")
+    assert list_remote("s3://bucket/marked") == {}
 
 
 def test_a_process_that_is_forked_does_not_keep_the_lock(store: ObjectStore) -> None:

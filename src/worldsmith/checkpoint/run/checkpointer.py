@@ -28,7 +28,7 @@ from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.distributed.coordination_group import PeerError, SideGroup
 from worldsmith.distributed.world import World
-from worldsmith.files.remote import in_store, is_remote
+from worldsmith.files.remote import READ_ONLY, in_store, is_remote
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-READ_ONLY = ("http://", "https://", "hf://")
-"""Beginnings of addresses to which checkpoints are not uploaded."""
 BYTES_PER_TENSOR = 2048
 """Estimated overhead of one tensor on disk, in bytes."""
 

@@ -19,7 +19,7 @@ from worldsmith.checkpoint.formats.family_formats import ExportFormat as Format
 from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
 from worldsmith.checkpoint.formats.find_model import find_family, find_model
 from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel
-from worldsmith.checkpoint.run.checkpoint_store import require_access
+from worldsmith.checkpoint.run.checkpoint_store import PROBE, require_access
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.remote_model import fetched
 from worldsmith.config.declare.class_tags import tag_of
@@ -27,9 +27,9 @@ from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.fingerprint import LINEAGE
-from worldsmith.files.remote import cache_folder, file_exists, in_store, join_address
-from worldsmith.files.remote_folder import read_remote_text, remove_remote, upload_files, write_remote
-from worldsmith.files.write_checks import files_in
+from worldsmith.files.remote import LOCAL, READ_ONLY, cache_folder, full_address, in_store, join_address
+from worldsmith.files.remote_folder import list_remote, read_remote_text, remove_remote, upload_files, write_remote
+from worldsmith.files.write_checks import files_in, require_only
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
 from worldsmith.monitor.terminal_text import command_lines
@@ -162,6 +162,10 @@ class Export(WritingAction):
             )
         if not config.out and config.model != given:
             raise UserError(f"{given} is not on this machine: set the output folder with -o")
+        if config.out and full_address(config.out).startswith((*READ_ONLY, *LOCAL)):
+            raise UserError(
+                f"-o {config.out}: expected a folder, or an address such as s3://bucket/one or gs://bucket/one"
+            )
         out = Path(config.out) if config.out else in_run(path, form.folder)
         if config.out and in_store(config.out):
             out = local_copy(config.out, force=config.force)
@@ -206,12 +210,17 @@ def local_copy(address: str, *, force: bool) -> Path:
 
     Raises:
         UserError: If the storage denies access.
-        FileExistsError: If the address has an export and `force` is False.
+        FileExistsError: If the address has an export and `force` is False, or files that do not belong to an export.
     """
     require_access(address, deletes=force)
-    if not force and file_exists(join_address(address, ABOUT)):
+    folder = cache_folder("exports") / hashlib.sha256(address.encode()).hexdigest()[:16] / Path(address).name
+    about = read_remote_text(join_address(address, ABOUT))
+    if about is not None and not force:
         raise FileExistsError(f"{address} already has an export: replace it with --force, or choose another folder")
-    return cache_folder("exports") / hashlib.sha256(address.encode()).hexdigest()[:16] / Path(address).name
+    # After an interrupted upload, its files are in the store without `worldsmith.json`, and the local copy remains.
+    own = files_in(folder) if about is None else (ABOUT, LINEAGE, *json.loads(about)["files"])
+    require_only(address, {PROBE, *own}, found=list_remote(address))
+    return folder
 
 
 def upload_export(out: Path, address: str) -> None:
