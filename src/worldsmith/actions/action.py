@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from worldsmith.config import Configurable, UserError
 from worldsmith.data.stream.errors import DataError
-from worldsmith.files.remote import in_store, is_remote
+from worldsmith.files.remote import READ_ONLY, full_address, is_remote
 
 
 class ColoredLine(str):
@@ -65,11 +65,11 @@ class Action(Configurable, ABC):
         """Raises UserError if the results would be written to an address to which the command cannot write."""
         self.config: Any = config
         field = self.aliases.get("-o", "")
-        out = getattr(config, field, None)
-        if isinstance(out, str) and out.startswith("file://"):
-            setattr(config, field, out.removeprefix("file://"))
-        elif isinstance(out, str) and is_remote(out) and not (self.writes_to_stores and in_store(out)):
-            stores = " or an address that begins with s3:// or gs://" if self.writes_to_stores else ""
+        address = full_address(out) if isinstance(out := getattr(config, field, None), str) else ""
+        if address.startswith("file://"):
+            setattr(config, field, address.removeprefix("file://"))
+        elif is_remote(address) and not (self.writes_to_stores and not address.startswith(READ_ONLY)):
+            stores = ", or an address such as s3://bucket/folder or gs://bucket/folder" * self.writes_to_stores
             raise UserError(f"-o {out}: expected a path on this machine{stores}")
 
     @abstractmethod

@@ -124,9 +124,9 @@ def test_an_export_overwrites_no_other_files_in_a_store(
         assert main([*words, address, *force]) == 2
         assert "it contains other files: config.json. Move these files first" in capsys.readouterr().err
     assert read_remote_text(f"{address}/config.json") == "of someone"
-    for address in ("hf://org/name", "hf:/org/name", "https://host/name", "file:///name"):
+    for address in ("hf://org/name", "hf:/org/name", "https://host/name"):
         assert main([*words, address]) == 2
-        assert f"-o {address}: expected a folder, or an address such as s3://" in capsys.readouterr().err
+        assert f"-o {address}: expected a path on this machine, or an address such as s3://" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

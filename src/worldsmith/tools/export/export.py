@@ -27,7 +27,7 @@ from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.fingerprint import LINEAGE
-from worldsmith.files.remote import LOCAL, READ_ONLY, cache_folder, full_address, in_store, join_address
+from worldsmith.files.remote import cache_folder, in_store, join_address
 from worldsmith.files.remote_folder import list_remote, read_remote_text, remove_remote, upload_files, write_remote
 from worldsmith.files.write_checks import files_in, require_only
 from worldsmith.models.video_model import GenerationDefaults
@@ -162,10 +162,6 @@ class Export(WritingAction):
             )
         if not config.out and config.model != given:
             raise UserError(f"{given} is not on this machine: set the output folder with -o")
-        if config.out and full_address(config.out).startswith((*READ_ONLY, *LOCAL)):
-            raise UserError(
-                f"-o {config.out}: expected a folder, or an address such as s3://bucket/one or gs://bucket/one"
-            )
         out = Path(config.out) if config.out else in_run(path, form.folder)
         if config.out and in_store(config.out):
             out = local_copy(config.out, force=config.force)

@@ -59,6 +59,7 @@ class FindGaps(Action):
     """
 
     aliases = {"-o": "gaps_parquet"}
+    writes_to_stores = True
 
     class Config(Action.Config):
         results_dir: str
