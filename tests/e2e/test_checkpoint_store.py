@@ -160,6 +160,27 @@ def test_failed_uploads_are_counted_and_repeated_with_the_next_checkpoint(
     assert "8 of 8 steps are done" in str(completion(tmp_path / "run", config))
 
 
+def test_a_damaged_checkpoint_is_downloaded_and_the_start_deletes_nothing_in_the_store(
+    world: Path, store: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then the user sets the pointer to an earlier checkpoint, from which the run resumes without a download."""
+    config, checkpoints = stored_config(world, "damaged", keep_latest_k=2), tmp_path / "run/checkpoints"
+    config.trainer.max_iter = 4
+    Trainer(config, run_folder=tmp_path / "run").train()
+    next((checkpoints / "iter_000000004/model").glob("*.distcp")).write_bytes(b"")
+    again = Trainer(config, run_folder=tmp_path / "run")
+    assert "DAMAGED CHECKPOINT skipped: iter_000000004" in caplog.text
+    assert (again.iteration, "iter_000000004 was downloaded" in again.uploads.downloaded) == (4, True)
+    again.train()
+    (checkpoints / "latest_checkpoint.txt").write_text("iter_000000002\n")
+    config.trainer.max_iter = 2
+    earlier = Trainer(config, run_folder=tmp_path / "run")
+    assert (earlier.iteration, earlier.uploads.downloaded) == (2, "")
+    earlier.train()
+    assert newest_stored("s3://bucket/damaged/tests/tiny/run") == "iter_000000002"
+    assert checkpoints_in("damaged") == ["2", "4"]
+
+
 def test_a_store_that_cannot_be_used_is_reported_before_the_start(
     world: Path, store: ObjectStore, tmp_path: Path
 ) -> None:

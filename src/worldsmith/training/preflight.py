@@ -86,7 +86,7 @@ def check_files(
             section, address = "checkpoint.upload_to", store_address(config.checkpoint, config.job, folder)
             if address is not None:
                 require_access(address, deletes=config.checkpoint.keep_latest_k is not None)
-                if newer_stored(address, folder) is not None:
+                if newer_stored(address, folder, next(iter(candidates), None)) is not None:
                     is_new, needs_base = False, config.checkpoint.save_weights == "trained"
     except (UserError, OSError) as error:
         problems.append(Problem(section, str(error)))

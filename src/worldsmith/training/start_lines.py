@@ -15,8 +15,8 @@ from worldsmith.checkpoint.sources.warm_start import compare_weights, open_with_
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.attention_kernels import describe_kernels
 from worldsmith.distributed.world import World, local_size, present_device
-from worldsmith.files.errors import SECRETS
 from worldsmith.files.locks import in_use
+from worldsmith.files.remote import SECRETS
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import in_simulation
 from worldsmith.models.weights.weight_table import counts, table_of
@@ -52,7 +52,7 @@ def start_lines(run: TrainingRun, batch: Any) -> Iterator[str]:
     config, task, loader = run.config, run.task, run.state.loader
     yield f"run folder   {run.run_folder}{describe_start(config, run.resumed)}"
     if run.uploads.address is not None:
-        yield f"store        checkpoints are uploaded to {SECRETS.sub('', run.uploads.address)}{run.uploads.downloaded}"
+        yield f"store        checkpoints are uploaded to {run.uploads.public_address}{run.uploads.downloaded}"
     for callback in run.callbacks.values():
         yield from callback.start_lines(run)
     yield from model_lines(config, run.model.network, task, run.state.optimizer)
@@ -138,9 +138,9 @@ def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, c
     if lost is not None:
         yield f"note         {lost}"
     address = store_address(config.checkpoint, config.job, run_folder)
-    if address is not None and (newer := newer_stored(address, run_folder)) is not None:
-        store = SECRETS.sub("", address)
-        yield f"note         the run downloads {newer} from {store} and resumes from it, not as described here"
+    if address is not None and (newer := newer_stored(address, run_folder, checkpoint)) is not None:
+        shown = SECRETS.sub("", address)
+        yield f"note         the run downloads {newer} from {shown} and resumes from it, not as described here"
     user = in_use(run_folder)
     if user is not None:
         yield f"note         the run folder is in use, so starting the run now would fail: {user}"

@@ -123,7 +123,7 @@ class Trainer(Configurable):
             FloatingPointError: After too many skipped steps in a row.
             SaveError: If a required checkpoint cannot be written, or the last one cannot be uploaded.
         """
-        self.uploads.offer(self.resumed)
+        self.uploads.offer(self.resumed, retire=False)
         if self.state.is_done:
             self._log("the run is complete: %s", self.state.describe_end())
             self.uploads.finish()
@@ -327,9 +327,9 @@ class Trainer(Configurable):
         from worldsmith.training.start_run import start_run
 
         config, world, folder = self.config, self.world, self.run_folder
-        if self.uploads.download():
+        self.resumed = self.uploads.download(self.checkpointer.latest)
+        if self.uploads.downloaded:
             self.lock.keep_folder()
-        self.resumed = self.checkpointer.latest()
         changes = [] if self.resumed is None else require_same_run(folder, given, resume_changed=resume_changed)
         for line in changes:
             logger.warning("changed since the run was started: %s", line)

@@ -224,6 +224,8 @@ def test_a_run_is_pinned_to_its_newest_or_best_checkpoint(run: Path, store: Obje
     store.put("pin/run/checkpoints/best_checkpoint.txt", b"iter_000000002\n")
     assert pinned("s3:/bucket/pin/run") == "s3://bucket/pin/run/checkpoints/iter_000000004"
     assert pinned("s3://bucket/pin/run/checkpoints/best") == "s3://bucket/pin/run/checkpoints/iter_000000002"
+    assert pinned("s3://bucket/pin/run/checkpoints/") == "s3://bucket/pin/run/checkpoints/iter_000000004"
+    assert pinned("s3://bucket/no-run/checkpoints") == "s3://bucket/no-run/checkpoints"
     assert pinned(str(run)) == str(run)
 
 

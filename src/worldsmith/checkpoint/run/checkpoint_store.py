@@ -28,18 +28,20 @@ from worldsmith.config.errors import UserError
 from worldsmith.distributed.process_signals import STOP_SIGNALS, signal_at_parents_end
 from worldsmith.distributed.world import World
 from worldsmith.files import atomic, remote_folder
-from worldsmith.files.checksum_manifest import MANIFEST
+from worldsmith.files.checksum_manifest import MANIFEST, find_damage
 from worldsmith.files.locks import lease
-from worldsmith.files.remote import RemoteError, join_address
+from worldsmith.files.remote import SECRETS, RemoteError, join_address
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from worldsmith.checkpoint.run.checkpointer import Checkpointer
     from worldsmith.config.sections import JobConfig
 
 logger = logging.getLogger(__name__)
 
 UPLOADED = "uploaded_checkpoint.txt"
-"""Local file that names the newest uploaded checkpoint and the address of the copy."""
+"""Local file that names the newest uploaded checkpoint and the address of the copy; written when the best is stored."""
 PROBE = "access_test"
 NICE = 10
 """Added to the nice value of the process that uploads, so that training steps come first."""
@@ -88,10 +90,21 @@ def newest_stored(address: str) -> str | None:
     return complete[-1].name if complete else None
 
 
-def newer_stored(address: str, run_folder: Path) -> str | None:
-    """Returns the newest checkpoint in the store if all checkpoints in the run folder are of earlier steps."""
-    stored, present = newest_stored(address), local.checkpoint_folders(run_folder / CHECKPOINTS)
-    return stored if stored is not None and (not present or local.is_later(Path(stored), present[0])) else None
+def newer_stored(address: str, run_folder: Path, latest: Path | None) -> str | None:
+    """Returns the newest checkpoint in the store if all intact checkpoints in the run folder are of earlier steps.
+
+    Args:
+        address: Address of the copy of the run folder.
+        run_folder: Run folder.
+        latest: Checkpoint in the run folder from which the run would resume. It is not verified again.
+    """
+    stored = newest_stored(address)
+    if stored is None or (latest is not None and not local.is_later(Path(stored), latest)):
+        return None
+    # An intact one of a later step than `latest` exists if the user has set the pointer to an earlier checkpoint.
+    present = [path for path in local.checkpoint_folders(run_folder / CHECKPOINTS) if path != latest]
+    is_present = any(not local.is_later(Path(stored), path) and find_damage(path) is None for path in present)
+    return None if is_present else stored
 
 
 def is_uploaded(checkpoint: Path, address: str) -> bool:
@@ -103,7 +116,8 @@ def is_uploaded(checkpoint: Path, address: str) -> bool:
 def download_checkpoint(address: str, name: str, run_folder: Path) -> None:
     """Downloads a checkpoint, the best checkpoint and the records of a run.
 
-    Each checkpoint is published by an atomic rename, and the pointer is written last.
+    Each checkpoint is published by an atomic rename, and the pointer is written last. A local folder of the same name
+    is kept only if it is intact and equal.
 
     Args:
         address: Address of the copy of the run folder.
@@ -117,12 +131,13 @@ def download_checkpoint(address: str, name: str, run_folder: Path) -> None:
     for wanted in dict.fromkeys([best, name] if best else [name]):
         source, target = join_address(address, f"{CHECKPOINTS}/{wanted}"), folder / wanted
         manifest = remote_folder.read_remote_text(join_address(source, MANIFEST))
-        if manifest is None or target.exists():
+        if manifest is None:
             continue
-        aside = temporary_folder(target)
-        remote_folder.download_files(source, aside, json.loads(manifest)["files"])
-        (aside / MANIFEST).write_text(manifest, encoding="utf-8")
-        atomic.publish_folder(aside, target)
+        if find_damage(target) is not None or (target / MANIFEST).read_text(encoding="utf-8") != manifest:
+            aside = temporary_folder(target)
+            remote_folder.download_files(source, aside, json.loads(manifest)["files"])
+            (aside / MANIFEST).write_text(manifest, encoding="utf-8")
+            atomic.publish_folder(aside, target)
         if wanted == best:
             atomic.write_text(folder / local.BEST_POINTER, f"{best}\n")
     found = remote_folder.list_remote(address, recursive=False).items()
@@ -148,6 +163,8 @@ class Uploads:
     def __init__(self, settings: Checkpointer.Config, job: JobConfig, run_folder: Path, world: World) -> None:
         self.settings, self.run_folder, self.world = settings, run_folder, world
         self.address = store_address(settings, job, run_folder)
+        self.public_address = SECRETS.sub("", self.address or "")
+        """Address without credentials, for messages."""
         self.failed = 0
         """Failed uploads since this process started."""
         self.downloaded = ""
@@ -156,26 +173,43 @@ class Uploads:
         self._last: Future[str] | None = None
         self._unsent: list[str] = []
 
-    def download(self) -> bool:
-        """Downloads the newest checkpoint if the run folder has only earlier ones; returns whether it did. Collective.
+    def download(self, find_latest: Callable[[], Path | None]) -> Path | None:
+        """Downloads the newest checkpoint if the run folder has only earlier or damaged ones. Collective.
 
-        Raises UserError on all ranks if that fails.
+        Args:
+            find_latest: Returns the latest intact checkpoint in the run folder; raises UserError if none is intact.
+
+        Returns:
+            Result of `find_latest`, after the download.
+
+        Raises:
+            UserError: If the download fails, or if the local checkpoints are damaged and the store has no newer one.
         """
         if self.address is None:
-            return False
-        problem, start = "", time.monotonic()
+            return find_latest()
+        problem, start, latest, damage = "", time.monotonic(), None, None
+        try:
+            latest = find_latest()
+        except UserError as error:
+            damage = error
         if self.world.is_main:
             try:
-                if (name := newer_stored(self.address, self.run_folder)) is not None:
-                    logger.info("downloading %s from %s", name, self.address)
+                if (name := newer_stored(self.address, self.run_folder, latest)) is not None:
+                    logger.info("downloading %s from %s", name, self.public_address)
                     download_checkpoint(self.address, name, self.run_folder)
                     self.downloaded = f"; {name} was downloaded in {time.monotonic() - start:.1f} s"
             except (OSError, ValueError) as error:
-                problem = f"the checkpoint in {self.address} cannot be downloaded: {error}"
+                problem = SECRETS.sub("", f"the checkpoint in {self.address} cannot be downloaded: {error}")
         problem, self.downloaded = self.world.broadcast((problem, self.downloaded))
         if problem:
             raise UserError(problem)
-        return bool(self.downloaded)
+        if not self.downloaded:
+            if damage is not None:
+                raise damage
+            return latest
+        if damage is not None and self.world.is_main:
+            logger.warning("%s", damage)
+        return find_latest()
 
     def offer(self, checkpoint: Path | None, *, retire: bool = True) -> None:
         """Uploads a checkpoint in the background, after those offered before; None and the last upload are ignored.
@@ -194,7 +228,7 @@ class Uploads:
         if self.address is None:
             return
         if self._last is not None and not self._last.done():
-            logger.info("waiting for the upload of checkpoints to %s", self.address)
+            logger.info("waiting for the upload of checkpoints to %s", self.public_address)
         last = "" if self._last is None else self._last.exception() or self._last.result()
         problem = self.world.broadcast(str(last))
         if problem:
@@ -209,24 +243,25 @@ class Uploads:
         """Uploads a checkpoint, and those of failed uploads, in another process; returns the problem, "" if none."""
         names, start = [name, *(other for other in self._unsent if other != name)], time.monotonic()
         keep, every = self.settings.keep_latest_k if retire else None, self.settings.keep_every
-        words = [str(self.address), str(self.run_folder), str(keep or ""), str(every or ""), str(os.getpid()), *names]
-        done = subprocess.run(
+        words = [str(self.run_folder), str(keep or ""), str(every or ""), str(os.getpid()), *names]
+        done = subprocess.run(  # the address may contain credentials, and all users of the machine see the arguments
             [sys.executable, "-m", __name__, *words],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True,
+            input=self.address, capture_output=True, text=True, start_new_session=True,
         )  # fmt: skip
         if done.returncode == 0:
             self._unsent = []
-            logger.info("uploaded %s to %s in %.1f s", name, self.address, time.monotonic() - start)
+            if is_uploaded(self.run_folder / CHECKPOINTS / name, str(self.address)):  # else it was skipped
+                logger.info("uploaded %s to %s in %.1f s", name, self.public_address, time.monotonic() - start)
             return ""
         self.failed, self._unsent = self.failed + 1, names
         said = (done.stdout.strip() or done.stderr.strip() or f"exit code {done.returncode}").split("\n")[-1]
-        problem = f"{name} to {self.address}: {said}"
+        problem = SECRETS.sub("", f"{name} to {self.address}: {said}")
         logger.warning("UPLOAD FAILED (%d so far): %s. It is repeated with the next checkpoint", self.failed, problem)
         return problem
 
 
 def upload_checkpoints(address: str, run_folder: Path, names: list[str], keep: int | None, every: int | None) -> None:
-    """Uploads checkpoints, sets the pointers and removes old checkpoints from the store.
+    """Uploads checkpoints and the best one, sets the pointers and removes old checkpoints from the store.
 
     A checkpoint that the run has removed in the meantime is skipped.
 
@@ -238,18 +273,20 @@ def upload_checkpoints(address: str, run_folder: Path, names: list[str], keep: i
         every: Value of `checkpoint.keep_every`.
     """
     folder, remote = run_folder / CHECKPOINTS, join_address(address, CHECKPOINTS)
-    newest, names = names[0], [name for name in names if lease(folder / name / MANIFEST)]
+    newest, best = names[0], local.read_best(folder)
+    wanted = dict.fromkeys([*names, best.name] if best else names)  # an earlier process may not have uploaded the best
+    names = [name for name in wanted if lease(folder / name / MANIFEST)]
     for name in names:
         upload_checkpoint(folder / name, address)
-        if name == newest:
-            set_pointers(folder / name, remote)
-            atomic.write_text(folder / UPLOADED, f"{name} {address}\n")
+        if newest in names:
+            set_pointers(folder / newest, remote)
     if newest not in names:
         return
+    atomic.write_text(folder / UPLOADED, f"{newest} {address}\n")
     found = {Path(file).parts[0] for file in remote_folder.list_remote(remote)}
     stored = sorted((Path(name) for name in found if local.NAME.fullmatch(name)), key=local.folder_iteration)
-    best = Path(read_name(address, local.BEST_POINTER))
-    for path in outdated(stored[::-1], Path(newest), best, keep, every):
+    kept = Path(read_name(address, local.BEST_POINTER))
+    for path in outdated(stored[::-1], Path(newest), kept, keep, every):
         remove_stored(join_address(remote, path.name))
 
 
@@ -262,11 +299,12 @@ def upload_checkpoint(checkpoint: Path, address: str) -> None:
     """
     target, manifest = join_address(address, f"{CHECKPOINTS}/{checkpoint.name}"), (checkpoint / MANIFEST).read_text()
     stored = remote_folder.read_remote_text(join_address(target, MANIFEST))
-    if stored not in (None, manifest):  # the run was resumed from an earlier step
+    if stored == manifest:
+        return
+    if stored is not None:  # the run was resumed from an earlier step
         remove_stored(target)
-    if stored != manifest:
-        files = json.loads(manifest)["files"]
-        remote_folder.upload_files(checkpoint, files, target, files)
+    files = json.loads(manifest)["files"]
+    remote_folder.upload_files(checkpoint, files, target, files)
     with tempfile.TemporaryDirectory() as copy:  # the run appends to its records during the upload
         records = [path for path in checkpoint.parents[1].iterdir() if path.suffix in RECORDS and path.is_file()]
         for path in records:
@@ -282,10 +320,15 @@ def remove_stored(checkpoint: str) -> None:
 
 
 def set_pointers(checkpoint: Path, remote: str) -> None:
-    """Names a complete checkpoint in the store as the newest, after the best one, if that is stored, too."""
-    best = local.read_best(checkpoint.parent)
-    if best is not None and remote_folder.read_remote_text(join_address(remote, f"{best.name}/{MANIFEST}")):
-        remote_folder.write_remote(join_address(remote, local.BEST_POINTER), f"{best.name}\n".encode())
+    """Names a complete checkpoint in the store as the newest, after the best one, if that is stored, too.
+
+    The best one in the store stays if it is not known in the run folder. An empty local pointer clears the stored one.
+    """
+    best, pointer = local.read_best(checkpoint.parent), checkpoint.parent / local.BEST_POINTER
+    is_stored = best and remote_folder.read_remote_text(join_address(remote, f"{best.name}/{MANIFEST}"))
+    if is_stored or (pointer.is_file() and not pointer.read_bytes().strip()):
+        name = best.name if best else ""
+        remote_folder.write_remote(join_address(remote, local.BEST_POINTER), f"{name}\n".encode())
     remote_folder.write_remote(join_address(remote, local.POINTER), f"{checkpoint.name}\n".encode())
 
 
@@ -304,4 +347,4 @@ def main(address: str, run_folder: str, keep: str, every: str, parent: str, *nam
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.stdin.read(), *sys.argv[1:]))

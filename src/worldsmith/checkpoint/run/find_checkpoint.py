@@ -76,16 +76,13 @@ def go_back_to_best(parent: Path, iteration: int, best: int) -> None:
         parent: Folder of the checkpoints.
         iteration: Step from which the run resumes.
         best: Step of the best checkpoint up to `iteration`, to which the pointer is set; if the folder of that
-            checkpoint does not exist, the pointer is removed.
+            checkpoint does not exist, the pointer is emptied, which also clears the pointer in an object store.
     """
     named = read_best(parent)
     if named is None or folder_iteration(named) <= iteration:
         return
     before = parent / folder_name(best)
-    if before.is_dir():
-        atomic.write_text(parent / BEST_POINTER, f"{before.name}\n")
-    else:
-        (parent / BEST_POINTER).unlink()
+    atomic.write_text(parent / BEST_POINTER, f"{before.name}\n" if before.is_dir() else "\n")
 
 
 @dataclass(frozen=True, slots=True)

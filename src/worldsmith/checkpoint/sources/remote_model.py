@@ -27,6 +27,7 @@ def pinned(name: str) -> str:
         return name
     address = full_address(name)
     run, is_best = address.removesuffix(f"/{CHECKPOINTS}/{BEST}"), address.endswith(f"/{CHECKPOINTS}/{BEST}")
+    run = run.removesuffix(f"/{CHECKPOINTS}")
     pointer = join_address(run, f"{CHECKPOINTS}/{BEST_POINTER if is_best else POINTER}")
     checkpoint = (read_remote_text(pointer) or "").strip()
     return join_address(run, f"{CHECKPOINTS}/{checkpoint}") if NAME.fullmatch(checkpoint) else address
