@@ -20,8 +20,8 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 61_565,
-    "core_code_lines": 33_660,
+    "code_lines": 61_635,
+    "core_code_lines": 33_720,
     "longest_file": 325,
     "import_percent": 8.9,
     "single_importer_files": 54,
