@@ -45,7 +45,7 @@ LOCAL = ("file://", "local://")
 EXTRAS = {"s3": "pip install 'worldsmith[s3]'", "gs": "pip install 'worldsmith[gcs]'"}
 WEB = ("http://", "https://")
 READ_ONLY = (*WEB, "hf://")
-"""Beginnings of addresses to which nothing is uploaded."""
+"""Beginnings of addresses to which no files are written."""
 VERSIONS = ("ETag", "etag", "VersionId", "generation", "blob_id", "LastModified", "Last-Modified", "last_modified",
             "modified", "modify", "mtime", "created")  # fmt: skip
 """Values of fsspec's `info` that change when a file is replaced; each storage has some of them."""

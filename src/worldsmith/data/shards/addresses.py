@@ -58,10 +58,7 @@ def find_shards(pattern: str) -> list[str]:
         DataError: If no shard matches, too many match, or they are compressed.
     """
     if COMPRESSED.search(pattern):
-        raise DataError(
-            f"{pattern}: a compressed tar cannot be read at random positions; decompress it to {TAR} "
-            "(compression hardly makes video smaller)"
-        )
+        raise DataError(f"{pattern}: a compressed tar cannot be read at random positions; decompress it to {TAR}")
     if not is_remote(pattern) and os.path.isfile(pattern):  # whose name may contain signs of a pattern
         return [pattern]
     found = list(dict.fromkeys(file for one in limited(braces(pattern), pattern) for file in list_matches(one)))
