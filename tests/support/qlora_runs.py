@@ -45,6 +45,7 @@ def main(world: Path, folder: Path, offload: str) -> None:
         config = qlora_config(world, steps=steps)
         config.trainer.grad_accum_iter = 1
         config.model.config.parallelism.offload = offload
+        config.model.config.lora_dropout = 0.0  # whose masks differ from rank to rank
         Trainer(config, run_folder=folder, resume_changed=True).train()
     stop_world()
 
