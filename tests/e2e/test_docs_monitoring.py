@@ -37,7 +37,8 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [line["step"] for line in norms] == [2, 4]
     lines = [json.loads(line) for line in (watched / "metrics.jsonl").read_text().splitlines()]
     shown = set(re.findall(r"`(\w+)`", PAGE[PAGE.index("| metric |") : PAGE.index("| `val/")]))
-    conditional = {"lr_groups", "model_flops_share", "devices", "lr", "loss_scale", "failed_drawings"}
+    conditional = {"lr_groups", "model_flops_share", "devices", "lr", "loss_scale", "failed_drawings", "failed_uploads"}
+    conditional |= {"loss_of", "latents", "actions"}  # of robots
     assert shown - set(lines[-1]) <= conditional
     assert all(0 <= float(sigma) <= 0.9 for sigma in lines[-1]["loss_by_noise"])
     named = (best / "checkpoints/best_checkpoint.txt").read_text().strip()
