@@ -35,7 +35,7 @@ VAE_IN_EVERY_STEP = {"cogvideox_i2v"}
 """Families whose first frames get noise on their pixels, so that the VAE encodes them in every step."""
 
 QUICK = {"cosmos3", "cogvideox_i2v"}
-"""Families of the default run: one of each kind, the second of `VAE_IN_EVERY_STEP`."""
+"""Families of the default run; the second is one of `VAE_IN_EVERY_STEP`."""
 
 
 @pytest.fixture(scope="module")

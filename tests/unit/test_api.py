@@ -81,7 +81,7 @@ def test_mypy_infers_the_types(tmp_path: Path) -> None:
         "reveal_type(config.trainer.max_iter)": 'Revealed type is "int"',
         "reveal_type(worldsmith.plan(config).ranks)": 'Revealed type is "int"',
         "reveal_type(worldsmith.Trainer(config).train())": 'type is "worldsmith.training.callbacks.base.Outcome"',
-        'reveal_type(worldsmith.export("run").facts)': 'Revealed type is "typing.Mapping[str, Any] | ',
+        'reveal_type(worldsmith.export("run").facts)': 'Mapping[str, Any] | (def () -> typing.Mapping[str, Any])"',
         'worldsmith.generate("run", num_frames="many")': 'has incompatible type "str"; expected "int | None"',
         "worldsmith.generat": 'Module has no attribute "generat"',
     }

@@ -28,12 +28,11 @@ ROOT = Path(__file__).parents[3]
 SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]
 EXAMPLES = [str(path) for path in sorted((ROOT / "examples/toml/sft_config").glob("*.toml"))]
 QUICK = {"moving_shapes", "action_fd_droid_lora", *(name for name in SHIPPED if name.endswith("_tiny"))}
-EVERY = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SHIPPED]
-SOURCES = [
-    *EVERY,
-    *(pytest.param(name, marks=[pytest.mark.slow] * (Path(name).stem not in QUICK)) for name in EXAMPLES),
-]
 """In the default run, what has a test per shipped recipe is shown of the tiny ones and of two others."""
+EVERY, SOURCES = (
+    [pytest.param(name, marks=[pytest.mark.slow] * (Path(name).stem not in QUICK)) for name in names]
+    for names in (SHIPPED, [*SHIPPED, *EXAMPLES])
+)
 CHANGED = [
     'job.name=it\'s "a" b\\c',
     "optimizer.lr=3e-5",
