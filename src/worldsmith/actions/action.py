@@ -62,14 +62,14 @@ class Action(Configurable, ABC):
         pass
 
     def __init__(self, config: Config) -> None:
-        """Raises UserError if the results would be written to an address to which the command cannot write."""
+        """Removes file:// from the path of the flag ``-o``; raises UserError for an address that is not supported."""
         self.config: Any = config
         field = self.aliases.get("-o", "")
         address = full_address(out) if isinstance(out := getattr(config, field, None), str) else ""
         if address.startswith("file://"):
             setattr(config, field, address.removeprefix("file://"))
-        elif is_remote(address) and not (self.writes_to_stores and not address.startswith(READ_ONLY)):
-            stores = ", or an address such as s3://bucket/folder or gs://bucket/folder" * self.writes_to_stores
+        elif is_remote(address) and (not self.writes_to_stores or address.startswith(READ_ONLY)):
+            stores = ", or an address such as s3://bucket/folder or gs://bucket/folder" if self.writes_to_stores else ""
             raise UserError(f"-o {out}: expected a path on this machine{stores}")
 
     @abstractmethod

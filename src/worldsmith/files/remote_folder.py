@@ -259,7 +259,8 @@ class RemoteModel:
         """Size of all needed files. Raises RemoteError if the server does not state the size of a file."""
         if unknown := [name for name, info in self.files.items() if info["size"] is None]:
             address = SECRETS.sub("", join_address(self.root, unknown[0]))
-            raise RemoteError(f"{address}: expected its size, which the server does not state. Download it yourself")
+            why = "expected its size, which the server does not state"
+            raise RemoteError(f"{address}: {why}. Download the files, and name the local copy")
         return sum(info["size"] for info in self.files.values())
 
     @property
@@ -287,7 +288,7 @@ class RemoteModel:
             free = shutil.disk_usage(folder).free
             if self.bytes > free:
                 raise UserError(
-                    f"{field} {SECRETS.sub('', self.address)}: expected {self.bytes / 2**20:.1f} MiB free in "
+                    f"{field} {self.address}: expected {self.bytes / 2**20:.1f} MiB free in "
                     f"{cache_folder('models')}, found {free / 2**20:.1f} MiB. Free disk space, or set XDG_CACHE_HOME "
                     "to a folder on a larger disk"
                 )

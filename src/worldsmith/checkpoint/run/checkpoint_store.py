@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UPLOADED = "uploaded_checkpoint.txt"
-"""Local file that names the newest uploaded checkpoint and the address of the copy; written when the best is stored."""
+"""Local file with the name and address of the newest uploaded checkpoint, written after the upload of the best one."""
 PROBE = "access_test"
 NICE = 10
 """Added to the nice value of the process that uploads, so that training steps come first."""
@@ -96,7 +96,8 @@ def newer_stored(address: str, run_folder: Path, latest: Path | None) -> str | N
     Args:
         address: Address of the copy of the run folder.
         run_folder: Run folder.
-        latest: Checkpoint in the run folder from which the run would resume. It is not verified again.
+        latest: Checkpoint in the run folder from which the run would resume, which is not verified again; None: no
+            checkpoint there is intact.
     """
     stored = newest_stored(address)
     if stored is None or (latest is not None and not local.is_later(Path(stored), latest)):
@@ -199,7 +200,7 @@ class Uploads:
                     download_checkpoint(self.address, name, self.run_folder)
                     self.downloaded = f"; {name} was downloaded in {time.monotonic() - start:.1f} s"
             except (OSError, ValueError) as error:
-                problem = SECRETS.sub("", f"the checkpoint in {self.address} cannot be downloaded: {error}")
+                problem = f"the checkpoint in {self.address} cannot be downloaded: {error}"
         problem, self.downloaded = self.world.broadcast((problem, self.downloaded))
         if problem:
             raise UserError(problem)

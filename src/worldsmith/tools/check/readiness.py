@@ -106,13 +106,13 @@ def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Nee
     cache = getattr(tree.dataloader_train, "latent_cache", "")
     if cache and not is_remote(cache):
         needs.writable(Path(cache), "the latent cache ")
-    inspect_hub(needs, tree)
+    inspect_models(needs, tree)
     if tree.job.wandb_mode == "online":
         needs.credentials["WANDB_API_KEY"] = bool(os.environ.get("WANDB_API_KEY")) or has_wandb_login()
     return needs
 
 
-def inspect_hub(needs: Needs, tree: Any) -> None:
+def inspect_models(needs: Needs, tree: Any) -> None:
     """Adds the model components on the hub or in a store to `needs`; adds a problem if a disk is too small for them.
 
     `tree` is the config of the run. Components that a problem in `needs` already lists as not available are not queried
@@ -130,7 +130,7 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
         fact: dict[str, Any] = {"field": name, "name": SECRETS.sub("", str(value)), "state": "not available"}
         if not any(f"{fact['name']}: " in problem for problem in needs.problems):
             with suppress(HTTPError, OSError, MissingPartError):  # not required if a run continues without it
-                fact["state"], sizes = missing_files(name, value, places)
+                fact["state"], sizes = find_downloads(name, value, places)
                 downloads[fact["state"]] |= sizes  # parts of one repository may share files
                 fact |= {"bytes": sum(sizes.values())} if sizes else {}
         needs.hub.append(fact)
@@ -149,7 +149,7 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
             )
 
 
-def missing_files(
+def find_downloads(
     field: str, model: HubName | str, places: Sequence[Sequence[str]]
 ) -> tuple[Literal["in the cache", "on the hub", "in the store"], dict[str, int]]:
     """Returns where a model is, and the size in bytes of each file or folder to download, by a name of its own.

@@ -30,7 +30,7 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.files.remote_folder import RemoteModel
 from worldsmith.tools.check.check import CheckData
-from worldsmith.tools.check.readiness import Needs, inspect_hub
+from worldsmith.tools.check.readiness import Needs, inspect_models
 from worldsmith.training.run_folder import ROOT_VARIABLES
 
 Records = list[dict[str, Any]]
@@ -478,7 +478,7 @@ def test_all_parts_of_a_pipeline_are_counted(tmp_path: Path, monkeypatch: pytest
         for encoder_path, state in (("memory://both", "in the store"), ("org/both", "on the hub")):
             config.config.tokenizer.vae_path, config.config.text_encoder.path = "org/both", encoder_path
             needs = Needs()
-            inspect_hub(needs, SimpleNamespace(model=config, initial_weights=lambda: None))
+            inspect_models(needs, SimpleNamespace(model=config, initial_weights=lambda: None))
             assert needs.hub == [
                 {"field": named["vae_path"], "name": "org/both", "state": "on the hub", "bytes": 102},
                 {"field": named["path"], "name": encoder_path, "state": state, "bytes": 72},
@@ -487,9 +487,9 @@ def test_all_parts_of_a_pipeline_are_counted(tmp_path: Path, monkeypatch: pytest
             assert downloads == ((102, 72) if state == "in the store" else (174, 0))
             assert needs.problems == []
         start = SimpleNamespace(field="checkpoint.load_path", path="org/both")
-        inspect_hub(needs := Needs(), SimpleNamespace(model=config, initial_weights=lambda: start))
+        inspect_models(needs := Needs(), SimpleNamespace(model=config, initial_weights=lambda: start))
         assert [fact["bytes"] for fact in needs.hub] == [1173, 102, 72]
         assert needs.disk["download"] == 1173
     own = get_recipe("cogvideox_2b_tiny")
-    inspect_hub(needs := Needs(), own)
+    inspect_models(needs := Needs(), own)
     assert needs.hub == []
